@@ -1,0 +1,37 @@
+"""Harmonium: one image encoder from unlabelled pictures that never leave where they are kept.
+
+The few names a user imports. They are loaded when first used, so `import harmonium` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method as Method
+    from harmonium.handover import load_encoder as load_encoder
+    from harmonium.objectives import Objective as Objective
+    from harmonium.recipe import Recipe as Recipe
+    from harmonium.runs import resume as resume
+    from harmonium.runs import run as run
+    from harmonium.testing import check_method as check_method
+
+_WHERE = {
+    "Method": "harmonium.federation.method",
+    "Objective": "harmonium.objectives",
+    "Recipe": "harmonium.recipe",
+    "check_method": "harmonium.testing",
+    "load_encoder": "harmonium.handover",
+    "resume": "harmonium.runs",
+    "run": "harmonium.runs",
+}
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'harmonium' has no attribute '{name}'")

@@ -1,0 +1,128 @@
+"""One encoding for everything that is sent or stored: a tree of tensors and plain values.
+
+A frame is a safetensors file whose metadata hold the tree with a number in place of each tensor.
+It carries data only: no type names, no code. Frames are written here (a plain concatenation, some
+twenty times quicker than the library's writer) and read with the library's checked parser.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from harmonium.errors import WireError
+
+Tree = Any  # Tensor | None | bool | int | float | str | list[Tree] | dict[str | int, Tree]
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode(tree: Tree) -> bytes:
+    """The frame of a tree; equal trees give equal bytes.
+
+    >>> decode(encode({"loss": 0.5, "rows": {3: torch.ones(2)}}))
+    {'loss': 0.5, 'rows': {3: tensor([1., 1.])}}
+    """
+    tensors: list[Tensor] = []
+    skeleton = _strip(tree, tensors)
+    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(skeleton, separators=(",", ":"))}}
+    chunks, offset = [], 0
+    for number, tensor in enumerate(tensors):
+        dense = tensor.detach().cpu().contiguous()
+        size = dense.numel() * dense.element_size()
+        header[str(number)] = {
+            "dtype": _NAMES[dense.dtype],
+            "shape": list(dense.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        # Bytes of any dtype, bfloat16 included, without a copy.
+        chunks.append(memoryview(dense.reshape(-1).view(torch.uint8).numpy()) if size else b"")
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
+
+
+def decode(frame: bytes | bytearray | memoryview) -> Tree:
+    """The tree of a frame; every tensor is a fresh, aligned copy that its owner may change.
+
+    Alignment matters: vectorised kernels may round differently on unaligned memory, and the same
+    tensor must give the same bits wherever it was unpacked.
+    """
+    data = bytes(frame)
+    try:
+        tensors = safetensors.torch.load(data)
+        # The parser has checked lengths and offsets by now; it does not hand out the metadata.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        skeleton = json.loads(header["__metadata__"]["tree"])
+        return _fill(skeleton, tensors)
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"not a Harmonium frame: {type(error).__name__}: {error}") from None
+
+
+def payload_bytes(tree: Tree) -> int:
+    """Bytes of a value by the accounting rule: its tensors' own bytes, 8 for a plain number."""
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, Mapping):
+        return sum(payload_bytes(value) for value in tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(payload_bytes(value) for value in tree)
+    return 8
+
+
+def _strip(value: Tree, tensors: list[Tensor]) -> Any:
+    """Plain JSON of a tree: tensors become {"$": number}, integer keys become {"#": pairs}."""
+    if isinstance(value, Tensor):
+        if value.dtype not in _NAMES:
+            raise WireError(f"cannot encode a tensor of {value.dtype}; use one of {list(_NAMES)}")
+        tensors.append(value)
+        return {"$": len(tensors) - 1}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value) and not {"$", "#"} & set(value):
+            return {key: _strip(item, tensors) for key, item in value.items()}
+        if all(isinstance(key, str | int) for key in value):
+            return {"#": [[key, _strip(item, tensors)] for key, item in value.items()]}
+        raise WireError("only text and whole numbers can be keys")
+    if isinstance(value, list | tuple):
+        return [_strip(item, tensors) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$": {"nan": 0, "inf": 1, "-inf": 2}[str(value)] - 3}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise WireError(
+        f"cannot encode a {type(value).__name__}; use tensors, numbers, text, lists and dicts"
+    )
+
+
+def _fill(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    if isinstance(value, dict):
+        if "$" in value:
+            number = value["$"]
+            if number < 0:
+                return (math.nan, math.inf, -math.inf)[number + 3]
+            return tensors[str(number)].clone()
+        if "#" in value:
+            return {key: _fill(item, tensors) for key, item in value["#"]}
+        return {key: _fill(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, tensors) for item in value]
+    return value

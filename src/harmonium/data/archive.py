@@ -1,0 +1,187 @@
+"""Pictures in a NumPy archive (`.npz`), as many benchmarks are handed round."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
+from harmonium.data.images import UNKNOWN, Integers, Pixels, check_pixels
+from harmonium.data.store import Writer
+from harmonium.errors import ConfigError, DataError
+
+CHUNK = 4096  # pictures handed on at once
+
+_KEYS = (("x", "y"), ("images", "labels"))  # what the pixels and the labels are called
+_PREFIXES = {"train": "train_", "validation": "val_", "test": "test_"}
+_CLASS_NAMES = ("classes", "class_names")
+
+
+class _Columns(NamedTuple):
+    """The names of the arrays that make up one part."""
+
+    pixels: str
+    labels: str | None
+    factors: dict[str, str]  # factor -> name of the array
+
+
+@datasets("npz")
+@dataclass(frozen=True)
+class Npz(UnsplitSpec):
+    """A NumPy archive of uint8 pictures.
+
+    Understood are `train_x`, `train_y`, `test_x`, `test_y`; MedMNIST's `train_images`,
+    `train_labels` and so on; and plain `x`, `y` (or `images`, `labels`) without a test part. Labels
+    may be missing. `val_…` is the validation part and then replaces the share `validation`; where
+    there is no `test_…`, it is the test part. `classes` names the labels. Any other integer array
+    with one value for each picture becomes a factor.
+    """
+
+    path: str = ""  # the .npz file
+
+    def check(self) -> None:
+        """Refuse a path where no file is."""
+        super().check()
+        if not self.path:
+            raise ConfigError("data set 'npz' needs path=FILE.npz")
+        if not self._file().is_file():
+            raise DataError(f"path={self.path}: there is no such file")
+
+    def _file(self) -> Path:
+        return Path(self.path).expanduser().resolve()
+
+    def identity(self) -> dict[str, Any]:
+        """Which file, and whether it was changed."""
+        about = self._file().stat()
+        return {"path": str(self._file()), "bytes": about.st_size, "changed": about.st_mtime_ns}
+
+    def decode(self, writer: Writer) -> Sequence[str]:
+        """Bring every layout into one."""
+        try:
+            with np.load(self._file(), allow_pickle=False) as archive:
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise DataError(f"{self.path} is not an .npz archive")
+                return _Reader(self.path, archive).write(writer)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # a full disk is not the archive's fault
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+
+
+class _Reader:
+    """One archive, whose arrays are read one at a time: together they may not fit in memory."""
+
+    def __init__(self, path: str, archive: Any) -> None:
+        self.path = path
+        self.archive = archive
+        self.shapes = dict(_headers(archive))
+
+    def write(self, writer: Writer) -> tuple[str, ...]:
+        parts = self._parts()
+        labels = {part: self._labels(columns) for part, columns in parts.items()}
+        names = self._class_names(labels.values())
+        for part, columns in parts.items():
+            pixels = self._pixels(columns.pixels)
+            factors = {
+                name: np.asarray(self.archive[key], np.int64).reshape(-1)
+                for name, key in columns.factors.items()
+            }
+            for start in range(0, len(pixels), CHUNK):
+                rows = slice(start, start + CHUNK)
+                piece = {name: column[rows] for name, column in factors.items()}
+                writer.append(part, pixels[rows], labels[part][rows], piece)
+        return names
+
+    def _parts(self) -> dict[str, _Columns]:
+        """Which arrays form which part, or an error that lists what was found."""
+        for pixels, labels in _KEYS:
+            found = {
+                part: self._columns(prefix, pixels, labels)
+                for part, prefix in _PREFIXES.items()
+                if prefix + pixels in self.shapes
+            }
+            if "train" in found:
+                if "test" not in found and "validation" in found:
+                    found["test"] = found.pop("validation")
+                return found
+            if pixels in self.shapes:
+                return {"train": self._columns("", pixels, labels)}
+        raise DataError(
+            f"{self.path} holds {', '.join(self.shapes) or 'nothing'}; expected train_x (train_y, "
+            "test_x, test_y), train_images (train_labels, …) or x (y)"
+        )
+
+    def _columns(self, prefix: str, pixels: str, labels: str) -> _Columns:
+        count = self.shapes[prefix + pixels][0][0]
+        factors = {
+            key.removeprefix(prefix): key
+            for key, (shape, kind) in self.shapes.items()
+            if key.startswith(prefix)
+            and key not in (prefix + pixels, prefix + labels, *_CLASS_NAMES)
+            and kind in "iu"
+            and shape in ((count,), (count, 1))
+        }
+        has_labels = prefix + labels in self.shapes
+        return _Columns(prefix + pixels, prefix + labels if has_labels else None, factors)
+
+    def _pixels(self, key: str) -> Pixels:
+        """The pictures (n, height, width, channels), from any of the three usual orders."""
+        found: npt.NDArray[Any] = self.archive[key]
+        if found.ndim == 3:
+            found = found[..., None]
+        elif found.ndim == 4 and found.shape[3] not in (1, 3) and found.shape[1] in (1, 3):
+            found = found.transpose(0, 2, 3, 1)
+        check_pixels(found, f"the pictures '{key}' of {self.path}")
+        return found
+
+    def _labels(self, columns: _Columns) -> Integers:
+        count = self.shapes[columns.pixels][0][0]
+        if columns.labels is None:
+            return no_labels(count)
+        shape, kind = self.shapes[columns.labels]
+        if shape not in ((count,), (count, 1)) or kind not in "iu":
+            raise DataError(
+                f"the labels '{columns.labels}' of {self.path} have shape {shape}; expected one "
+                f"integer for each of the {count} pictures"
+            )
+        return np.asarray(self.archive[columns.labels], np.int64).reshape(count)
+
+    def _class_names(self, labels: Any) -> tuple[str, ...]:
+        """Names for the labels, which become 0, 1, 2, … in place where they are anything else."""
+        columns = list(labels)
+        values = np.unique(np.concatenate(columns))
+        values = values[values != UNKNOWN]
+        key = next((key for key in _CLASS_NAMES if key in self.shapes), None)
+        if key is not None and len(values):
+            names = tuple(str(name) for name in self.archive[key].reshape(-1))
+            if values[0] < 0 or values[-1] >= len(names):
+                raise DataError(
+                    f"the labels of {self.path} run from {values[0]} to {values[-1]}, but "
+                    f"'{key}' names {len(names)} classes"
+                )
+            return names
+        for column in columns:
+            known = column != UNKNOWN
+            column[known] = np.searchsorted(values, column[known])
+        return tuple(str(value) for value in values)
+
+
+def _headers(archive: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
+    """Name, shape and kind of every array, without reading its content."""
+    for key in sorted(archive.files):
+        with archive.zip.open(f"{key}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read(file)
+        if len(shape):
+            yield key, (shape, dtype.kind)

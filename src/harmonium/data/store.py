@@ -1,0 +1,234 @@
+"""Where pictures lie on disk: what was fetched, and what was decoded from it.
+
+A decoded data set is a folder of `.npy` files that are memory-mapped, so that a large data set
+costs no memory until it is read. The folder appears under its name only when it is complete: a
+killed process leaves nothing that could be mistaken for data, and of two that race the first wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harmonium.data.images import Images, Integers, Pixels, check_pixels
+from harmonium.errors import DataError, StoreError
+from harmonium.home import home, make_folder
+
+FORMAT = 1
+"""Part of every cache key: raise it when the layout below changes."""
+
+_LEFTOVER_SECONDS = 24 * 3600
+
+
+def fetched_folder(name: str | None = None) -> Path:
+    """Where fetched data sets live, or one of them."""
+    return home() / "data" / name if name else home() / "data"
+
+
+def digest_of(value: Any) -> str:
+    """The sha256 of plain values, the same whatever the order of their keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder that becomes `final` in one step when the block ends well.
+
+    With `replace` an older `final` gives way; without, it stays and the new one is dropped.
+    """
+    parent = make_folder(final.parent)
+    _sweep(parent)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=parent))
+    try:
+        temporary.chmod(0o755)  # mkdtemp makes it private, but a home may be shared
+        yield temporary
+        if replace and final.exists():
+            final.rename(temporary.with_name(temporary.name + ".old"))
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+    except OSError as error:
+        raise StoreError(f"cannot write {final}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary.with_name(temporary.name + ".old"), ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes killed long ago left half-written."""
+    for entry in parent.glob(".*.building-*"):
+        with suppress(OSError):
+            if entry.is_dir() and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A decoded data set as it lies on disk, before anything is selected from it."""
+
+    parts: Mapping[str, Images]  # "train", and "test" and "validation" where the data bring them
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+    digest: str  # over the content alone: the same wherever the files lie
+
+
+class Writer:
+    """Receives decoded pictures in pieces and writes each piece at once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write into `folder`, which exists and is empty."""
+        self._folder = folder
+        self._parts: dict[str, _Part] = {}
+        self.classes: tuple[str, ...] = ()
+        self.notes: list[str] = []
+
+    def append(
+        self,
+        part: str,
+        pixels: Pixels,
+        labels: npt.NDArray[Any],
+        factors: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> None:
+        """Add pictures to a part; all pieces of a data set have pictures of one size."""
+        check_pixels(pixels, f"the {part} pictures")
+        if part not in self._parts:
+            self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
+        self._parts[part].append(pixels, labels, factors or {})
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Write the columns and `meta.json`, after which the folder is whole."""
+        shapes = {part.shape for part in self._parts.values()}
+        if "train" not in self._parts:
+            raise DataError("there are no training pictures")
+        if len(shapes) > 1:
+            raise DataError(f"the parts hold pictures of different shapes: {sorted(shapes)}")
+        parts = {name: part.finish(self._folder, name) for name, part in self._parts.items()}
+        meta = {"classes": self.classes, "notes": self.notes, "parts": parts, **about}
+        meta["digest"] = digest_of([self.classes, parts])
+        with open(self._folder / "meta.json", "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1, ensure_ascii=False)
+            _flush(file)
+
+    def close(self) -> None:
+        """Let go of the open files, finished or not."""
+        for part in self._parts.values():
+            part.file.close()
+
+
+class _Part:
+    """One part being written: pixels go straight to disk, the small columns wait in memory."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.count = 0
+        self.columns: dict[str, list[npt.NDArray[Any]]] = {}
+        self.sum = hashlib.sha256()
+        self.file: BufferedWriter = open(path, "wb")  # noqa: SIM115  (closed by Writer.close)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # NumPy pads this header so that the first axis can grow without moving the data.
+        header = {"descr": "|u1", "fortran_order": False, "shape": (self.count, *self.shape)}
+        self.file.seek(0)
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def append(
+        self, pixels: Pixels, labels: npt.NDArray[Any], factors: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        if pixels.shape[1:] != self.shape:
+            raise DataError(f"pictures of shape {pixels.shape[1:]} among pictures of {self.shape}")
+        Images(pixels, labels, factors)  # refuses columns that do not fit
+        block = memoryview(np.ascontiguousarray(pixels)).cast("B") if pixels.size else b""
+        self.file.write(block)
+        self.sum.update(block)
+        self.count += len(pixels)
+        for name, values in {"": labels, **factors}.items():
+            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+
+    def finish(self, folder: Path, part: str) -> dict[str, Any]:
+        self._write_header()
+        _flush(self.file)
+        sums = [self.sum.hexdigest()]
+        names = sorted(self.columns)  # "" sorts first: the labels are column 0
+        for number, name in enumerate(names):
+            # Files are numbered, not named, because a factor's name comes from outside.
+            with open(folder / f"{part}-column-{number}.npy", "wb") as file:
+                column = np.concatenate(self.columns[name])
+                np.lib.format.write_array(file, column, allow_pickle=False)
+                _flush(file)
+            sums.append(hashlib.sha256(column.astype("<i8").tobytes()).hexdigest())
+        return {"shape": [self.count, *self.shape], "factors": names[1:], "sha256": sums}
+
+
+def _flush(file: Any) -> None:
+    """Make sure the bytes are on disk before the folder gets its name."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def decoded(
+    name: str, identity: Mapping[str, Any], decode: Callable[[Writer], Sequence[str]]
+) -> Stored:
+    """The data set with this identity, decoded now if it never was.
+
+    Args:
+        name: the data set's name, for the folder.
+        identity: everything that changes the content; plain values.
+        decode: writes all parts and returns the class names.
+    """
+    key = digest_of([FORMAT, name, identity])
+    folder = home() / "cache" / f"{name}-{key[:16]}"
+    stored = _open(folder, key)
+    if stored is not None:
+        return stored
+    with building(folder, replace=folder.exists()) as temporary:
+        writer = Writer(temporary)
+        try:
+            writer.classes = tuple(decode(writer))
+            writer.finish({"name": name, "key": key, "identity": identity})
+        finally:
+            writer.close()
+    stored = _open(folder, key)
+    if stored is None:
+        raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")
+    return stored
+
+
+def _open(folder: Path, key: str) -> Stored | None:
+    """What a folder holds, or None where it is missing, damaged or of another key."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if meta["key"] != key:
+            return None
+        parts = {part: _open_part(folder, part, about) for part, about in meta["parts"].items()}
+        return Stored(parts, tuple(meta["classes"]), tuple(meta["notes"]), meta["digest"])
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
+def _open_part(folder: Path, part: str, about: Mapping[str, Any]) -> Images:
+    pixels = np.load(folder / f"{part}-pixels.npy", mmap_mode="r", allow_pickle=False)
+    columns: list[Integers] = []
+    for number in range(1 + len(about["factors"])):
+        column = np.load(folder / f"{part}-column-{number}.npy", allow_pickle=False)
+        column.flags.writeable = False
+        columns.append(column)
+    if list(pixels.shape) != about["shape"]:
+        raise DataError(f"{folder} is damaged")
+    return Images(pixels, columns[0], dict(zip(about["factors"], columns[1:], strict=True)))

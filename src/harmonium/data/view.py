@@ -1,0 +1,373 @@
+"""One random pipeline from stored bytes to a batch of normalised views.
+
+Every image of a batch has its own parameters, and all chance comes from the generator passed in.
+
+`faithful` follows the definitions that the published results used (Pillow's filters, HSV hue,
+brightness, contrast, saturation and hue in a random order for each image, clamped in between), on
+floats instead of rounded bytes. `fast` makes the same crops but folds the colour changes into one
+matrix per image, in a fixed order and with hue turned in YIQ, and blurs while it resizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from harmonium.data import view_ops as ops
+from harmonium.errors import ConfigError, DataError, suggest
+
+Mode = Literal["faithful", "fast"]
+Interpolation = Literal["bilinear", "bicubic"]
+PadMode = Literal["reflect", "zero"]
+
+# Pixels worked on at once: enough to hide the cost of calling torch, few enough for the cache.
+PIECE_PIXELS = 2**17
+
+_QUARTERS = torch.tensor((0.25, 0.5, 0.75, 1.0))
+
+
+@dataclass(frozen=True)
+class View:
+    """One random pipeline: crop, flip, colour jitter, grey, blur, solarise, rotate, normalise.
+
+    >>> pixels = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    >>> View(blur=0.5)(pixels, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    mode: Mode = "faithful"  # 'fast' folds all colour changes into one matrix per image
+    size: int | None = None  # side of the result in pixels; None keeps height and width
+    crop_min: float = 0.2  # least share of the area that a random resized crop keeps
+    crop_max: float = 1.0  # greatest share; crop_min = crop_max = 1 takes the whole picture
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)  # least and greatest width / height of a crop
+    interpolation: Interpolation = "bilinear"  # filter of the resize, as Pillow defines it
+    pad_crop: int = 0  # instead of the resized crop: pad by so many pixels and cut a window
+    pad_mode: PadMode = "reflect"  # what the padding shows
+    flip: float = 0.5  # probability of a mirror image
+    jitter: float = 0.8  # probability of changing the colours
+    brightness: float = 0.4  # factor within 1 -+ this
+    contrast: float = 0.4  # factor within 1 -+ this, about the mean luma of the crop
+    saturation: float = 0.4  # factor within 1 -+ this; no effect on grey pictures
+    hue: float = 0.1  # greatest shift in turns, at most 0.5; no effect on grey pictures
+    gray: float = 0.2  # probability of dropping the colours
+    blur: float = 0.0  # probability of a Gaussian blur
+    blur_sigma: tuple[float, float] = (0.1, 2.0)  # least and greatest, in pixels
+    blur_kernel: int = 0  # odd width in pixels; 0 is a tenth of the side, at least 3
+    solarise: float = 0.0  # probability of inverting the bright pixels
+    solarise_threshold: float = 0.5  # what counts as bright
+    rotate: float = 0.0  # greatest angle in degrees, either way; black corners
+    quarter_turn: bool = False  # turn by 0, 90, 180 or 270 degrees, each as likely
+    mean: tuple[float, ...] | None = (0.5,)  # subtracted; one for all channels, or one for each
+    std: tuple[float, ...] | None = (0.5,)  # divided by; None for both leaves values in [0, 1]
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense, naming what would be right."""
+        for name in ("aspect", "blur_sigma", "mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # YAML has no tuples
+                object.__setattr__(self, name, tuple(value))
+        for name, kind in (("mode", Mode), ("interpolation", Interpolation), ("pad_mode", PadMode)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                raise ConfigError(
+                    f"view.{name} is {value!r}: {suggest(str(value), get_args(kind))}"
+                )
+        for name in ("flip", "jitter", "gray", "blur", "solarise", "solarise_threshold"):
+            _within(name, getattr(self, name), 0, 1)
+        for name in ("brightness", "contrast", "saturation"):
+            _within(name, getattr(self, name), 0, math.inf)
+        _within("hue", self.hue, 0, 0.5)
+        _within("rotate", self.rotate, 0, 180)
+        _within("pad_crop", self.pad_crop, 0, math.inf, whole=True)
+        _within("blur_kernel", self.blur_kernel, 0, math.inf, whole=True)
+        if self.blur_kernel and self.blur_kernel % 2 == 0:
+            raise ConfigError(f"view.blur_kernel is {self.blur_kernel}: give an odd number, or 0")
+        if self.size is not None:
+            _within("size", self.size, 1, math.inf, whole=True)
+        _ordered("crop_min and crop_max", (self.crop_min, self.crop_max), greatest=1)
+        _ordered("aspect", self.aspect)
+        _ordered("blur_sigma", self.blur_sigma)
+        check_normalisation(self.mean, self.std)
+
+    def __call__(self, pixels: Tensor, rng: torch.Generator) -> Tensor:
+        """One random view of every picture.
+
+        Args:
+            pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.
+            rng: the only source of chance; how much is drawn depends on n and the settings alone.
+
+        Returns:
+            float32 `(n, channels, height, width)`, channels last in memory, normalised.
+        """
+        count, height, width, channels = check_pixels(pixels)
+        new = self._new_sides(height, width)
+        needs = self._needs(channels)
+        chance = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
+        chance = chance.to(pixels.device)
+        made = torch.empty(count, *new, channels, device=pixels.device)
+        piece = max(1, PIECE_PIXELS // max(height * width, new[0] * new[1]))
+        for begin in range(0, count, piece):
+            part = slice(begin, begin + piece)
+            self._render(pixels[part], chance[part], needs, made[part])
+        normalise(made, self.mean, self.std)
+        images = made.permute(0, 3, 1, 2)
+        if not self.quarter_turn:
+            return images
+        return ops.quarter_turns(images, ops.whole_number(chance[:, -1], 4))
+
+    def _needs(self, channels: int) -> dict[str, int]:
+        """How many uniform numbers each operation takes per image; none if it never happens."""
+        jitters = self.jitter > 0 and max(self._strengths(channels)) > 0
+        crop = 2 if self.pad_crop else ops.CROP_DRAWS if self.crop_min < 1 else 0
+        return {
+            "jitter": 7 * jitters,  # whether, when the hue, the order of the others, four factors
+            "crop": crop,
+            "flip": int(self.flip > 0),
+            "gray": int(self.gray > 0 and channels == 3),
+            "blur": 2 * (self.blur > 0),  # whether, how much
+            "solarise": int(self.solarise > 0),
+            "rotate": int(self.rotate > 0),
+            "turn": int(self.quarter_turn),
+        }
+
+    def _strengths(self, channels: int) -> tuple[float, float, float, float]:
+        """Brightness, contrast, saturation, hue; a grey picture has no colour to change."""
+        colour = (self.saturation, self.hue) if channels == 3 else (0.0, 0.0)
+        return (self.brightness, self.contrast, *colour)
+
+    def _new_sides(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the views of pictures of this size."""
+        new = (height, width) if self.size is None else (self.size, self.size)
+        if self.quarter_turn and new[0] != new[1]:
+            raise ConfigError(
+                f"view.quarter_turn needs square views but pictures are {height} x {width}: "
+                "set view.size"
+            )
+        if self.pad_crop:
+            pad = self.pad_crop
+            if self.pad_mode == "reflect" and pad >= min(height, width):
+                raise ConfigError(
+                    f"view.pad_crop is {pad} but pictures are {height} x {width}: "
+                    "give fewer pixels than a side, or pad_mode=zero"
+                )
+            if max(new[0] - height, new[1] - width) > 2 * pad:
+                raise ConfigError(
+                    f"view.size is {self.size} but pictures of {height} x {width} padded by {pad} "
+                    "are smaller: give a smaller size or a larger pad_crop"
+                )
+        if self.blur > 0 and self._taps(new) // 2 >= min(new):
+            raise ConfigError(
+                f"view.blur_kernel is {self._taps(new)} but views are {new[0]} x {new[1]}: "
+                "give a narrower kernel"
+            )
+        return new
+
+    def _taps(self, sides: tuple[int, int]) -> int:
+        """Width of the blur: as given, or a tenth of the side, odd, at least 3."""
+        return self.blur_kernel or max(3, min(sides) // 10 | 1)
+
+    def _render(self, pixels: Tensor, chance: Tensor, needs: dict[str, int], out: Tensor) -> None:
+        """Fill `out`, `(n, height, width, channels)`, with views in [0, 1]."""
+        order = None
+        if needs["jitter"] and self.mode == "faithful":
+            # Sorted by when their hue has its turn, so that those which do the same next are
+            # one slice of memory; those that keep their colours come last.
+            turn = torch.where(chance[:, 0] < self.jitter, chance[:, 1], 1.0)
+            turn, order = turn.sort()
+            ends = torch.searchsorted(turn, _QUARTERS.to(turn.device)).tolist()
+            chance, pixels = chance.index_select(0, order), pixels.index_select(0, order)
+        draws = dict(zip(needs, chance.split_with_sizes(list(needs.values()), 1), strict=True))
+        planes = self._place(pixels, draws, out)
+        if order is not None:
+            self._jitter(planes, draws["jitter"], ends)
+        if self.mode == "fast":
+            planes = self._recolour(planes, draws)
+        else:
+            if needs["gray"]:
+                ops.to_gray(planes, draws["gray"][:, 0] < self.gray)
+            if needs["blur"]:
+                chosen = (draws["blur"][:, 0] < self.blur).nonzero()[:, 0]
+                sigma = self._sigma(draws["blur"][chosen, 1])
+                ops.blur_planes(planes, sigma, chosen, self._taps((out.shape[1], out.shape[2])))
+        if needs["solarise"]:
+            solarise = draws["solarise"][:, 0] < self.solarise
+            ops.solarise_planes(planes, solarise, self.solarise_threshold)
+        if needs["rotate"]:
+            planes = ops.rotate_planes(planes, (draws["rotate"][:, 0] * 2 - 1) * self.rotate)
+        images = planes.permute(1, 2, 3, 0)
+        if order is None:
+            out.copy_(images)
+        else:
+            out.index_copy_(0, order, images.contiguous())
+
+    def _place(self, pixels: Tensor, draws: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Crop, resize, flip, and in fast mode blur; returns planes."""
+        height, width = pixels.shape[1:3]
+        new = (out.shape[1], out.shape[2])
+        flip = (draws["flip"][:, 0] < self.flip).float() if self.flip > 0 else None
+        rows, columns = self._weights((height, width), new, draws["crop"], flip)
+        if self.mode == "fast" and self.blur > 0:
+            blurred = draws["blur"][:, 0] < self.blur
+            sigma = torch.where(blurred, self._sigma(draws["blur"][:, 1]), 1e-3)
+            down = ops.blur_weights(sigma, new[0], self._taps(new))
+            across = down if new[0] == new[1] else ops.blur_weights(sigma, new[1], self._taps(new))
+            rows = down if rows is None else torch.bmm(down, rows)
+            columns = across if columns is None else torch.bmm(across, columns)
+        planes = ops.to_planes(pixels, rows, columns)
+        if flip is not None and not draws["crop"].shape[1] and new == (height, width):
+            ops.flip_planes(planes, flip > 0)
+        return planes.clamp_(0, 1)
+
+    def _weights(
+        self, old: tuple[int, int], new: tuple[int, int], draws: Tensor, flip: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The matrices that crop, resize and flip; None if there is at most a flip to do."""
+        if self.pad_crop:
+            reflect = self.pad_mode == "reflect"
+            down = ops.pad_crop_weights(draws[:, 0], None, old[0], new[0], self.pad_crop, reflect)
+            across = ops.pad_crop_weights(draws[:, 1], flip, old[1], new[1], self.pad_crop, reflect)
+            return down, across
+        if draws.shape[1]:
+            area = (self.crop_min, self.crop_max)
+            starts, lengths = ops.crop_boxes(draws, old, area, self.aspect)
+        elif new == old:
+            return None, None
+        else:
+            starts = torch.zeros(2, draws.shape[0], device=draws.device)
+            lengths = starts + starts.new_tensor(old)[:, None]
+        if old[0] == old[1] and new[0] == new[1]:
+            # Both axes in one go: half the calls, which is what a small batch pays for.
+            both = None if flip is None else torch.cat((torch.zeros_like(flip), flip))
+            weights = ops.crop_weights(
+                starts.reshape(-1), lengths.reshape(-1), both, old[0], new[0], self.interpolation
+            )
+            return weights[: draws.shape[0]], weights[draws.shape[0] :]
+        return (
+            ops.crop_weights(starts[0], lengths[0], None, old[0], new[0], self.interpolation),
+            ops.crop_weights(starts[1], lengths[1], flip, old[1], new[1], self.interpolation),
+        )
+
+    def _factors(self, draws: Tensor, channels: int) -> Tensor:
+        """Brightness, contrast, saturation, and hue in turns, from uniform `(n, 4)`."""
+        low, span = _ranges(*self._strengths(channels), draws.device)
+        return torch.addcmul(low, draws, span)
+
+    def _jitter(self, planes: Tensor, draws: Tensor, ends: list[int]) -> None:
+        """Brightness, contrast, saturation and hue in the order each image drew, in place.
+
+        The first `ends[0]` images turn their hue before the three other changes, those up to
+        `ends[1]` after one of them, and so on; those from `ends[3]` on keep their colours.
+        """
+        *strengths, hue = self._strengths(planes.shape[0])
+        last = ends[3]
+        factors = self._factors(draws[:last, 3:], planes.shape[0])
+        changes = None
+        if max(strengths) > 0:
+            order = ops.whole_number(draws[:last, 2], len(ops.ORDERS)).long()
+            changes = ops.slot_changes(factors[:, :3], order)
+            for slot, end in enumerate(ends[:3]):
+                ops.adjust(planes[:, end:last], changes[slot, :, end:])
+        if hue > 0:
+            ops.shift_hue(planes[:, :last], factors[:, 3], hue)
+        if changes is not None:
+            for slot, end in enumerate(ends[:3]):
+                ops.adjust(planes[:, :end], changes[slot, :, :end])
+
+    def _recolour(self, planes: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """Jitter and grey as one matrix per image."""
+        channels, count = planes.shape[:2]
+        neutral = planes.new_tensor((1.0, 1.0, 1.0, 0.0))
+        factors = neutral.expand(count, 4)
+        if draws["jitter"].shape[1]:
+            jitters = draws["jitter"][:, :1] < self.jitter
+            factors = torch.where(jitters, self._factors(draws["jitter"][:, 3:], channels), neutral)
+        if draws["gray"].shape[1]:
+            keeps = (draws["gray"] >= self.gray).float()
+            factors = torch.cat((factors[:, :2], factors[:, 2:3] * keeps, factors[:, 3:]), 1)
+        elif not draws["jitter"].shape[1]:
+            return planes
+        return ops.colour_matrix(planes, factors).clamp_(0, 1)
+
+    def _sigma(self, draws: Tensor) -> Tensor:
+        """Blur widths from uniform numbers."""
+        return self.blur_sigma[0] + (self.blur_sigma[1] - self.blur_sigma[0]) * draws
+
+
+@lru_cache(maxsize=64)
+def _ranges(
+    brightness: float, contrast: float, saturation: float, hue: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Least factor and width of the range of each of the four, made once."""
+    scales = (brightness, contrast, saturation)
+    low = torch.tensor([max(0.0, 1 - scale) for scale in scales] + [-hue], device=device)
+    high = torch.tensor([1 + scale for scale in scales] + [hue], device=device)
+    return low, high - low
+
+
+# ---- checks and normalisation --------------------------------------------------------------------
+
+
+def _within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
+    """Refuse a setting that is not a number from `least` to `greatest`."""
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= greatest:
+        kind = "a whole number" if whole else "a number"
+        upper = f" to {greatest:g}" if greatest < math.inf else " up"
+        raise ConfigError(f"view.{name} is {value!r}: give {kind} from {least:g}{upper}")
+
+
+def _ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
+    """Refuse a pair that is not 0 < least <= greatest."""
+    numbers = isinstance(pair, tuple) and all(isinstance(value, int | float) for value in pair)
+    if not numbers or len(pair) != 2 or not 0 < pair[0] <= pair[1] <= greatest:
+        limit = f", the second at most {greatest:g}" if greatest < math.inf else ""
+        raise ConfigError(f"view.{name}: {pair!r}: give two numbers, 0 < first <= second{limit}")
+
+
+def check_normalisation(mean: Any, std: Any) -> None:
+    """Refuse means and deviations that do not belong together."""
+    if mean is None and std is None:
+        return
+    for name, value in (("mean", mean), ("std", std)):
+        numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
+        if not numbers or len(value) not in (1, 3):
+            raise ConfigError(
+                f"view.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
+            )
+    if min(std) <= 0:
+        raise ConfigError(f"view.std is {std!r}: give numbers above 0")
+
+
+def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
+    """The shape of a batch of pictures, or an error that says what a batch looks like."""
+    shape = tuple(pixels.shape)
+    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:3]:
+        raise DataError(
+            f"pictures are {pixels.dtype} of shape {shape}: views need torch.uint8 of shape "
+            "(n, height, width, channels) with 1 or 3 channels"
+        )
+    return shape
+
+
+def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Subtract and divide, `(n, height, width, channels)`, in place."""
+    if mean is None or std is None:
+        return
+    channels = made.shape[3]
+    for name, value in (("mean", mean), ("std", std)):
+        if len(value) not in (1, channels):
+            raise ConfigError(
+                f"view.{name} has {len(value)} numbers but pictures have {channels} channel(s): "
+                f"give 1 or {channels}"
+            )
+    if len(mean) == len(std) == 1:
+        made.sub_(mean[0]).div_(std[0])
+    else:
+        made.sub_(made.new_tensor(mean)).div_(made.new_tensor(std))

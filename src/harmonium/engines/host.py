@@ -1,0 +1,117 @@
+"""Everything that is needed to run client tasks in one process.
+
+The local engine, its worker processes and remote nodes all perform tasks through a `Host`, so a
+task gives the same bits wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harmonium import codec, seeds, store
+from harmonium.data.images import Images
+from harmonium.data.views import Views
+from harmonium.federation.client import Client, Decline, Examples
+from harmonium.federation.drive import handle
+from harmonium.federation.method import Method
+from harmonium.federation.wire import ClientId
+from harmonium.privacy.mechanisms import Noise, Randomness
+
+
+@dataclass(frozen=True)
+class StateRef:
+    """Where one version of a client's kept state lies, and its digest."""
+
+    file: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One exchange to run on one client."""
+
+    step: str
+    client: ClientId
+    round: int
+    ask: int
+    down: Mapping[str, Any]  # values for this client alone; the broadcast travels apart
+    state: StateRef | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """The method, the pictures and the clients' shelves."""
+
+    method: Method
+    images: Images
+    indices: Sequence[np.ndarray]  # per client, positions in `images`
+    views: Views
+    folder: Path  # where clients' states are kept
+    noise: Randomness = "simulated"
+    public: Images | None = None
+
+    def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
+        """Run a task; the result is a plain tree, ready to be sent."""
+        method, seed = self.method, self.method.world.seed
+        path = ("client", task.round, task.ask, task.step, task.client)
+        client = Client(
+            id=task.client,
+            round=task.round,
+            rounds=method.world.rounds,
+            examples=Examples(
+                self.images,
+                self.indices[task.client],
+                labels_for=method.name if method.uses_labels else None,
+            ),
+            views=self.views,
+            rng=seeds.torch_rng(seed, *path),
+            noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
+            public=self.public,
+            state=self.read_state(task.state),
+        )
+        down = {**codec.decode(broadcast), **task.down}
+        try:
+            with single_thread():
+                up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
+        except Decline as reason:
+            return {"client": task.client, "up": None, "why": str(reason)}
+        return {
+            "client": task.client,
+            "up": up,
+            "why": "",
+            "releases": [asdict(release) for release in client.releases],
+            "state": self._write_state(task, client.state),
+        }
+
+    def read_state(self, reference: StateRef | None) -> dict[str, Any]:
+        """A client's kept state; empty for one that never kept anything."""
+        if reference is None:
+            return {}
+        state: dict[str, Any] = store.read_tree(self.folder / reference.file, reference.digest)
+        return state
+
+    def _write_state(self, task: Task, state: Mapping[str, Any]) -> dict[str, str] | None:
+        """Shelve a new version beside the old one; the server decides which one counts."""
+        if not state and task.state is None:
+            return None
+        file = f"{task.client}/{task.round:06d}-{task.ask}.safetensors"
+        digest = store.write_tree(self.folder / file, state, private=True)
+        return {"file": file, "digest": digest}
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Client work uses one thread everywhere: the same bits, and one core a worker."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,232 @@
+"""The local engine: clients run in this process, or in a few single-threaded worker processes.
+
+The number of workers changes nothing but the time: tasks are pure functions of their inputs, and
+replies are handed on in the order of asking. A worker that dies is replaced and its task is run
+again. Nothing is pickled: workers speak length-prefixed frames over their standard streams, and
+the broadcast of an ask is written once to a file that every worker maps.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from harmonium import codec
+from harmonium.engines.host import Host, StateRef, Task
+from harmonium.errors import EngineError, HarmoniumError
+from harmonium.federation.drive import Reply, Turn
+from harmonium.federation.wire import Ask, ClientId
+
+TRIES = 3  # how often a task may lose its worker before the run stops
+
+
+class LocalEngine:
+    """Clients on this machine. Use as a context manager: leaving it ends the workers."""
+
+    def __init__(self, host: Host, folder: Path, workers: int) -> None:
+        """Run tasks of `host`; `folder` is the run's, from which workers build their own hosts."""
+        self.host = host
+        self._folder = folder
+        self._states: dict[ClientId, StateRef] = {}
+        self._pool = _Pool(folder, workers) if workers else None
+
+    def __enter__(self) -> LocalEngine:
+        """Nothing to prepare: workers start with the first ask."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the workers."""
+        if self._pool:
+            self._pool.close()
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """One reply per client, in the order of asking."""
+        broadcast = codec.encode(dict(ask.down))
+        tasks = (
+            Task(
+                ask.step,
+                client,
+                turn.round,
+                turn.ask,
+                dict(ask.each.get(client, {})),
+                self._states.get(client),
+            )
+            for client in ask.to
+        )
+        if self._pool is None:
+            results = (self._in_process(task, broadcast) for task in tasks)
+        else:
+            results = self._pool.run(tasks, broadcast)
+        for result in results:
+            state = result.get("state")
+            yield Reply(
+                result["client"],
+                result["up"],
+                result["why"],
+                tuple(result.get("releases", ())),
+                StateRef(**state) if state else None,
+            )
+
+    def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
+        """As a worker would: what goes in and out is copied through the same encoding."""
+        down = codec.decode(codec.encode(task.down)) if task.down else {}
+        fresh = Task(task.step, task.client, task.round, task.ask, down, task.state)
+        return codec.decode(codec.encode(self.host.perform(fresh, broadcast)))
+
+    def accept(self, reply: Reply) -> None:
+        """The client's new state is now its state."""
+        if reply.state is not None:
+            self._states[reply.client] = reply.state
+
+    def state_of(self, client: ClientId) -> dict[str, Any]:
+        """What a client keeps now, for personal evaluation."""
+        return self.host.read_state(self._states.get(client))
+
+    def snapshot(self) -> dict[int, dict[str, str]]:
+        """Which version of its state each client has."""
+        return {client: asdict(self._states[client]) for client in sorted(self._states)}
+
+    def restore(self, snapshot: codec.Tree) -> None:
+        """Go back to the versions of a checkpoint."""
+        self._states = {int(client): StateRef(**held) for client, held in snapshot.items()}
+
+    def prune(self, *snapshots: codec.Tree) -> None:
+        """Delete every version that none of these snapshots needs."""
+        needed = {held["file"] for snapshot in snapshots for held in snapshot.values()}
+        for path in self.host.folder.glob("*/*"):
+            if str(path.relative_to(self.host.folder).as_posix()) not in needed:
+                path.unlink(missing_ok=True)
+
+
+class _Pool:
+    """Worker processes, one thread of ours attending to each."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._count = count
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._all: set[_Worker] = set()
+        for _ in range(count):
+            self._idle.put(None)  # started when first needed
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="harmonium-worker")
+
+    def run(self, tasks: Iterator[Task], broadcast: bytes) -> Iterator[codec.Tree]:
+        """Results in the order of the tasks; at most two tasks a worker are under way."""
+        scratch = self._folder / "scratch"
+        scratch.mkdir(exist_ok=True)
+        shared = scratch / f"broadcast-{os.getpid()}"
+        shared.write_bytes(broadcast)
+        under_way: deque[Future[codec.Tree]] = deque()
+        try:
+            for task in tasks:
+                under_way.append(self._threads.submit(self._perform, task, shared))
+                if len(under_way) > 2 * self._count:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+            shared.unlink(missing_ok=True)
+
+    def _perform(self, task: Task, shared: Path) -> codec.Tree:
+        state = asdict(task.state) if task.state else None
+        message = codec.encode({**vars(task), "state": state, "broadcast": str(shared)})
+        for _ in range(TRIES):
+            worker = self._idle.get() or self._start()
+            try:
+                result = worker.ask(message)
+            except (OSError, EOFError):
+                self._all.discard(worker)
+                worker.end()
+                self._idle.put(None)
+                continue
+            self._idle.put(worker)
+            if "error" in result:
+                raise _error(result)
+            return result
+        raise EngineError(
+            f"the worker running client {task.client} died {TRIES} times in round {task.round}: "
+            f"out of memory? Fewer engine.workers or a smaller local.batch need less."
+        )
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self._folder)
+        self._all.add(worker)
+        return worker
+
+    def close(self) -> None:
+        """End every worker now."""
+        for worker in list(self._all):
+            worker.end()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Worker:
+    """One worker process."""
+
+    def __init__(self, folder: Path) -> None:
+        quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harmonium.engines.worker", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: bytes) -> codec.Tree:
+        """Send a task and wait for its result; OSError or EOFError if the process is gone."""
+        assert self._process.stdin and self._process.stdout  # noqa: S101 (pipes were asked for)
+        write_frame(self._process.stdin, message)
+        frame = read_frame(self._process.stdout)
+        if frame is None:
+            raise EOFError
+        return codec.decode(frame)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                try:
+                    stream.close()
+                except OSError:  # a pipe with unsent bytes to a dead process
+                    continue
+
+
+def _error(result: codec.Tree) -> Exception:
+    """An error of a worker as one of ours: the same class where it is meant for users."""
+    kinds = {kind.__name__: kind for kind in HarmoniumError.__subclasses__()}
+    kind = kinds.get(result["error"])
+    return kind(result["message"]) if kind else RuntimeError(f"in a worker:\n{result['message']}")
+
+
+def write_frame(stream: IO[bytes], frame: bytes) -> None:
+    """A frame with its length before it."""
+    stream.write(len(frame).to_bytes(8, "little"))
+    stream.write(frame)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame, or None when the stream ends."""
+    head = stream.read(8)
+    if len(head) < 8:
+        return None
+    frame = stream.read(int.from_bytes(head, "little"))
+    return frame if len(frame) == int.from_bytes(head, "little") else None

@@ -1,0 +1,66 @@
+"""A worker process: `python -m harmonium.engines.worker RUN_FOLDER`.
+
+It builds its own host from the run's folder, then answers one task after another until its input
+ends, which happens at the latest when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO
+
+from harmonium import codec
+from harmonium.engines.host import Host, StateRef, Task
+from harmonium.engines.local import read_frame, write_frame
+from harmonium.errors import HarmoniumError
+
+
+def serve(host: Host, tasks: IO[bytes], results: IO[bytes]) -> None:
+    """Answer tasks until there are no more."""
+    while (frame := read_frame(tasks)) is not None:
+        write_frame(results, codec.encode(_answer(host, codec.decode(frame))))
+
+
+def _answer(host: Host, message: codec.Tree) -> codec.Tree:
+    state = message.pop("state")
+    broadcast = message.pop("broadcast")
+    task = Task(**message, state=StateRef(**state) if state else None)
+    try:
+        with Path(broadcast).open("rb") as file:
+            shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with shared:
+            return host.perform(task, shared[:])
+    except HarmoniumError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except Exception:  # a fault in a method: its traceback goes to the server, the worker lives on
+        return {"error": "", "message": traceback.format_exc()}
+
+
+def _leave_with(parent: int) -> None:
+    """End this process when its parent is gone, even in the middle of a long task."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main() -> None:
+    """Take the standard streams for frames; whatever a method prints goes to standard error."""
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from harmonium.runs import open_host
+
+    serve(open_host(Path(sys.argv[1])), sys.stdin.buffer, results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

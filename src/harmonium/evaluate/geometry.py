@@ -1,0 +1,245 @@
+"""Is a representation healthy? Answers that need no labels.
+
+Alignment and uniformity follow Wang & Isola (2020), the effective rank follows RankMe (Garrido et
+al. 2023), the tuning score follows Orchestra eq. 5. All work in float64, because collapse is a
+matter of small differences.
+
+What the alarms rest on. Features behind a ReLU and average pooling are non-negative and share a
+large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained small
+network is 0.05 to 0.45, that of a trained one 0.1 to 0.6. Encoders trained to a constant end
+between 0.001 and 0.02. Spread alone misses the encoder that keeps one direction; for that,
+`directions` counts the directions that carry the variance once the common mean is taken away:
+5 or more in untrained small networks, 6 or more in trained ones, below 3 when the representation
+collapses onto a line. The effective rank is less fit for an alarm: it weighs singular values, not
+their squares, and a little noise in many dimensions lifts it (a line with 10 % noise in 512
+dimensions has effective rank 72 and 1.3 directions).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import DataError
+
+COLLAPSED_SPREAD = 0.02
+COLLAPSED_PROJECTIONS = 0.2  # projections have no ReLU: healthy ones spread 0.75 to 1
+COLLAPSED_DIRECTIONS = 2.5
+DEAD = 1e-3  # a dimension adds less than this to the spread
+ROUNDING = 1e-6  # what float32 cannot tell from a constant, relative to the size of the features
+
+
+def alignment(first: Tensor, second: Tensor) -> float:
+    """Mean squared distance of the unit features of two views: 0 equal, 4 opposite.
+
+    Args:
+        first: features `(n, dim)` of one view of each picture.
+        second: features `(n, dim)` of another view, in the same order.
+    """
+    return float((_unit(first) - _unit(second)).square().sum(dim=1).mean())
+
+
+def uniformity(features: Tensor, t: float = 2.0, chunk: int = 1000) -> float:
+    """Log of the mean of exp(-t * squared distance) over distinct pairs of unit features.
+
+    0 when all features are equal; on the whole sphere about -2 t in high dimension.
+
+    Args:
+        features: `(n, dim)`, at least two rows.
+        t: sharpness of the kernel.
+        chunk: rows at a time; memory is `chunk * n` numbers.
+    """
+    unit = _unit(_several(features))
+    total = torch.tensor(-math.inf, dtype=torch.float64)
+    for start in range(0, len(unit), chunk):
+        rows = unit[start : start + chunk]
+        exponent = -t * (2.0 - 2.0 * (rows @ unit.T)).clamp_min(0.0)
+        exponent[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = -math.inf
+        total = torch.logaddexp(total, exponent.flatten().logsumexp(dim=0))
+    return float(total) - math.log(len(unit) * (len(unit) - 1))
+
+
+def effective_rank(features: Tensor, *, centre: bool = True) -> float:
+    """Exponential of the entropy of the normalised singular values of features `(n, dim)`.
+
+    RankMe takes the features as they are (`centre=False`). The default takes their mean away
+    first: behind a ReLU the common mean is one huge singular value that hides all others. At most
+    `min(n, dim)`, and one less when centred with few rows; 0 for constant features.
+    """
+    return _entropy_count(_singular_values(features.double(), centre))
+
+
+def directions(features: Tensor) -> float:
+    """How many orthogonal directions carry the variance of the unit features `(n, dim)`.
+
+    Exponential of the entropy of each principal direction's share of the variance; 0 when there is
+    no variance. Unlike the effective rank it is steady under small noise in many dimensions.
+    """
+    return _entropy_count(_singular_values(_unit(features), centre=True).square())
+
+
+def spread(features: Tensor) -> float:
+    """Mean over dimensions of the deviation of the unit features `(n, dim)`, times sqrt(dim).
+
+    1 when the features fill the sphere evenly, 0 when they are all the same.
+    """
+    unit = _unit(features)
+    return float(unit.std(dim=0, correction=0).mean()) * math.sqrt(unit.shape[1])
+
+
+def tuning_score(
+    first: Tensor,
+    second: Tensor,
+    *,
+    temperature: float = 0.2,
+    weight: float = 0.2,
+    chunk: int = 1000,
+) -> float:
+    """Orchestra eq. 5, a label-free score of a setting (higher is better).
+
+    Mean cosine of two views plus `weight` times minus the mean over pictures x of
+    log mean_y exp(cosine(x, y) / temperature), y running over all pictures, x itself included.
+
+    Args:
+        first: features `(n, dim)` of one view of a client's pictures.
+        second: features `(n, dim)` of another view of the same.
+        temperature: of the second part.
+        weight: of the second part.
+        chunk: rows at a time.
+    """
+    one, two = _unit(first), _unit(second)
+    crowding = 0.0
+    for start in range(0, len(one), chunk):
+        cosine = one[start : start + chunk] @ one.T
+        crowding += float((cosine / temperature).logsumexp(dim=1).sum())
+    together = float((one * two).sum(dim=1).mean())
+    return together - weight * (crowding / len(one) - math.log(len(one)))
+
+
+@dataclass(frozen=True)
+class Health:
+    """The geometry of one representation; every number is NaN where `finite` is false."""
+
+    alignment: float
+    uniformity: float
+    effective_rank: float
+    directions: float
+    spread: float
+    dead: float  # share of dimensions that say the same about every picture
+    dimensions: int
+    pictures: int
+    finite: bool
+
+    def warnings(
+        self, start: Health | None = None, *, projections: bool = False
+    ) -> tuple[str, ...]:
+        """What is wrong, in plain words; empty when nothing is.
+
+        Args:
+            start: the same encoder before training. A deep network without normalisation can give
+                nearly equal features from the outset; with `start` it is not called collapsed for
+                what it was born with, only for losing half of that.
+            projections: these are outputs of a projector after training rather than features.
+                Self-distillation without a stop-gradient often empties the projector first and
+                leaves the encoder behind it nearly untrained but spread.
+        """
+        if not self.finite:
+            return (
+                "The representation is not finite: some features are NaN or infinite. "
+                "Training has diverged; lower local.lr or turn on gradient clipping.",
+            )
+        what = "projection" if projections else "feature"
+        healthy = COLLAPSED_PROJECTIONS if projections else COLLAPSED_SPREAD
+        limit = healthy if start is None or not start.finite else min(healthy, start.spread / 2)
+        if self.spread < limit or self.spread == 0.0:
+            return (
+                f"The representation has collapsed: all pictures get nearly the same {what} "
+                f"(spread {self.spread:.3g}; healthy is above {healthy:.3g}). "
+                "Lower local.lr, check that targets get no gradient, or use a contrastive "
+                "objective, which cannot collapse this way.",
+            )
+        # In few dimensions, or with few pictures, there is little room: a quarter of it will do.
+        room = min(self.dimensions, self.pictures - 1)
+        if self.directions < min(COLLAPSED_DIRECTIONS, room / 4):
+            return (
+                f"The representation has collapsed onto few directions: of {self.dimensions} "
+                f"dimensions about {self.directions:.1f} carry what differs between pictures "
+                f"(healthy is above {COLLAPSED_DIRECTIONS:.1f}). Use stronger augmentation, a "
+                "wider projector, or an objective that keeps dimensions apart (vicreg, barlow).",
+            )
+        return ()
+
+
+def health(first: Tensor, second: Tensor) -> Health:
+    """Health of a representation from features `(n, dim)` of two views of held-out pictures.
+
+    A few hundred pictures are enough; fewer than about 50 make `effective_rank` small by
+    themselves.
+    """
+    if first.shape != second.shape:
+        raise DataError(
+            "health compares two views of the same pictures, got features "
+            f"{tuple(first.shape)} and {tuple(second.shape)}"
+        )
+    first, second = _several(first).double(), second.double()
+    pictures, dimensions = first.shape
+    finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
+    if not finite:
+        unknown = math.nan
+        return Health(
+            unknown, unknown, unknown, unknown, unknown, unknown, dimensions, pictures, False
+        )
+    deviation = _unit(first).std(dim=0, correction=0) * math.sqrt(dimensions)
+    return Health(
+        alignment=alignment(first, second),
+        uniformity=uniformity(first),
+        effective_rank=effective_rank(first),
+        directions=directions(first),
+        spread=spread(first),
+        dead=float((deviation < DEAD).double().mean()),
+        dimensions=dimensions,
+        pictures=pictures,
+        finite=True,
+    )
+
+
+def _several(features: Tensor) -> Tensor:
+    """The features `(n, dim)` themselves, if there are at least two to compare."""
+    if features.ndim != 2 or len(features) < 2:
+        raise DataError(
+            "the geometry of a representation needs the features of at least 2 pictures as "
+            f"(pictures, dim), got {tuple(features.shape)}"
+        )
+    return features
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Rows of `(n, dim)` scaled to length 1 in float64; a zero row stays zero."""
+    # Scaled by its largest entry first, so that squares of tiny or huge numbers stay in range.
+    rows = features.detach().double()
+    tiny = torch.finfo(rows.dtype).tiny
+    rows = rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / length.clamp_min(tiny)
+
+
+def _singular_values(features: Tensor, centre: bool) -> Tensor:
+    """Singular values of `(n, dim)`; none where only rounding is left after centring."""
+    size = torch.linalg.vector_norm(features)
+    if centre:
+        features = features - features.mean(dim=0)
+    if not bool(torch.linalg.vector_norm(features) > ROUNDING * size):
+        return features.new_zeros(0)
+    values: Tensor = torch.linalg.svdvals(features)
+    return values[values > 0]
+
+
+def _entropy_count(weights: Tensor) -> float:
+    """exp(entropy) of positive weights `(k,)` scaled to sum 1: how many of them really count."""
+    if len(weights) == 0:
+        return 0.0
+    shares = weights / weights.sum()
+    return float(torch.special.entr(shares).sum().exp())

@@ -1,0 +1,148 @@
+"""Judging an encoder: what is measured during a run, and what is reported at its end.
+
+During training only validation pictures are used, so that choosing a round or a setting never
+looks at the test part; the test part is read once, at the end. Data without labels get the
+label-free figures alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmonium import seeds
+from harmonium.data.images import Dataset, Images
+from harmonium.data.views import Views
+from harmonium.errors import ConfigError
+from harmonium.evaluate.features import embed
+from harmonium.evaluate.geometry import Health, health
+from harmonium.evaluate.knn import knn_accuracy
+from harmonium.evaluate.linear import few_label_probe, linear_probe
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How and when encoders are judged."""
+
+    every: int | None = None  # rounds between evaluations; none: about ten in a run
+    k: int = 200  # neighbours that vote
+    temperature: float = 0.1  # of the votes' weights
+    bank: int = 5000  # training pictures that vote during training; at the end all do
+    queries: int = 2000  # validation pictures judged during training
+    health: int = 512  # pictures for the label-free figures
+    labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; none: leave it out
+    draws: int = 5  # choices of those few labels
+    clients: int = 10  # clients whose own encoders are judged, where each has one
+
+    def __post_init__(self) -> None:
+        for name in ("k", "bank", "queries", "health", "draws", "clients"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"evaluate.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"evaluate.every is {self.every}; it must be at least 1")
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether a round ends with an evaluation; the first and last always do."""
+        every = self.every or max(1, rounds // 10)
+        return round % every == 0 or round == rounds
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The pictures and rules by which encoders of one run are judged."""
+
+    settings: Evaluation
+    data: Dataset
+    views: Views
+    seed: int
+
+    def look(self, encoder: nn.Module) -> dict[str, Any]:
+        """Figures during training, from validation pictures only."""
+        figures: dict[str, Any] = {"health": self._health(encoder)}
+        validation = _some(self.data.validation, self.settings.queries)
+        bank = _some(self.data.train, self.settings.bank)
+        if bank.labelled and validation.labelled:
+            figures["knn"] = self._knn(self._embed(encoder, bank), bank, encoder, validation)
+        return figures
+
+    def verdict(self, encoder: nn.Module) -> dict[str, Any]:
+        """Figures at the end of a run, from the test part."""
+        figures: dict[str, Any] = {"health": self._health(encoder)}
+        train, validation, test = self.data.train, self.data.validation, self.data.test
+        if not (train.labelled and test.labelled):
+            return figures
+        parts = [(self._embed(encoder, part), _labels(part)) for part in (train, validation, test)]
+        (known, known_labels), (chosen, chosen_labels), (asked, asked_labels) = parts
+        settings = self.settings
+        figures["knn"] = knn_accuracy(
+            known, known_labels, asked, asked_labels, k=settings.k, temperature=settings.temperature
+        )
+        figures["linear"] = linear_probe(
+            known, known_labels, chosen, chosen_labels, asked, asked_labels
+        ).accuracy
+        for count in settings.labels_per_class:
+            few = few_label_probe(
+                known,
+                known_labels,
+                asked,
+                asked_labels,
+                per_class=count,
+                draws=settings.draws,
+                seed=seeds.seed_of(self.seed, "few labels"),
+            )
+            figures[f"linear_{count}"] = few.accuracy
+        return figures
+
+    def _knn(self, bank: Tensor, known: Images, encoder: nn.Module, queries: Images) -> float:
+        return knn_accuracy(
+            bank,
+            _labels(known),
+            self._embed(encoder, queries),
+            _labels(queries),
+            k=self.settings.k,
+            temperature=self.settings.temperature,
+        )
+
+    def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
+        return embed(encoder, images.pixels, self.views.plain)
+
+    def _health(self, encoder: nn.Module) -> dict[str, Any]:
+        """Label-free figures from two views of the same held-out pictures."""
+        held = self.data.validation if len(self.data.validation) > 1 else self.data.train
+        pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
+        views = self.views(pixels, seeds.torch_rng(self.seed, "health"))
+        views = views if len(views) > 1 else views * 2
+        encoder.eval()
+        with torch.inference_mode():
+            found: Health = health(encoder(views[0]), encoder(views[1]))
+        return {**asdict(found), "warnings": list(found.warnings())}
+
+
+def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of several encoders' figures; warnings of any of them are kept once."""
+    mean: dict[str, Any] = {}
+    for key, first in many[0].items():
+        values = [figures[key] for figures in many]
+        if isinstance(first, dict):
+            mean[key] = average(values)
+        elif isinstance(first, list):
+            mean[key] = sorted({item for value in values for item in value})
+        elif isinstance(first, bool):
+            mean[key] = all(values)
+        else:
+            mean[key] = float(np.mean(values))
+    return mean
+
+
+def _some(images: Images, count: int) -> Images:
+    """The first pictures; the parts are in random order already."""
+    return images if len(images) <= count else images.subset(np.arange(count))
+
+
+def _labels(images: Images) -> Tensor:
+    return torch.from_numpy(np.asarray(images.labels))

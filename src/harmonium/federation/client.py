@@ -1,0 +1,234 @@
+"""A client as a handler sees it, and the one local training loop.
+
+A handler's only inputs are the message, this client's examples, its own kept state and a random
+generator keyed by (seed, round, ask, client). Hence any worker may run it, on any engine, and a
+killed task is simply run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmonium.data.images import Images
+from harmonium.data.views import Views
+from harmonium.errors import ConfigError, WireError
+from harmonium.federation.wire import ClientId
+from harmonium.privacy.mechanisms import Noise, Release
+
+
+class Decline(Exception):
+    """Raised by a handler that cannot answer; the client is left out of the round, by name."""
+
+
+class Examples:
+    """One client's pictures. Labels are there only for methods that declare `uses_labels`."""
+
+    def __init__(self, images: Images, index: np.ndarray, *, labels_for: str | None = None) -> None:
+        """Show the pictures at `index`; `labels_for` names the method allowed to see labels."""
+        self._images = images
+        self._index = index
+        self._labels_for = labels_for
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def pixels(self, index: Tensor | None = None) -> Tensor:
+        """Pictures as uint8 (n, height, width, channels); all of them without an index."""
+        rows = self._index if index is None else self._index[index.numpy()]
+        return torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+
+    def labels(self, index: Tensor | None = None) -> Tensor:
+        """Labels (n,) int64, -1 where unknown."""
+        if self._labels_for is None:
+            raise WireError(
+                "this method reads labels without permission. Declare `uses_labels = True` in the "
+                "method's class, or do without them."
+            )
+        rows = self._index if index is None else self._index[index.numpy()]
+        return torch.from_numpy(np.asarray(self._images.labels[rows], dtype=np.int64))
+
+
+@dataclass
+class Batch:
+    """Some of a client's examples; views are made when first looked at."""
+
+    index: Tensor  # (n,) positions within the client's examples
+    examples: Examples
+    make: Views
+    rng: torch.Generator
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """The pictures as they are, uint8 (n, height, width, channels)."""
+        return self.examples.pixels(self.index)
+
+    @cached_property
+    def views(self) -> list[Tensor]:
+        """Random views, each (n, channels, height, width)."""
+        return self.make(self.pixels, self.rng)
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """The pictures without augmentation, normalised, (n, channels, height, width)."""
+        return self.make.plain(self.pixels)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels (n,), for methods that declare `uses_labels`."""
+        return self.examples.labels(self.index)
+
+
+@dataclass
+class Client:
+    """All that a handler may touch; the engine supplies it and keeps `state`."""
+
+    id: ClientId
+    round: int  # 0 before the first
+    rounds: int  # of the whole run
+    examples: Examples
+    views: Views
+    rng: torch.Generator
+    noise: Noise
+    public: Images | None = None  # the shared public set, the same everywhere
+    state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
+    releases: list[Release] = field(default_factory=list)
+    _released: dict[str, Any] = field(default_factory=dict)
+
+    def batches(self, epochs: int, size: int, *, least: int = 2) -> Iterator[Batch]:
+        """Shuffled batches; a client smaller than a batch is one batch.
+
+        A last batch of fewer than `least` examples is dropped: contrast and BatchNorm need two.
+        """
+        for _ in range(epochs):
+            order = torch.randperm(len(self.examples), generator=self.rng)
+            for index in order.split(size):
+                if len(index) >= least:
+                    yield Batch(index, self.examples, self.views, self.rng)
+
+    def release(
+        self,
+        name: str,
+        value: Tensor,
+        *,
+        sensitivity: float,
+        sigma: float,
+        then: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Add Gaussian noise to a guarded field and note it in the ledger.
+
+        `then` post-processes the noisy value (symmetrise, pack); what it returns is what the
+        handler must send under `name`, untouched.
+        """
+        noisy = self.noise.gaussian(value, sigma)
+        self.releases.append(Release(name, "gaussian", sensitivity, sigma, self.noise.source))
+        self._released[name] = noisy if then is None else then(noisy)
+        released: Tensor = self._released[name]
+        return released
+
+    def was_released(self, name: str, value: Any) -> bool:
+        """Whether this very value came out of `release` under this name."""
+        return name in self._released and self._released[name] is value
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in a round. The optimiser starts anew each time."""
+
+    epochs: int = 1  # passes over the client's examples
+    batch: int = 128  # examples a step
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.05  # learning rate in round 1
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"  # over rounds; constant within one
+    clip: float | None = None  # largest gradient norm; none: unlimited
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.lr >= 0:
+            raise ConfigError(f"local.lr is {self.lr}; it must not be negative")
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (the first is 1)."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
+
+    def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        """A new optimiser over some parameters."""
+        if self.optimiser == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a local training did."""
+
+    loss: float  # mean over steps
+    steps: int
+
+
+def fit(
+    parts: nn.ModuleDict,
+    client: Client,
+    loss: Callable[[Batch], Tensor],
+    local: Local,
+    *,
+    train: Iterable[str] | None = None,
+    after: Callable[[], None] | None = None,
+) -> Fitted:
+    """Minimise `loss` over the client's batches by changing the named parts (default: all).
+
+    `after` runs after every step (EMA targets, unit rows). Parts that are not trained keep their
+    values bit for bit and cost no gradient. A client without a single step declines.
+    """
+    names = list(parts) if train is None else list(train)
+    parts.train()
+    parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
+    optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
+    total, steps = 0.0, 0
+    with frozen(module for name, module in parts.items() if name not in names):
+        for batch in client.batches(local.epochs, local.batch):
+            optimiser.zero_grad()
+            value = loss(batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, local.clip)
+            optimiser.step()
+            if after is not None:
+                after()
+            total += value.item()
+            steps += 1
+    if not steps:
+        raise Decline(f"it has {len(client.examples)} example(s), too few for one step")
+    return Fitted(total / steps, steps)
+
+
+@contextmanager
+def frozen(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Hold modules still: no gradients, and BatchNorm in evaluation mode."""
+    held = [(module, module.training) for module in modules]
+    flags = [(p, p.requires_grad) for module, _ in held for p in module.parameters()]
+    try:
+        for module, _ in held:
+            module.eval().requires_grad_(False)
+        yield
+    finally:
+        for module, training in held:
+            module.train(training)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

@@ -1,0 +1,173 @@
+"""Running a method's two halves: `handle` at a client, `drive` at the server. Engines use both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+
+from harmonium import codec, seeds
+from harmonium.errors import NotEnoughReplies, WireError, suggest
+from harmonium.federation.client import Client
+from harmonium.federation.fold import Tally
+from harmonium.federation.ledger import Entry, Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import Ask, ClientId, Exchange, Plan, check
+
+
+@dataclass(frozen=True)
+class Turn:
+    """When an ask happens: the round, and which ask of that round it is."""
+
+    round: int
+    ask: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of one client's task."""
+
+    client: ClientId
+    up: Mapping[str, Any] | None  # None: no answer
+    why: str = ""  # the reason when there is no answer
+    releases: tuple[Mapping[str, Any], ...] = ()
+    state: Any = None  # the engine's own note of the client's new state
+
+
+class Engine(Protocol):
+    """Where clients run. A method cannot tell which engine carries its asks."""
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """One reply for each client asked, in any order; bounded in what it holds at once."""
+
+    def accept(self, reply: Reply) -> None:
+        """The reply was counted: the client's new state is now its state."""
+
+    def snapshot(self) -> codec.Tree:
+        """Which states clients have now; part of the checkpoint."""
+
+    def restore(self, snapshot: codec.Tree) -> None:
+        """Go back to the states of a checkpoint."""
+
+
+def handle(method: Method, step: str, client: Client, down: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Run one exchange on one client; every engine calls exactly this.
+
+    The message is checked before and after, labels and undeclared state are refused, and torch's
+    global generator (weight initialisation, dropout) is keyed like the client's own.
+    """
+    exchanges = method.exchanges()
+    if step not in exchanges:
+        raise WireError(f"{method.name} has no exchange `{step}`: {suggest(step, exchanges)}")
+    declared = exchanges[step]
+    check(method.name, declared, "down", down)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.seed_of(seed, "torch"))
+        up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
+    check(method.name, declared, "up", up)
+    for name, part in declared.up.items():
+        if part.guarded and not client.was_released(name, up[name]):
+            raise WireError(
+                f"{method.name}.{step} declares `{name}` guarded but sends it without noise. Send "
+                f'what client.release("{name}", ...) returns, unchanged.'
+            )
+    allowed = {*method.keeps, "parts"}
+    if extra := sorted(set(client.state) - allowed):
+        raise WireError(
+            f"{method.name}.{step} keeps `{extra[0]}` at the client without declaring it. Add it to "
+            f"`keeps` with what it reveals, or do not keep it."
+        )
+    return up
+
+
+@dataclass
+class Driver:
+    """Carries a method's plans: sends asks, folds replies, counts bytes, writes the ledger."""
+
+    method: Method
+    engine: Engine
+    ledger: Ledger
+    quorum: int = 1
+    watch: Callable[[Reply], None] = field(default=lambda reply: None)
+
+    def drive(self, plan: Plan, server: Server) -> Server:
+        """Run a plan to its end; `server` says which round it is and who has how many examples."""
+        got: SimpleNamespace | None = None
+        number = 0
+        try:
+            while True:
+                ask = plan.send(got)  # type: ignore[arg-type]
+                got = self._ask(ask, Turn(server.round, number), server)
+                number += 1
+        except StopIteration as stop:
+            finished: Server = stop.value
+            return finished
+
+    def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
+        declared = self._declared(ask)
+        uniform = self.method.server_optimiser.weighting == "uniform"
+        layout = self.method.blueprint.layout()
+        tally = Tally(declared, layout, server.examples, uniform=uniform)
+        down = _sizes(ask.down)
+        waiting: dict[ClientId, Reply] = {}
+        order = iter(ask.to)
+        awaited = next(order, None)
+        answered = 0
+        for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
+            waiting.setdefault(reply.client, reply)
+            while awaited in waiting:  # fold in the order of asking, whoever was first
+                entry = self._count(waiting.pop(awaited), declared, tally, turn)
+                entry.down = down | _sizes(ask.each.get(awaited, {}))
+                self.ledger.write(entry)
+                answered += entry.outcome == "answered"
+                awaited = next(order, None)
+        if ask.to and answered < min(self.quorum, len(ask.to)):
+            raise NotEnoughReplies(
+                f"round {turn.round}, `{ask.step}`: {answered} of {len(ask.to)} clients answered, "
+                f"fewer than the quorum of {self.quorum}. {self.ledger.last_reason}".rstrip()
+            )
+        return tally.result()
+
+    def _count(self, reply: Reply, declared: Exchange, tally: Tally, turn: Turn) -> Entry:
+        """Fold one reply, or say why not; one bad client never spoils the round."""
+        self.watch(reply)
+        entry = Entry(turn.round, turn.ask, declared.name, reply.client, "answered")
+        if reply.up is None:
+            entry.outcome, entry.why = "no answer", reply.why
+            return entry
+        entry.up = _sizes(reply.up)
+        entry.releases = list(reply.releases)
+        refusal = tally.refusal(reply.client, reply.up)
+        if refusal is not None:
+            entry.outcome, entry.why = "refused", refusal
+            return entry
+        tally.add(reply.client, reply.up)
+        self.engine.accept(reply)
+        return entry
+
+    def _declared(self, ask: Ask) -> Exchange:
+        exchanges = self.method.exchanges()
+        if ask.step not in exchanges:
+            raise WireError(
+                f"{self.method.name} asks for `{ask.step}`, which is no exchange of it: "
+                f"{suggest(ask.step, exchanges)}"
+            )
+        declared = exchanges[ask.step]
+        if len(set(ask.to)) != len(ask.to):
+            raise WireError(f"{self.method.name}.{ask.step} asks a client twice")
+        for client in ask.to:
+            check(self.method.name, declared, "down", {**ask.down, **ask.each.get(client, {})})
+        return declared
+
+
+def _silent(ask: Ask) -> Iterator[Reply]:
+    """What is true of clients the engine says nothing about."""
+    return (Reply(client, None, "nothing was heard of it") for client in ask.to)
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    return {name: codec.payload_bytes(value) for name, value in values.items()}

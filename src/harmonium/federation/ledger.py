@@ -1,0 +1,53 @@
+"""The record of what crossed between server and clients: one line a client and ask.
+
+The file holds no times and no machine's name, so two runs of one recipe have the same ledger to
+the byte, also after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class Entry:
+    """What one ask of one client carried and what became of it."""
+
+    round: int
+    ask: int
+    step: str
+    client: int
+    outcome: Literal["answered", "no answer", "refused"]
+    why: str = ""
+    down: dict[str, int] = field(default_factory=dict)  # bytes by field
+    up: dict[str, int] = field(default_factory=dict)
+    releases: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+class Ledger:
+    """Entries of the rounds since the last checkpoint, with running totals."""
+
+    def __init__(self) -> None:
+        """Start with nothing sent."""
+        self.lines: list[str] = []
+        self.totals: Counter[str] = Counter()
+        self.last_reason = ""
+
+    def write(self, entry: Entry) -> None:
+        """Add an entry."""
+        self.lines.append(json.dumps({k: v for k, v in asdict(entry).items() if v != "" and v != []}))
+        self.totals["down"] += sum(entry.down.values())
+        self.totals["up"] += sum(entry.up.values())
+        self.totals[entry.outcome] += 1
+        if entry.why:
+            self.last_reason = f"Client {entry.client}: {entry.why}."
+
+    def take(self) -> tuple[list[str], Counter[str]]:
+        """Hand over the lines and totals gathered so far and start afresh."""
+        lines, totals = self.lines, self.totals
+        self.lines, self.totals = [], Counter()
+        return lines, totals

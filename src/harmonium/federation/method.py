@@ -1,0 +1,189 @@
+"""A method: frozen settings, two server plans, and declared client exchanges. No state in self.
+
+This class is FedAvg. Every other method extends it and overrides only what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.encoders import Encoder
+from harmonium.encoders.cnn import CnnSmall
+from harmonium.federation.client import Batch, Client, Local, fit
+from harmonium.federation.optimiser import Average, ServerOptimiser
+from harmonium.federation.parts import Part, Parts, join
+from harmonium.federation.wire import (
+    EXAMPLES,
+    Ask,
+    ClientId,
+    Exchange,
+    Kind,
+    Plan,
+    Rule,
+    Value,
+    Weights,
+    exchange,
+    scalar,
+    weights,
+)
+from harmonium.objectives import Objective, Seen
+from harmonium.objectives.simclr import SimCLR
+from harmonium.terms import Term
+
+
+@dataclass(frozen=True)
+class World:
+    """The facts of a run that settings may depend on."""
+
+    clients: int = 2
+    rounds: int = 1
+    channels: int = 3
+    side: int = 32  # pixels
+    classes: int = 0  # 0: unlabelled
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Server:
+    """Everything the server keeps between rounds; with the clients' states it is the checkpoint."""
+
+    examples: Mapping[ClientId, int]  # registered number of examples of every client
+    model: Weights
+    round: int = 0
+    memory: Mapping[str, Any] = field(default_factory=dict)  # a method's own; any tree of tensors
+    moments: Mapping[str, Any] = field(default_factory=dict)  # the server optimiser's memory
+    public: Images | None = None
+
+    @property
+    def everyone(self) -> list[ClientId]:
+        """All clients, in ascending order."""
+        return sorted(self.examples)
+
+
+@dataclass(frozen=True)
+class Method:
+    """FedAvg over any objective and terms (McMahan et al., 2017)."""
+
+    world: World = World()
+    encoder: Encoder = CnnSmall()
+    objective: Objective = SimCLR()
+    terms: tuple[Term, ...] = ()
+    local: Local = Local()
+    server_optimiser: ServerOptimiser = Average()
+
+    name: ClassVar[str] = "method"
+    share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
+    keeps: ClassVar[Mapping[str, Kind]] = {}  # what it stores at a client, and what that reveals
+    uses_labels: ClassVar[bool] = False
+    personal: ClassVar[bool] = False  # each client ends with an encoder of its own
+
+    # ---- server ------------------------------------------------------------------------------
+    def setup(self, server: Server) -> Plan:
+        """What happens once, before round 1."""
+        return server
+        yield  # a plan that asks nothing
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """One round: ask the cohort to train, take the average."""
+        got = yield Ask("train", cohort, {"model": server.model})
+        return self.merge(server, got.model)
+
+    # ---- client ------------------------------------------------------------------------------
+    @exchange(down={"model": weights()}, up={"model": weights(by=EXAMPLES), "loss": scalar()})
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Train the received model on the client's examples."""
+        parts = self.pull(client, got.model)
+        loss = self.loss(parts, me=client.id, anchor=got.model)
+        done = fit(parts, client, loss, self.local, after=lambda: self.objective.after_step(parts))
+        return {"model": self.push(client, parts), "loss": done.loss}
+
+    # ---- pieces ------------------------------------------------------------------------------
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The method's own loss; override to replace or extend the objective's."""
+        return self.objective.score(parts, seen, given)
+
+    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+        """Parts beyond the encoder's, the objective's and the terms'."""
+        return {}
+
+    def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
+        """The encoder to judge: the federation's, or a client's own given its state."""
+        kept = (state or {}).get("parts", {})
+        return self.blueprint.copy_from(server.model, kept).eval()["encoder"]
+
+    # ---- given, not overridden ---------------------------------------------------------------
+    def loss(self, parts: Parts, **given: Any) -> Callable[[Batch], Tensor]:
+        """The local loss of a batch: the score and every term. Methods override `score`."""
+
+        def of(batch: Batch) -> Tensor:
+            seen = self.objective.see(parts, batch)
+            total = self.score(parts, seen, given)
+            for term in self.terms:
+                total = total + term.score(parts, seen, given)
+            return total
+
+        return of
+
+    @cached_property
+    def blueprint(self) -> Parts:
+        """The model as first drawn: the same bits in every process of a run."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed_of(self.world.seed, "init"))
+            made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
+            dim, clients = self.encoder.features, self.world.clients
+            for build in (
+                lambda modules: self.objective.build(modules, dim, clients),
+                lambda modules: self.extra_parts(modules, dim),
+                *(_builder(term, dim, clients) for term in self.terms),
+            ):
+                made = join(made, build({name: part.module for name, part in made.items()}))
+        # Convolutions on CPUs run faster on this layout; values are the same.
+        return Parts(made, self.share).to(memory_format=torch.channels_last)
+
+    def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
+        """The model to work on: as first drawn, then the message's parts, then the client's own."""
+        return self.blueprint.copy_from(model, client.state.get("parts", {}))
+
+    def push(self, client: Client, parts: Parts) -> Weights:
+        """Keep local parts in the client's state; return only what may leave."""
+        if kept := parts.kept():
+            client.state["parts"] = kept
+        return parts.shared(client.id)
+
+    def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
+        """The server after folded uploads: averaged parts through its optimiser, rows in place."""
+        whole = {key: value for key, value in folded.items() if isinstance(value, Tensor)}
+        steered = {key for key, _ in self.blueprint.named_parameters()}
+        stepped, moments = self.server_optimiser.step(
+            server.model, whole, steered, dict(server.moments)
+        )
+        model = {**server.model, **stepped}
+        for key, rows in folded.items():
+            if key not in whole:
+                model[key] = model[key].clone()
+                for client, row in rows.items():
+                    model[key][client] = row
+        return replace(server, model=model, moments=moments)
+
+    @classmethod
+    def exchanges(cls) -> dict[str, Exchange]:
+        """The declared exchanges by name."""
+        found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
+        return {declared.name: declared for declared in found if isinstance(declared, Exchange)}
+
+    def stateful(self) -> bool:
+        """Whether clients must remember something between rounds."""
+        return bool(self.keeps) or "local" in self.blueprint.rules.values()
+
+
+def _builder(term: Term, dim: int, clients: int) -> Callable[[Mapping[str, nn.Module]], Any]:
+    return lambda modules: term.build(modules, dim, clients)

@@ -1,0 +1,89 @@
+"""What the server does with the clients' average: take it, or step towards it.
+
+The step treats `current - average` as a gradient (Reddi et al., Adaptive Federated Optimization,
+2021). Buffers such as BatchNorm's are averages, not directions: they are always taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from harmonium.federation.wire import Weights
+from harmonium.registry import Registry
+
+Memory = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ServerOptimiser:
+    """How averaged uploads change the model."""
+
+    weighting: Literal["examples", "uniform"] = "examples"  # what weighs a client's upload
+
+    def step(
+        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
+    ) -> tuple[Weights, Memory]:
+        """The new tensors and the new memory; only `steered` keys are parameters."""
+        return average, memory
+
+
+optimisers: Registry[ServerOptimiser] = Registry("server optimiser", "harmonium.federation")
+
+
+@optimisers("average")
+@dataclass(frozen=True)
+class Average(ServerOptimiser):
+    """FedAvg: the average is the new model."""
+
+
+@optimisers("sgd")
+@dataclass(frozen=True)
+class Sgd(ServerOptimiser):
+    """A step of SGD with momentum; lr 1 without momentum is FedAvg."""
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def step(
+        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
+    ) -> tuple[Weights, Memory]:
+        """Velocity accumulates the gaps; the model moves by lr times the velocity."""
+        model, velocity = dict(average), {}
+        for key in sorted(steered & set(average)):
+            gap = current[key] - average[key]
+            held = memory.get("velocity", {}).get(key)
+            velocity[key] = gap if held is None else self.momentum * held + gap
+            model[key] = current[key] - self.lr * velocity[key]
+        return model, {**memory, "velocity": velocity}
+
+
+@optimisers("adam")
+@dataclass(frozen=True)
+class Adam(ServerOptimiser):
+    """Adam with bias correction on the gaps, as Federated SimCLR uses it (paper 000, App. A)."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def step(
+        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
+    ) -> tuple[Weights, Memory]:
+        """First and second moments of the gaps live in the server's memory."""
+        count = memory.get("steps", 0) + 1
+        model, first, second = dict(average), {}, {}
+        for key in sorted(steered & set(average)):
+            gap = current[key] - average[key]
+            zero = torch.zeros_like(gap)
+            first[key] = torch.lerp(gap, memory.get("first", {}).get(key, zero), self.beta1)
+            second[key] = torch.lerp(gap**2, memory.get("second", {}).get(key, zero), self.beta2)
+            mean = first[key] / (1 - self.beta1**count)
+            scale = (second[key] / (1 - self.beta2**count)).sqrt() + self.epsilon
+            model[key] = current[key] - self.lr * mean / scale
+        return model, {**memory, "steps": count, "first": first, "second": second}

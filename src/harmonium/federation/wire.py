@@ -1,0 +1,165 @@
+"""What may cross between server and clients: declared fields, and the asks that carry them.
+
+An exchange is declared directly above the client handler that answers it. What is not declared
+does not leave a client: both engines check every message against the declaration, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import WireError
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Server
+
+ClientId = int
+Weights = dict[str, Tensor]
+Value = Tensor | Weights | float | int
+Kind = Literal["weights", "statistic", "per_example", "scalar", "public"]  # what it reveals
+Fold = Literal["parts", "mean", "sum", "concat", "each"]  # how uploads combine
+Rule = Literal["mean", "row", "local", "fresh"]  # what becomes of a part of the model
+
+EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named value of a message: what it reveals and how the server combines it."""
+
+    kind: Kind
+    fold: Fold = "each"
+    by: str | None = None  # what weights a mean: EXAMPLES, an uploaded scalar, or None (uniform)
+    guarded: bool = False  # must come out of Client.release
+
+
+def weights(by: str | None = None) -> Field:
+    """Parts of the model, combined by each part's own rule."""
+    return Field("weights", "parts", by)
+
+
+def statistic(fold: Fold = "mean", *, by: str | None = None, guarded: bool = False) -> Field:
+    """A tensor computed over many examples, such as a centroid or a correlation matrix."""
+    return Field("statistic", fold, by, guarded)
+
+
+def per_example(fold: Fold = "concat", *, guarded: bool = False) -> Field:
+    """Rows that each belong to one example: the most revealing thing a method can send."""
+    return Field("per_example", fold, guarded=guarded)
+
+
+def scalar(fold: Fold = "each", *, by: str | None = None) -> Field:
+    """A single number, such as a loss."""
+    return Field("scalar", fold, by)
+
+
+def public() -> Field:
+    """Something that reveals nothing about a client's data."""
+    return Field("public")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A client handler's name and exactly what it receives and returns."""
+
+    name: str
+    down: Mapping[str, Field]
+    up: Mapping[str, Field]
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def exchange(
+    *, down: Mapping[str, Field] | None = None, up: Mapping[str, Field] | None = None
+) -> Callable[[Handler], Handler]:
+    """Declare, right above a client handler, exactly what it receives and returns."""
+    for name, declared in (up or {}).items():
+        if declared.by not in (None, EXAMPLES) and declared.by not in (up or {}):
+            raise WireError(f"`{name}` is weighted by `{declared.by}`, which is not in `up`")
+
+    def mark(handler: Handler) -> Handler:
+        handler.exchange = Exchange(  # type: ignore[attr-defined]
+            handler.__name__, dict(down or {}), dict(up or {})
+        )
+        return handler
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request from the server's plan to some clients for one exchange.
+
+    `down` is the same for all of them; `each` adds values per client. Clients that do not answer
+    are simply absent from the result, so a second ask of a round goes to `got.ids`.
+    """
+
+    step: str
+    to: Sequence[ClientId]
+    down: Mapping[str, Value] = field(default_factory=dict)
+    each: Mapping[ClientId, Mapping[str, Value]] = field(default_factory=dict)
+
+
+Folded = SimpleNamespace  # .ids: who answered, in order; and one attribute per `up` field
+Plan = Generator[Ask, Folded, "Server"]
+
+
+def check(method: str, declared: Exchange, side: Literal["down", "up"], got: Mapping[str, Any]) -> None:
+    """Refuse a message that does not carry exactly the declared fields, each of its kind."""
+    fields: Mapping[str, Field] = getattr(declared, side)
+    where = f"{method}.{declared.name}"
+    way = "to the client" if side == "down" else "to the server"
+    extra, missing = sorted(set(got) - set(fields)), sorted(set(fields) - set(got))
+    if extra:
+        raise WireError(
+            f"{where} sends {_quoted(extra)} {way} without declaring it. Add it to "
+            f"@exchange({side}=...) above `{declared.name}`, or stop sending it."
+        )
+    if missing:
+        raise WireError(
+            f"{where} declares {_quoted(missing)} {way} but does not send it. Remove it from "
+            f"@exchange({side}=...) above `{declared.name}`, or send it."
+        )
+    for name, value in got.items():
+        wanted = _TYPES[fields[name].kind]
+        if not isinstance(value, wanted[1]) or isinstance(value, bool):
+            raise WireError(
+                f"{where} sends `{name}` {way} as {type(value).__name__}, but it is declared "
+                f"{fields[name].kind}, which is {wanted[0]}."
+            )
+
+
+_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "weights": ("a dict of named tensors", (dict,)),
+    "statistic": ("a tensor", (Tensor,)),
+    "per_example": ("a tensor", (Tensor,)),
+    "scalar": ("a number", (int, float)),
+    "public": ("a tensor, a dict of tensors or a number", (Tensor, dict, int, float)),
+}
+
+
+def fault(value: Any) -> str | None:
+    """What is wrong with an uploaded value's numbers, if anything."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if reason := fault(item):
+                return f"{key} {reason}"
+        return None
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            return "is complex"
+        finite = not value.is_floating_point() or bool(torch.isfinite(value).all())
+    else:
+        finite = abs(value) < float("inf")
+    return None if finite else "is not finite"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

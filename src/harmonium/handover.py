@@ -1,0 +1,75 @@
+"""The encoder as a file that anyone can use: safetensors, with all that is needed to rebuild it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from harmonium import store
+from harmonium.data.images import Dataset
+from harmonium.data.views import preset
+from harmonium.encoders import encoders
+from harmonium.errors import StoreError
+from harmonium.recipe import Recipe
+from harmonium.settings import choose, plain
+
+
+class LoadedEncoder(nn.Module):
+    """An encoder that takes pictures as they are stored."""
+
+    def __init__(self, network: nn.Module, about: dict[str, Any]) -> None:
+        """Wrap a network; `about` says what it was trained on and how to prepare pictures."""
+        super().__init__()
+        self.network = network
+        self.about = about
+        self._views = preset(about["views"]["name"], **about["views"]["changes"])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Features (n, dim) of uint8 pictures (n, height, width, channels)."""
+        features: Tensor = self.network(self._views.plain(pixels))
+        return features
+
+
+def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
+    """Write an encoder with its architecture and its recipe's digest."""
+    height, _, channels = dataset.train.shape
+    about = {
+        "format": 1,
+        "encoder": plain(recipe.encoder),
+        "channels": channels,
+        "side": recipe.views.changes.get("size") or height,
+        "views": {"name": recipe.views.name, "changes": plain(dict(recipe.views.changes))},
+        "data": dataset.name,
+        "method": recipe.method.name,
+        "recipe": recipe.digest,
+    }
+    weights = {key: value.contiguous() for key, value in encoder.state_dict().items()}
+    data = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
+    store.write_atomic(path, data)
+
+
+def load_encoder(path: str | Path) -> LoadedEncoder:
+    """The encoder of a run's folder or of an `encoder.safetensors`, ready for pictures.
+
+    Features of uint8 pictures (n, height, width, channels) are `load_encoder(run)(pixels)`.
+    """
+    path = Path(path)
+    path = path / "encoder.safetensors" if path.is_dir() else path
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            about = json.loads((file.metadata() or {})["harmonium"])
+            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise StoreError(f"there is no encoder {path}: has the run finished?") from None
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
+        raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
+    with torch.random.fork_rng(devices=[]):
+        network = choose("encoder", encoders, about["encoder"]).build(about["channels"], about["side"])
+    network.load_state_dict(weights)
+    return LoadedEncoder(network.eval(), about).eval()

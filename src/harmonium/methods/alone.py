@@ -1,0 +1,37 @@
+"""Alone: every client trains on its own pictures and nothing of the model is ever sent.
+
+The reference that tells what federation is worth: the same local training, rounds and budget as
+FedAvg (McMahan et al., 2017) with the averaging left out. Each client ends with its own encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from harmonium.federation.client import Client
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, scalar
+from harmonium.methods import methods
+
+
+@methods("alone")
+@dataclass(frozen=True)
+class Alone(Method):
+    """Local training only."""
+
+    share = {"*": "local"}
+    personal = True
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Ask the cohort to train; there is nothing to average."""
+        yield Ask("train", cohort)
+        return server
+
+    @exchange(up={"loss": scalar()})
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Continue the client's own model."""
+        got.model = {}
+        up = super().train(client, got)
+        return {"loss": up["loss"]}

@@ -1,0 +1,62 @@
+"""What a client minimises: self-supervised losses and the parts they need.
+
+An objective is frozen settings and four small methods. `build` makes its parts, `see` runs them on
+a batch, `score` turns what was seen into a loss, `after_step` keeps targets up to date. Splitting
+`see` from `score` lets a method rewrite features or projections in between (FedStyle, APFL), and
+lets terms use what was already computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.federation.client import Batch
+from harmonium.federation.parts import Part, Parts
+from harmonium.registry import Registry
+
+
+@dataclass
+class Seen:
+    """One batch as the model sees it: a list entry per view."""
+
+    batch: Batch
+    h: list[Tensor]  # features, each (n, dim)
+    z: list[Tensor]  # projections, each (n, dim_z)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A self-supervised loss and the parts it needs; override what differs."""
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
+        """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
+        raise TypeError(f"{type(self).__name__} must define `build`")
+
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """Features and projections of every view, in one pass over all of them."""
+        h = parts["encoder"](torch.cat(batch.views))
+        views = len(batch.views)
+        return Seen(batch, list(h.chunk(views)), list(parts["projector"](h).chunk(views)))
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The loss, a scalar mean over the batch."""
+        raise TypeError(f"{type(self).__name__} must define `score`")
+
+    def after_step(self, parts: Parts) -> None:
+        """Called after every optimiser step."""
+
+
+objectives: Registry[Objective] = Registry("objective", "harmonium.objectives")
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of the given sizes with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inner, outer in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(inner, outer), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,64 @@
+"""SimCLR: two views of a picture attract, all other views in the batch repel.
+
+Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020. The loss
+is NT-Xent over 2N views; its denominator has 2N - 1 terms and contains the positive (FedCA eq. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.errors import ConfigError
+from harmonium.federation.parts import Part, Parts
+from harmonium.objectives import Objective, Seen, mlp, objectives
+
+
+@objectives("simclr")
+@dataclass(frozen=True)
+class SimCLR(Objective):
+    """Contrast of two views by NT-Xent.
+
+    >>> SimCLR(temperature=0.2).temperature
+    0.2
+    """
+
+    temperature: float = 0.5  # of the softmax over similarities
+    hidden: int | None = None  # width of the projector's inner layer; none: the encoder's
+    out: int = 128  # size of a projection
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"objective.temperature is {self.temperature}; it must be positive")
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
+        """A two-layer projector, averaged like the encoder."""
+        return {"projector": Part(mlp(dim, self.hidden or dim, self.out))}
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """NT-Xent of the two projections."""
+        return nt_xent(*seen.z, temperature=self.temperature)
+
+
+def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """Mean over 2N views of -log softmax of the positive among the 2N - 1 other views.
+
+    Args:
+        first: projections of one view, (n, dim).
+        second: projections of the other view of the same pictures, (n, dim).
+        temperature: divides the cosine similarities.
+
+    >>> same = torch.ones(4, 3)
+    >>> bool(torch.isclose(nt_xent(same, same, 0.5), torch.tensor(7.0).log()))
+    True
+    """
+    unit = functional.normalize(torch.cat([first, second]))
+    similar = unit @ unit.T / temperature
+    similar = similar.fill_diagonal_(float("-inf"))
+    partner = torch.arange(len(unit)).roll(len(first))
+    return functional.cross_entropy(similar, partner)

@@ -1,0 +1,340 @@
+"""A recipe says all of a run: a validated tree of settings, from YAML and `key=value`.
+
+Sections such as `data`, `split` or `encoder` choose a registered thing by name and set its
+fields: `data=cifar10 data.limit=5000`, or in YAML `data: {name: cifar10, limit: 5000}`. The fields
+are those of the chosen dataclass, so a new method's settings are recipe keys without more code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import Field as Setting
+
+from harmonium.data.datasets import DataSpec, Digits, datasets
+from harmonium.data.images import Dataset
+from harmonium.data.partition import IID, SplitRule, splits
+from harmonium.data.views import PRESETS, View, Views, preset
+from harmonium.encoders import Encoder, encoders
+from harmonium.encoders.cnn import CnnSmall
+from harmonium.errors import ConfigError, suggest
+from harmonium.evaluate.judge import Evaluation
+from harmonium.federation.client import Local
+from harmonium.federation.method import Method, World
+from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
+from harmonium.federation.sampling import Participation
+from harmonium.methods import methods
+from harmonium.objectives import Objective, objectives
+from harmonium.objectives.simclr import SimCLR
+from harmonium.privacy.mechanisms import Randomness
+from harmonium.registry import Registry
+from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
+from harmonium.terms import Term, terms
+
+SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Where clients run; it never changes a result."""
+
+    workers: int | None = None  # worker processes; none: one a core; 0: in this process
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"engine.workers is {self.workers}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Protection of what clients release."""
+
+    noise: Randomness = "simulated"  # or system: from the operating system, not repeatable
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method's name and the settings that are its own."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def cls(self) -> type[Method]:
+        """The method's class: a registered one, or `package.module:Class` of the user's own."""
+        return find_method(self.name)
+
+
+@dataclass(frozen=True)
+class ViewsChoice:
+    """A preset of views and the changes to it."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+    def build(self) -> Views:
+        """The views themselves."""
+        return preset(self.name, **self.changes)
+
+
+def find_method(name: str) -> type[Method]:
+    """A method's class by its registered name or by its import path."""
+    if ":" not in name:
+        return methods[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import method '{name}': {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"'{name}' is no method: a method is a class that extends Method")
+    return found
+
+
+def _method(value: Any) -> MethodChoice:
+    if isinstance(value, MethodChoice):
+        return value
+    value = {"name": value} if isinstance(value, str) else dict(value)
+    name = str(value.pop("name", ""))
+    return MethodChoice(name, check_fields(find_method(name), value, "method", SUPPLIED))
+
+
+def _views(value: Any) -> ViewsChoice:
+    if isinstance(value, ViewsChoice):
+        return value
+    value = {"name": value} if isinstance(value, str) else dict(value)
+    name = str(value.pop("name", "simclr"))
+    if name not in PRESETS:
+        raise ConfigError(f"unknown views '{name}': {suggest(name, PRESETS)}")
+    choice = ViewsChoice(name, check_fields(View, value, "views"))
+    choice.build()  # wrong values are refused here and not in the middle of a run
+    return choice
+
+
+def _terms(value: Any) -> tuple[Term, ...]:
+    if isinstance(value, str):
+        value = {name: {} for name in value.split(",") if name}
+    if isinstance(value, Mapping):
+        return tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
+    return tuple(choose("terms", terms, item) for item in value or ())
+
+
+def _one_of(section: str, registry: Registry[Any]) -> PlainValidator:
+    return PlainValidator(lambda value: choose(section, registry, value))
+
+
+def _fixed(section: str, cls: type[Any]) -> PlainValidator:
+    return PlainValidator(lambda v: v if isinstance(v, cls) else make(cls, v, section))
+
+
+def _public(value: Any) -> DataSpec | None:
+    return None if value is None else choose("public", datasets, value)
+
+
+class Recipe(BaseModel):
+    """All of a run. Two recipes with the same `digest` end with the same bits.
+
+    >>> Recipe.of("fedavg", "clients=3", "local.lr=0.1").local.lr
+    0.1
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    method: Annotated[MethodChoice, PlainValidator(_method)] = MethodChoice("fedavg", {})
+    objective: Annotated[Objective, _one_of("objective", objectives)] = SimCLR()
+    terms: Annotated[tuple[Term, ...], PlainValidator(_terms)] = ()
+    encoder: Annotated[Encoder, _one_of("encoder", encoders)] = CnnSmall()
+    data: Annotated[DataSpec, _one_of("data", datasets)] = Digits()
+    public: Annotated[DataSpec | None, PlainValidator(_public)] = None
+    split: Annotated[SplitRule, _one_of("split", splits)] = IID()
+    views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
+    local: Annotated[Local, _fixed("local", Local)] = Local()
+    server: Annotated[ServerOptimiser, _one_of("server", optimisers)] = Average()
+    participation: Annotated[Participation, _fixed("participation", Participation)] = Participation()
+    privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
+    evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
+    engine: Annotated[EngineSettings, _fixed("engine", EngineSettings)] = EngineSettings()
+    clients: int = Setting(10, ge=1)
+    rounds: int = Setting(20, ge=1)
+    seed: int = Setting(0, ge=0)
+
+    @classmethod
+    def of(cls, name: str, *changes: str) -> Recipe:
+        """A recipe from a method's name, a shipped recipe's or a YAML file, and `key=value`s."""
+        return cls.from_tree(apply_changes(load_tree(name), changes))
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Recipe:
+        """A recipe from plain values."""
+        checked: dict[str, Any] = {}
+        for key, value in tree.items():
+            if key not in cls.model_fields:
+                raise ConfigError(unknown(key, known_keys(tree)))
+            kind = cls.model_fields[key].annotation
+            checked[key] = coerce(key, kind, value) if kind is int else value
+        try:
+            recipe = cls(**checked)
+        except ValueError as error:  # what is left: numbers below their least
+            errors = getattr(error, "errors", lambda: [])()
+            where = errors[0]["loc"][0] if errors else "recipe"
+            raise ConfigError(f"{where}={tree.get(where)}: {errors[0]['msg'].lower()}") from None
+        recipe.participation.size(recipe.clients)
+        return recipe
+
+    def tree(self) -> dict[str, Any]:
+        """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""
+        tree = {key: plain(getattr(self, key)) for key in type(self).model_fields}
+        tree["method"] = {"name": self.method.name, **plain(dict(self.method.options))}
+        tree["views"] = {"name": self.views.name, **plain(dict(self.views.changes))}
+        tree["terms"] = {t.pop("name"): t for t in (plain(term) for term in self.terms)}
+        return tree
+
+    def yaml(self) -> str:
+        """The resolved recipe as YAML."""
+        return yaml.safe_dump(self.tree(), sort_keys=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that can change a result: all but the engine."""
+        tree = {key: value for key, value in self.tree().items() if key != "engine"}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def changed(self, **sections: Any) -> Recipe:
+        """The same recipe with some top-level sections replaced."""
+        return type(self).from_tree({**self.tree(), **sections})
+
+    def build_method(self, dataset: Dataset) -> Method:
+        """The method with everything the other sections give it."""
+        height, width, channels = dataset.train.shape
+        side = self.views.changes.get("size") or height
+        world = World(
+            clients=self.clients,
+            rounds=self.rounds,
+            channels=channels,
+            side=side,
+            classes=len(dataset.classes),
+            seed=self.seed,
+        )
+        return self.method.cls(
+            world=world,
+            encoder=self.encoder,
+            objective=self.objective,
+            terms=self.terms,
+            local=self.local,
+            server_optimiser=self.server,
+            **self.method.options,
+        )
+
+
+def load_tree(name: str) -> dict[str, Any]:
+    """Plain values of a YAML file, a shipped recipe, or a bare method's name."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return _read_yaml(path.read_text(encoding="utf-8"), name)
+        except OSError as error:
+            raise ConfigError(f"cannot read recipe {name}: {error.strerror}") from None
+    shipped = shipped_recipes()
+    if name in shipped:
+        return _read_yaml(shipped[name].read_text(encoding="utf-8"), name)
+    if ":" in name or name in methods.table():
+        return {"method": name}
+    known = {*shipped, *methods.table()}
+    raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
+
+
+def shipped_recipes() -> dict[str, Any]:
+    """The recipes inside the package, by name."""
+    folder = resources.files("harmonium") / "recipes"
+    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return {file.name[: -len(".yaml")]: file for file in sorted(files, key=lambda f: f.name)}
+
+
+def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The tree with `key=value` changes; a new choice drops the settings of the old one.
+
+    >>> apply_changes({"data": {"name": "npz", "path": "a"}}, ["data.limit=5", "data=digits"])
+    {'data': {'name': 'digits', 'limit': 5}}
+    """
+    changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
+    pairs = []
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"'{change}' is no setting: write key=value, e.g. rounds=10")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        pairs.append((key.split("."), text if isinstance(value, bytes) else value))
+    for path, value in sorted(pairs, key=lambda pair: len(pair[0])):  # choices before settings
+        spot = changed
+        for step in path[:-1]:
+            held = spot.get(step)
+            spot[step] = dict(held) if isinstance(held, Mapping) else {"name": held} if held else {}
+            spot = spot[step]
+        held = spot.get(path[-1])
+        same = isinstance(held, Mapping) and held.get("name") == value
+        if not same:
+            spot[path[-1]] = value
+    for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
+        if isinstance(value, dict) and "name" not in value and key in _CHOICES:
+            changed[key] = {"name": _CHOICES[key], **value}
+    return changed
+
+
+_CHOICES = {
+    "method": "fedavg",
+    "objective": SimCLR.name,
+    "encoder": CnnSmall.name,
+    "data": Digits.name,
+    "split": IID.name,
+    "server": Average.name,
+}
+
+
+def known_keys(tree: Mapping[str, Any]) -> list[str]:
+    """Every key that the choices of a tree allow, for naming the nearest one."""
+    keys = list(Recipe.model_fields)
+    tables: dict[str, Registry[Any]] = {
+        "objective": objectives,
+        "encoder": encoders,
+        "data": datasets,
+        "split": splits,
+        "server": optimisers,
+    }
+    classes: dict[str, type[Any]] = {
+        "local": Local,
+        "participation": Participation,
+        "privacy": Privacy,
+        "evaluate": Evaluation,
+        "engine": EngineSettings,
+        "views": View,
+    }
+    for section, registry in tables.items():
+        classes[section] = named(section, registry, tree.get(section, _CHOICES[section]))[0]
+    for section, cls in classes.items():
+        keys += [f"{section}.{field.name}" for field in fields(cls) if field.init]
+    return keys
+
+
+def _read_yaml(text: str, name: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"recipe {name}{line} is not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"recipe {name} holds no settings: it should have lines such as `rounds: 20`")
+    return tree

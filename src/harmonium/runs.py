@@ -1,0 +1,304 @@
+"""The life of a run: begin, rounds, evaluations, checkpoints, resume, end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import yaml
+from torch import nn
+
+from harmonium import store
+from harmonium.checkpoint import Commit, Folder
+from harmonium.data.images import Dataset
+from harmonium.data.partition import Split, make_split
+from harmonium.engines.host import Host
+from harmonium.engines.local import LocalEngine
+from harmonium.errors import ConfigError, StoreError
+from harmonium.evaluate.judge import Judge, average
+from harmonium.federation.drive import Driver, Reply
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.handover import save_encoder
+from harmonium.home import home, make_folder
+from harmonium.recipe import Recipe, apply_changes, load_tree
+
+
+class Watcher:
+    """What a caller may want to see of a run while it goes; does nothing unless overridden."""
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        """The run starts or continues after `done` rounds."""
+
+    def task(self, reply: Reply) -> None:
+        """A client answered, or did not."""
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        """A round was committed; `row` is its line in metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self, result: Result) -> None:
+        """The run is complete."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run has to show."""
+
+    folder: Path
+    recipe: Recipe
+    figures: Mapping[str, Any]  # of the final encoder, on the test part
+    untrained: Mapping[str, Any]  # of the encoder as first drawn, on the same
+    rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
+
+
+def run(
+    recipe: Recipe | str,
+    *changes: str,
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a recipe to its end and return what it has to show.
+
+    `run("fedavg", "rounds=5", out="runs/first")` does what the command line does with the same
+    words; whole sections can be given by name: `run("fedavg", data="digits", rounds=5)`. If `out`
+    holds this very run already, it is continued, or simply returned when it is complete.
+    """
+    if isinstance(recipe, str):
+        recipe = Recipe.from_tree({**apply_changes(load_tree(recipe), changes), **settings})
+    elif changes or settings:
+        recipe = Recipe.from_tree({**apply_changes(recipe.tree(), changes), **settings})
+    folder = Path(out) if out is not None else _new_folder(recipe)
+    with _lock(folder):
+        _begin(folder, recipe)
+        return _Run(folder, recipe, watcher or Watcher()).complete()
+
+
+def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) -> Result:
+    """Continue a run that stopped; only settings that cannot change its result may change."""
+    folder = Path(folder)
+    recipe = read_recipe(folder)
+    changed = Recipe.from_tree(apply_changes(recipe.tree(), changes))
+    if changed.digest != recipe.digest:
+        raise ConfigError(
+            "a resumed run keeps its recipe, else its result would belong to neither: only "
+            "engine.* may change. Start a new run with --out instead."
+        )
+    with _lock(folder):
+        return _Run(folder, changed, watcher or Watcher()).complete()
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run's folder."""
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
+    return Recipe.from_tree(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def open_host(folder: Path) -> Host:
+    """The host of a run's client tasks, built from its folder alone."""
+    recipe = read_recipe(folder)
+    dataset = recipe.data.load()
+    return make_host(recipe, dataset, Split.load(folder / "split.npz"), folder)
+
+
+def make_host(recipe: Recipe, dataset: Dataset, split: Split, folder: Path) -> Host:
+    """The host of client tasks for a recipe and its data."""
+    split.check(dataset)
+    return Host(
+        method=recipe.build_method(dataset),
+        images=dataset.train,
+        indices=split.indices,
+        views=recipe.views.build(),
+        folder=folder / "clients",
+        noise=recipe.privacy.noise,
+        public=recipe.public.load().train if recipe.public else None,
+    )
+
+
+def _new_folder(recipe: Recipe) -> Path:
+    name = f"{recipe.method.name.rpartition(':')[2]}-{recipe.data.name}-{recipe.digest[:8]}"
+    return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+
+
+def _begin(folder: Path, recipe: Recipe) -> None:
+    """Write what a run needs to be resumable; the recipe last, for then the run exists."""
+    path = folder / "recipe.yaml"
+    if path.exists():
+        held = read_recipe(folder)
+        if held.digest != recipe.digest:
+            raise ConfigError(
+                f"{folder} holds another run (recipe {held.digest[:8]}, not {recipe.digest[:8]}): "
+                f"name another folder with --out"
+            )
+        return
+    foreign = [p.name for p in folder.iterdir() if not p.name.startswith((".lock", "split.npz"))]
+    foreign = [name for name in foreign if not name.endswith(".part")]
+    if foreign:
+        raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
+    dataset = recipe.data.load()
+    recipe.build_method(dataset).blueprint  # noqa: B018 (a model that cannot be built is refused now)
+    make_split(recipe.split, dataset, None, recipe.clients, recipe.seed).save(folder / "split.npz")
+    store.write_atomic(path, recipe.yaml().encode())
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process at a time may write to a run; the lock goes when its holder does."""
+    make_folder(folder)
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreError(f"another process is running {folder}: wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Run:
+    """One process's work on a run."""
+
+    def __init__(self, folder: Path, recipe: Recipe, watcher: Watcher) -> None:
+        self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
+        self.path = folder
+
+    def complete(self) -> Result:
+        """Do whatever is left of the run."""
+        recipe, path = self.recipe, self.path
+        if (path / "result.json").exists():
+            return self._result()
+        dataset = recipe.data.load()
+        split = Split.load(path / "split.npz")
+        host = make_host(recipe, dataset, split, path)
+        workers = recipe.engine.workers
+        judge = Judge(recipe.evaluate, dataset, host.views, recipe.seed)
+        with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
+            server = self._rounds(host.method, engine, judge, split, host)
+            figures = average([judge.verdict(e) for e in self._encoders(host.method, server, engine)])
+        untrained = judge.verdict(host.method.blueprint.eval()["encoder"])
+        if host.method.blueprint.rules["encoder"] != "local":
+            save_encoder(path / "encoder.safetensors", host.method.represent(server), recipe, dataset)
+        self._picture()
+        text = json.dumps({"figures": figures, "untrained": untrained}, indent=1)
+        store.write_atomic(path / "result.json", text.encode())
+        return self._result()
+
+    def _rounds(
+        self, method: Method, engine: LocalEngine, judge: Judge, split: Split, host: Host
+    ) -> Server:
+        """From the last committed round to the last of all."""
+        recipe, watcher, losses = self.recipe, self.watcher, list[float]()
+        ledger = Ledger()
+
+        def watch(reply: Reply) -> None:
+            watcher.task(reply)
+            if reply.up is not None and "loss" in reply.up:
+                losses.append(float(reply.up["loss"]))
+
+        driver = Driver(method, engine, ledger, recipe.participation.quorum, watch)
+        commit = self._restore(engine)
+        examples = {client: len(index) for client, index in enumerate(split.indices)}
+        server = Server(examples, method.blueprint.shared(), public=host.public)
+        cohort_size = recipe.participation.size(recipe.clients)
+        watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
+        if commit is None:
+            started = time.perf_counter()
+            self._log(0, [], Ledger(), judge.look(method.represent(server)))
+            server = driver.drive(method.setup(server), server)
+            self._finish(server, engine, ledger, started, {})
+        else:
+            server = Server(examples, public=host.public, **commit.server)
+        for number in range(server.round + 1, recipe.rounds + 1):
+            started = time.perf_counter()
+            losses.clear()
+            server = Server(
+                examples, server.model, number, server.memory, server.moments, host.public
+            )
+            cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
+            server = driver.drive(method.round(server, cohort), server)
+            figures: dict[str, Any] = {}
+            if recipe.evaluate.due(number, recipe.rounds):
+                encoders = self._encoders(method, server, engine)
+                figures = average([judge.look(encoder) for encoder in encoders])
+            row = self._log(number, losses, ledger, figures)
+            self._finish(server, engine, ledger, started, row)
+        return server
+
+    def _restore(self, engine: LocalEngine) -> Commit | None:
+        commit, faults = self.folder.last()
+        for fault in faults:
+            self.watcher.note(f"{fault}; continuing from the round before")
+        self.folder.rewind(commit)
+        engine.restore(commit.clients if commit else {})
+        engine.prune(*self.folder.snapshots())
+        return commit
+
+    def _log(
+        self, number: int, losses: list[float], ledger: Ledger, figures: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write a round's line of metrics; times are elsewhere, so that runs can be compared."""
+        totals = ledger.totals
+        row: dict[str, Any] = {
+            "round": number,
+            "loss": float(np.mean(losses)) if losses else None,
+            "answered": totals["answered"],
+            "missing": totals["no answer"] + totals["refused"],
+            "bytes_down": totals["down"],
+            "bytes_up": totals["up"],
+            **figures,
+        }
+        self.folder.log("metrics.jsonl", [json.dumps(row)])
+        return row
+
+    def _finish(
+        self,
+        server: Server,
+        engine: LocalEngine,
+        ledger: Ledger,
+        started: float,
+        row: Mapping[str, Any],
+    ) -> None:
+        """Commit a round and tell of it."""
+        lines, _ = ledger.take()
+        self.folder.log("ledger.jsonl", lines)
+        kept = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
+        self.folder.commit(server.round, kept, engine.snapshot())
+        engine.prune(*self.folder.snapshots())
+        seconds = time.perf_counter() - started
+        self.folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
+        if row:
+            self.watcher.round(row, seconds)
+
+    def _encoders(self, method: Method, server: Server, engine: LocalEngine) -> list[nn.Module]:
+        """What to judge: the federation's encoder, or those of some clients."""
+        if not method.personal:
+            return [method.represent(server)]
+        clients = server.everyone[: self.recipe.evaluate.clients]
+        return [method.represent(server, engine.state_of(client)) for client in clients]
+
+    def _picture(self) -> None:
+        from harmonium.report.plots import run_picture
+
+        run_picture(self.path / "run.png", self.folder.read_log("metrics.jsonl"))
+
+    def _result(self) -> Result:
+        held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        rounds = tuple(self.folder.read_log("metrics.jsonl"))
+        result = Result(self.path, self.recipe, held["figures"], held["untrained"], rounds)
+        self.watcher.end(result)
+        return result

@@ -1,0 +1,122 @@
+"""Turning plain values into settings: a chosen dataclass, its fields checked one by one.
+
+Every error names the dotted key, what was seen and what would be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+import pydantic
+
+from harmonium.errors import ConfigError, suggest
+from harmonium.registry import Registry
+
+T = TypeVar("T")
+
+
+def choose(section: str, registry: Registry[T], value: Any) -> T:
+    """A registered choice from its name, or from a mapping with `name` and settings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return typing.cast(T, value)
+    cls, options = named(section, registry, value)
+    return make(cls, options, section)
+
+
+def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dict[str, Any]]:
+    """The class a section names, and the settings beside the name."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ConfigError(
+            f"{section} is {value!r}; give one of these names: {', '.join(registry.table())}"
+        )
+    return registry[value["name"]], {k: v for k, v in value.items() if k != "name"}
+
+
+def make(cls: type[T], options: Mapping[str, Any], section: str, skip: Collection[str] = ()) -> T:
+    """An instance of a settings dataclass from plain values."""
+    return cls(**check_fields(cls, options, section, skip))
+
+
+def check_fields(
+    cls: type[Any], options: Mapping[str, Any], section: str, skip: Collection[str] = ()
+) -> dict[str, Any]:
+    """The options as values of the dataclass's field types; unknown names are refused."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{section} is {options!r}; it takes settings such as {section}.key=value")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in skip]
+    checked = {}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(unknown(f"{section}.{key}", (f"{section}.{name}" for name in known)))
+        checked[key] = coerce(f"{section}.{key}", hints[key], value)
+    return checked
+
+
+def coerce(key: str, wanted: Any, value: Any) -> Any:
+    """A plain value as the wanted type."""
+    if isinstance(value, str) and value.lower() in ("none", "null", "") and _takes_none(wanted):
+        value = None
+    try:
+        return pydantic.TypeAdapter(wanted).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{key}={value}: {_plainly(first)}") from None
+
+
+def unknown(key: str, known: Iterable[str]) -> str:
+    """The message for a key that does not exist, naming the one that was probably meant."""
+    names = sorted(known)
+    # `alpha` should find `split.alpha`, so compare with the whole key and with its last word.
+    by_word = {name.rpartition(".")[2]: name for name in reversed(names)}
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+    if not near:
+        words = difflib.get_close_matches(key.rpartition(".")[2], by_word, n=1, cutoff=0.6)
+        near = [by_word[word] for word in words]
+    if near:
+        return f"unknown key '{key}': did you mean '{near[0]}'?"
+    return f"unknown key '{key}': {suggest(key, names)}" if names else f"unknown key '{key}'"
+
+
+def plain(value: Any) -> Any:
+    """Settings as plain values for YAML and JSON; registered choices carry their name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        name = getattr(type(value), "name", None)
+        return {"name": name, **fields} if isinstance(name, str) and "name" not in fields else fields
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def _takes_none(wanted: Any) -> bool:
+    union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
+    return union and type(None) in typing.get_args(wanted)
+
+
+_WORDS = {
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "int_type": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
+    "string_type": "should be text",
+    "tuple_type": "should be a list, e.g. [1, 2]",
+}
+
+
+def _plainly(error: Any) -> str:
+    if error["type"] == "literal_error":
+        return f"should be one of {error['ctx']['expected']}"
+    return _WORDS.get(error["type"], str(error["msg"]).lower())

@@ -1,0 +1,36 @@
+"""A pull towards the model received from the server.
+
+Li et al., Federated Optimization in Heterogeneous Networks (FedProx), 2020: every client adds
+(mu / 2) * ||w - w_received||^2 to its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.federation.parts import Parts
+from harmonium.objectives import Seen
+from harmonium.terms import Term, terms
+
+
+@terms("proximal")
+@dataclass(frozen=True)
+class Proximal(Term):
+    """(mu / 2) times the squared distance of the trained parameters from the received ones."""
+
+    mu: float = 0.01  # strength of the pull
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The pull; its gradient is mu * (w - w_received)."""
+        anchor = given["anchor"]
+        gaps = [
+            (parameter - anchor[key]).square().sum()
+            for key, parameter in parts.named_parameters()
+            if parameter.requires_grad and key in anchor
+        ]
+        return self.mu / 2 * torch.stack(gaps).sum() if gaps else torch.zeros(())
