@@ -54,7 +54,7 @@ def encode(tree: Tree) -> bytes:
             "data_offsets": [offset, offset + size],
         }
         # Bytes of any dtype, bfloat16 included, without a copy.
-        chunks.append(memoryview(dense.reshape(-1).view(torch.uint8).numpy()) if size else b"")
+        chunks.append(dense.reshape(-1).view(torch.uint8).numpy().data if size else b"")
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -74,7 +74,13 @@ def decode(frame: bytes | bytearray | memoryview) -> Tree:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         skeleton = json.loads(header["__metadata__"]["tree"])
         return _fill(skeleton, tensors)
-    except (safetensors.SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (
+        safetensors.SafetensorError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise WireError(f"not a Harmonium frame: {type(error).__name__}: {error}") from None
 
 

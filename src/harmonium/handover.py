@@ -62,7 +62,7 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
     path = Path(path)
     path = path / "encoder.safetensors" if path.is_dir() else path
     try:
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})["harmonium"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
@@ -70,6 +70,8 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
     with torch.random.fork_rng(devices=[]):
-        network = choose("encoder", encoders, about["encoder"]).build(about["channels"], about["side"])
+        network = choose("encoder", encoders, about["encoder"]).build(
+            about["channels"], about["side"]
+        )
     network.load_state_dict(weights)
     return LoadedEncoder(network.eval(), about).eval()

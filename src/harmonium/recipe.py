@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic import Field as Setting
 
 from harmonium.data.datasets import DataSpec, Digits, datasets
@@ -34,11 +34,12 @@ from harmonium.federation.method import Method, World
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
 from harmonium.methods import methods
+from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
 from harmonium.privacy.mechanisms import Randomness
 from harmonium.registry import Registry
-from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
+from harmonium.settings import check_fields, choose, coerce, make, plain, unknown
 from harmonium.terms import Term, terms
 
 SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
@@ -66,13 +67,9 @@ class Privacy:
 class MethodChoice:
     """A method's name and the settings that are its own."""
 
-    name: str
+    name: str  # registered, or `package.module:Class` of the user's own
     options: Mapping[str, Any]
-
-    @property
-    def cls(self) -> type[Method]:
-        """The method's class: a registered one, or `package.module:Class` of the user's own."""
-        return find_method(self.name)
+    cls: type[Method]
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,12 @@ def find_method(name: str) -> type[Method]:
 def _method(value: Any) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
+    if isinstance(value, type) and issubclass(value, Method):
+        return MethodChoice(f"{value.__module__}:{value.__qualname__}", {}, value)
     value = {"name": value} if isinstance(value, str) else dict(value)
     name = str(value.pop("name", ""))
-    return MethodChoice(name, check_fields(find_method(name), value, "method", SUPPLIED))
+    found = find_method(name)
+    return MethodChoice(name, check_fields(found, value, "method", SUPPLIED), found)
 
 
 def _views(value: Any) -> ViewsChoice:
@@ -150,7 +150,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
-    method: Annotated[MethodChoice, PlainValidator(_method)] = MethodChoice("fedavg", {})
+    method: Annotated[MethodChoice, PlainValidator(_method)] = MethodChoice(FedAvg.name, {}, FedAvg)
     objective: Annotated[Objective, _one_of("objective", objectives)] = SimCLR()
     terms: Annotated[tuple[Term, ...], PlainValidator(_terms)] = ()
     encoder: Annotated[Encoder, _one_of("encoder", encoders)] = CnnSmall()
@@ -160,7 +160,9 @@ class Recipe(BaseModel):
     views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
     local: Annotated[Local, _fixed("local", Local)] = Local()
     server: Annotated[ServerOptimiser, _one_of("server", optimisers)] = Average()
-    participation: Annotated[Participation, _fixed("participation", Participation)] = Participation()
+    participation: Annotated[Participation, _fixed("participation", Participation)] = (
+        Participation()
+    )
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
     engine: Annotated[EngineSettings, _fixed("engine", EngineSettings)] = EngineSettings()
@@ -179,15 +181,15 @@ class Recipe(BaseModel):
         checked: dict[str, Any] = {}
         for key, value in tree.items():
             if key not in cls.model_fields:
-                raise ConfigError(unknown(key, known_keys(tree)))
+                raise ConfigError(unknown(key, known_keys()))
             kind = cls.model_fields[key].annotation
             checked[key] = coerce(key, kind, value) if kind is int else value
         try:
             recipe = cls(**checked)
-        except ValueError as error:  # what is left: numbers below their least
-            errors = getattr(error, "errors", lambda: [])()
-            where = errors[0]["loc"][0] if errors else "recipe"
-            raise ConfigError(f"{where}={tree.get(where)}: {errors[0]['msg'].lower()}") from None
+        except ValidationError as error:  # what is left: numbers below their least
+            first = error.errors()[0]
+            key = str(first["loc"][0])
+            raise ConfigError(f"{key}={tree.get(key)}: {first['msg'].lower()}") from None
         recipe.participation.size(recipe.clients)
         return recipe
 
@@ -294,7 +296,7 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
 
 
 _CHOICES = {
-    "method": "fedavg",
+    "method": FedAvg.name,
     "objective": SimCLR.name,
     "encoder": CnnSmall.name,
     "data": Digits.name,
@@ -303,29 +305,33 @@ _CHOICES = {
 }
 
 
-def known_keys(tree: Mapping[str, Any]) -> list[str]:
-    """Every key that the choices of a tree allow, for naming the nearest one."""
+def known_keys() -> list[str]:
+    """Every key that some choice allows, for naming the nearest one."""
     keys = list(Recipe.model_fields)
-    tables: dict[str, Registry[Any]] = {
-        "objective": objectives,
-        "encoder": encoders,
-        "data": datasets,
-        "split": splits,
-        "server": optimisers,
+    sections: dict[str, list[type[Any]]] = {
+        "local": [Local],
+        "participation": [Participation],
+        "privacy": [Privacy],
+        "evaluate": [Evaluation],
+        "engine": [EngineSettings],
+        "views": [View],
     }
-    classes: dict[str, type[Any]] = {
-        "local": Local,
-        "participation": Participation,
-        "privacy": Privacy,
-        "evaluate": Evaluation,
-        "engine": EngineSettings,
-        "views": View,
-    }
-    for section, registry in tables.items():
-        classes[section] = named(section, registry, tree.get(section, _CHOICES[section]))[0]
-    for section, cls in classes.items():
-        keys += [f"{section}.{field.name}" for field in fields(cls) if field.init]
+    for section, registry in _TABLES.items():
+        sections[section] = list(registry.table().values())
+    for section, classes in sections.items():
+        names = {field.name for cls in classes for field in fields(cls) if field.init}
+        keys += [f"{section}.{name}" for name in sorted(names.difference(SUPPLIED))]
     return keys
+
+
+_TABLES: dict[str, Registry[Any]] = {
+    "method": methods,
+    "objective": objectives,
+    "encoder": encoders,
+    "data": datasets,
+    "split": splits,
+    "server": optimisers,
+}
 
 
 def _read_yaml(text: str, name: str) -> dict[str, Any]:
@@ -334,7 +340,8 @@ def _read_yaml(text: str, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"recipe {name}{line} is not YAML: {getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", error)
+        raise ConfigError(f"recipe {name}{line} is not YAML: {problem}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"recipe {name} holds no settings: it should have lines such as `rounds: 20`")
+        raise ConfigError(f"recipe {name} holds no settings: write lines such as `rounds: 20`")
     return tree

@@ -189,10 +189,14 @@ class _Run:
         judge = Judge(recipe.evaluate, dataset, host.views, recipe.seed)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
             server = self._rounds(host.method, engine, judge, split, host)
-            figures = average([judge.verdict(e) for e in self._encoders(host.method, server, engine)])
+            figures = average(
+                [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
+            )
         untrained = judge.verdict(host.method.blueprint.eval()["encoder"])
         if host.method.blueprint.rules["encoder"] != "local":
-            save_encoder(path / "encoder.safetensors", host.method.represent(server), recipe, dataset)
+            save_encoder(
+                path / "encoder.safetensors", host.method.represent(server), recipe, dataset
+            )
         self._picture()
         text = json.dumps({"figures": figures, "untrained": untrained}, indent=1)
         store.write_atomic(path / "result.json", text.encode())

@@ -49,12 +49,19 @@ def check_fields(
 ) -> dict[str, Any]:
     """The options as values of the dataclass's field types; unknown names are refused."""
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{section} is {options!r}; it takes settings such as {section}.key=value")
+        raise ConfigError(
+            f"{section} is {options!r}; it takes settings such as {section}.key=value"
+        )
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in skip]
     checked = {}
     for key, value in options.items():
         if key not in known:
+            if not known:
+                name = getattr(cls, "name", "") or "as chosen"
+                raise ConfigError(
+                    f"unknown key '{section}.{key}': {section}={name} has no settings"
+                )
             raise ConfigError(unknown(f"{section}.{key}", (f"{section}.{name}" for name in known)))
         checked[key] = coerce(f"{section}.{key}", hints[key], value)
     return checked
@@ -82,15 +89,17 @@ def unknown(key: str, known: Iterable[str]) -> str:
         near = [by_word[word] for word in words]
     if near:
         return f"unknown key '{key}': did you mean '{near[0]}'?"
-    return f"unknown key '{key}': {suggest(key, names)}" if names else f"unknown key '{key}'"
+    short = [name for name in names if "." not in name] or names
+    return f"unknown key '{key}': {suggest(key, short)}"
 
 
 def plain(value: Any) -> Any:
     """Settings as plain values for YAML and JSON; registered choices carry their name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        fields = [f.name for f in dataclasses.fields(value) if f.init]
+        values = {field: plain(getattr(value, field)) for field in fields}
         name = getattr(type(value), "name", None)
-        return {"name": name, **fields} if isinstance(name, str) and "name" not in fields else fields
+        return {"name": name, **values} if isinstance(name, str) and name else values
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -11,9 +11,7 @@ def brute_force(bank, labels, queries, k, temperature):
     """The definition again, one query and one neighbour at a time."""
     answers = []
     for query in queries.double():
-        cosines = [
-            float(query @ row) / float(query.norm() * row.norm()) for row in bank.double()
-        ]
+        cosines = [float(query @ row) / float(query.norm() * row.norm()) for row in bank.double()]
         order = sorted(range(len(cosines)), key=lambda i: -cosines[i])[:k]
         votes: dict[int, float] = {}
         for i in order:
@@ -72,7 +70,9 @@ def test_unlabelled_rows_are_left_out():
     truth = torch.full((len(queries),), 13)
     truth[::2] = -1
     got = knn_accuracy(bank, hidden, queries, truth, k=5)
-    assert got == knn_accuracy(bank[keep], labels[keep], queries[truth >= 0], truth[truth >= 0], k=5)
+    assert got == knn_accuracy(
+        bank[keep], labels[keep], queries[truth >= 0], truth[truth >= 0], k=5
+    )
     assert -1 not in knn_predict(bank, hidden, queries, k=5)
 
 

@@ -66,18 +66,16 @@ def test_selection_never_sees_the_test_part(digits):
 
 
 def test_selection_follows_validation():
-    # One informative column among many noisy ones and few pictures: a weak penalty overfits, and
-    # validation labels that reward the overfitted or the flat rule must change the choice.
-    rng = torch.Generator().manual_seed(0)
-    features = torch.randn(40, 60, generator=rng)
-    labels = (features[:, 0] + 0.5 * torch.randn(40, generator=rng) > 0).long()
-    strong = linear_probe(features, labels, features, torch.ones(40), features, labels,
-                          strengths=(1e6, 1e-4))  # fmt: skip
-    weak = linear_probe(features, labels, features, labels, features, labels,
-                        strengths=(1e6, 1e-4))  # fmt: skip
-    assert weak.strength == 1e-4
-    assert weak.accuracy == 1.0
-    assert strong.strength in (1e6, 1e-4)
+    # A penalty of 1e6 leaves only the class shares; a weak one follows the features. Validation
+    # labels that agree with the one or the other must decide.
+    features, labels = blobs(90, classes=3)
+    labels = (labels == 0).long()  # 0 is the larger class
+    grid = (1e6, 1e-4)
+    flat = linear_probe(features, labels, features, 0 * labels, features, labels, strengths=grid)
+    sharp = linear_probe(features, labels, features, labels, features, labels, strengths=grid)
+    assert (flat.strength, sharp.strength) == grid
+    assert flat.accuracy == pytest.approx(2 / 3)
+    assert sharp.accuracy == 1.0
     tie = linear_probe(*blobs(90), *blobs(30, seed=1), *blobs(30, seed=2), strengths=(0.001, 0.01))
     assert tie.strength == 0.01  # both are perfect; the stronger penalty wins
 

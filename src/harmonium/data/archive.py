@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +65,11 @@ class Npz(UnsplitSpec):
     def decode(self, writer: Writer) -> Sequence[str]:
         """Bring every layout into one."""
         try:
+            if not zipfile.is_zipfile(self._file()):
+                raise DataError(f"{self.path} is not an .npz archive")
             with np.load(self._file(), allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise DataError(f"{self.path} is not an .npz archive")
                 return _Reader(self.path, archive).write(writer)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # a full disk is not the archive's fault
             raise DataError(f"{self.path} cannot be read: {error}") from error

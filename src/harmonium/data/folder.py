@@ -77,11 +77,13 @@ class Folder(UnsplitSpec):
         if not parts.get("train"):
             raise DataError(f"{self.path} holds no pictures ({' '.join(ENDINGS)})")
         listing = []
-        for part, files in parts.items():
-            for file in files:
+        for part, file in ((part, file) for part, files in parts.items() for file in files):
+            try:
                 about = file.path.stat()
-                name = str(file.path.relative_to(root))
-                listing.append([part, name, about.st_size, about.st_mtime_ns])
+            except OSError as error:
+                raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+            name = file.path.relative_to(root).as_posix()
+            listing.append([part, name, about.st_size, about.st_mtime_ns])
         treatment = {"size": self.size, "channels": self.channels, "corrupt": self.corrupt}
         return {"path": str(root), "files": digest_of(listing), **treatment}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class Images:
         count = len(self.pixels)
         object.__setattr__(self, "labels", _column("labels", self.labels, count))
         columns = {name: _column(name, values, count) for name, values in self.factors.items()}
-        object.__setattr__(self, "factors", MappingProxyType(columns))
+        object.__setattr__(self, "factors", columns)
 
     def __len__(self) -> int:
         """How many pictures."""
@@ -89,9 +88,7 @@ class _Picked(Images):
         self, store: Pixels, rows: Integers, labels: Integers, factors: Mapping[str, Integers]
     ) -> None:
         # The base is frozen, so the fields are laid down past its guard.
-        self.__dict__.update(
-            _store=store, _rows=rows, labels=labels, factors=MappingProxyType(dict(factors))
-        )
+        self.__dict__.update(_store=store, _rows=rows, labels=labels, factors=dict(factors))
 
     _store: Pixels
     _rows: Integers
@@ -109,6 +106,10 @@ class _Picked(Images):
     def batch(self, index: npt.ArrayLike) -> Pixels:
         picked: Pixels = self._store[self._rows[np.asarray(index)]]
         return picked
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A message to another process carries the rows picked, not the array they lie in.
+        return Images, (self._store[self._rows], self.labels, dict(self.factors))
 
     def without_labels(self) -> Images:
         return _Picked(self._store, self._rows, np.full(len(self), UNKNOWN, np.int64), {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -35,17 +35,17 @@ class SplitRule:
     name: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
 
-    def check(self, images: Images, clients: int) -> None:
-        """Refuse what cannot be done, and say why."""
+    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
+        """Refuse what cannot be done, and say why; messages call the data `called`."""
         if clients < 1:
             raise ConfigError(f"clients={clients}: at least 1 is needed")
         if clients > len(images):
             raise DataError(
-                f"clients={clients}, but there are {len(images)} training pictures: "
+                f"clients={clients}, but {called} has {len(images)} training pictures: "
                 f"use at most {len(images)} clients"
             )
         if self.needs_labels and not images.labelled:
-            raise DataError(f"split '{self.name}' needs labels; the data have none: use split=iid")
+            raise DataError(f"split '{self.name}' needs labels; {called} has none: use split=iid")
         missing = int((images.labels < 0).sum())
         if self.needs_labels and missing:
             raise DataError(
@@ -89,11 +89,11 @@ class Dirichlet(SplitRule):
 
     needs_labels: ClassVar[bool] = True
 
-    def check(self, images: Images, clients: int) -> None:
+    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
         """Refuse a concentration that is not a positive number."""
         if not 0 < self.alpha < float("inf"):
             raise ConfigError(f"alpha={self.alpha}: a number above 0 is needed, e.g. 0.1")
-        super().check(images, clients)
+        super().check(images, clients, called)
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Client by client, as many as possible of the wanted pictures at a time."""
@@ -161,16 +161,16 @@ class ByClass(SplitRule):
 
     needs_labels: ClassVar[bool] = True
 
-    def check(self, images: Images, clients: int) -> None:
+    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
         """Refuse what would leave a class unheld or a client short."""
         each = self.classes_per_client
         if each < 1:
             raise ConfigError(f"classes_per_client={each}: at least 1 is needed")
-        super().check(images, clients)
+        super().check(images, clients, called)
         values, counts = np.unique(images.labels, return_counts=True)
         if each > len(values):
             raise DataError(
-                f"classes_per_client={each}, but the pictures have {len(values)} classes: "
+                f"classes_per_client={each}, but {called} has {len(values)} classes: "
                 f"use at most {len(values)}"
             )
         if clients * each < len(values):
@@ -276,23 +276,22 @@ class Split:
         """Write the split as one `.npz` file, whole or not at all."""
         folder = make_folder(path.parent)
         about = {"format": FORMAT, "spec": self.spec, "data": self.data, "digest": self.digest}
+        temporary = folder / f".{path.name}.{secrets.token_hex(6)}.part"
         try:
-            with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-                try:
-                    np.savez_compressed(
-                        file,
-                        about=np.array(json.dumps(about, sort_keys=True)),
-                        sizes=np.array([len(index) for index in self.indices], np.int64),
-                        indices=np.concatenate(self.indices),
-                    )
-                    file.flush()
-                    os.fsync(file.fileno())
-                    os.replace(file.name, path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            with open(temporary, "xb") as file:
+                np.savez_compressed(
+                    file,
+                    about=np.array(json.dumps(about, sort_keys=True)),
+                    sizes=np.array([len(index) for index in self.indices], np.int64),
+                    indices=np.concatenate(self.indices),
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Split:
@@ -334,6 +333,7 @@ def make_split(
     images = data.train if isinstance(data, Dataset) else data
     if data_digest is None:
         data_digest = data.digest if isinstance(data, Dataset) else ""
+    spec.check(images, clients, data.name if isinstance(data, Dataset) else "this data set")
     indices = tuple(spec.assign(images, clients, numpy_rng(seed, "split")))
     for index in indices:
         index.flags.writeable = False

@@ -275,11 +275,10 @@ def _attempt(
             part.unlink()
         raise
     with reply:
-        sent_from = f"bytes {start}-"
-        continues = (
-            reply.status == 206
-            and reply.headers.get("Content-Range", "")[: len(sent_from)] == sent_from
-        )
+        continues = reply.status == 206
+        if continues and not reply.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink(missing_ok=True)
+            raise _Cut("the server sent another range than was asked for")
         done = start if continues else 0
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length and length.isdigit() else None

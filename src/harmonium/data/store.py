@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,7 +40,7 @@ def fetched_folder(name: str | None = None) -> Path:
 
 def digest_of(value: Any) -> str:
     """The sha256 of plain values, the same whatever the order of their keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -52,9 +52,9 @@ def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     parent = make_folder(final.parent)
     _sweep(parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=parent))
+    temporary = parent / f".{final.name}.building-{secrets.token_hex(6)}"
     try:
-        temporary.chmod(0o755)  # mkdtemp makes it private, but a home may be shared
+        temporary.mkdir()
         yield temporary
         if replace and final.exists():
             final.rename(temporary.with_name(temporary.name + ".old"))
@@ -122,7 +122,7 @@ class Writer:
         meta = {"classes": self.classes, "notes": self.notes, "parts": parts, **about}
         meta["digest"] = digest_of([self.classes, parts])
         with open(self._folder / "meta.json", "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1, ensure_ascii=False)
+            json.dump(meta, file, indent=1)
             _flush(file)
 
     def close(self) -> None:

@@ -14,12 +14,14 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from harmonium.data import view_draws as draw
 from harmonium.data import view_ops as ops
 from harmonium.errors import ConfigError, DataError, suggest
 
@@ -29,8 +31,6 @@ PadMode = Literal["reflect", "zero"]
 
 # Pixels worked on at once: enough to hide the cost of calling torch, few enough for the cache.
 PIECE_PIXELS = 2**17
-
-_QUARTERS = torch.tensor((0.25, 0.5, 0.75, 1.0))
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class View:
         count, height, width, channels = check_pixels(pixels)
         new = self._new_sides(height, width)
         needs = self._needs(channels)
-        chance = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
-        chance = chance.to(pixels.device)
+        drawn = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
+        chance = drawn.cpu().numpy()
         made = torch.empty(count, *new, channels, device=pixels.device)
         piece = max(1, PIECE_PIXELS // max(height * width, new[0] * new[1]))
         for begin in range(0, count, piece):
@@ -120,12 +120,13 @@ class View:
         images = made.permute(0, 3, 1, 2)
         if not self.quarter_turn:
             return images
-        return ops.quarter_turns(images, ops.whole_number(chance[:, -1], 4))
+        turns = draw.whole_number(chance[:, -1], 4)
+        return ops.quarter_turns(images, _tensor(turns, pixels))
 
     def _needs(self, channels: int) -> dict[str, int]:
         """How many uniform numbers each operation takes per image; none if it never happens."""
         jitters = self.jitter > 0 and max(self._strengths(channels)) > 0
-        crop = 2 if self.pad_crop else ops.CROP_DRAWS if self.crop_min < 1 else 0
+        crop = 2 if self.pad_crop else draw.CROP_DRAWS if self.crop_min < 1 else 0
         return {
             "jitter": 7 * jitters,  # whether, when the hue, the order of the others, four factors
             "crop": crop,
@@ -173,17 +174,24 @@ class View:
         """Width of the blur: as given, or a tenth of the side, odd, at least 3."""
         return self.blur_kernel or max(3, min(sides) // 10 | 1)
 
-    def _render(self, pixels: Tensor, chance: Tensor, needs: dict[str, int], out: Tensor) -> None:
+    def _render(
+        self, pixels: Tensor, chance: draw.Floats, needs: dict[str, int], out: Tensor
+    ) -> None:
         """Fill `out`, `(n, height, width, channels)`, with views in [0, 1]."""
         order = None
         if needs["jitter"] and self.mode == "faithful":
             # Sorted by when their hue has its turn, so that those which do the same next are
             # one slice of memory; those that keep their colours come last.
-            turn = torch.where(chance[:, 0] < self.jitter, chance[:, 1], 1.0)
-            turn, order = turn.sort()
-            ends = torch.searchsorted(turn, _QUARTERS.to(turn.device)).tolist()
-            chance, pixels = chance.index_select(0, order), pixels.index_select(0, order)
-        draws = dict(zip(needs, chance.split_with_sizes(list(needs.values()), 1), strict=True))
+            when = np.where(chance[:, 0] < self.jitter, np.floor(chance[:, 1] * 4), 4)
+            sorting = when.argsort(kind="stable")
+            ends = [int(end) for end in np.bincount(when.astype(np.intp), minlength=5).cumsum()]
+            order = _tensor(sorting, pixels)
+            chance, pixels = chance[sorting], pixels.index_select(0, order)
+        ends_of_columns = itertools.accumulate(needs.values())
+        draws = {
+            name: chance[:, end - needs[name] : end]
+            for name, end in zip(needs, ends_of_columns, strict=True)
+        }
         planes = self._place(pixels, draws, out)
         if order is not None:
             self._jitter(planes, draws["jitter"], ends)
@@ -191,124 +199,138 @@ class View:
             planes = self._recolour(planes, draws)
         else:
             if needs["gray"]:
-                ops.to_gray(planes, draws["gray"][:, 0] < self.gray)
+                ops.to_gray(planes, self._chosen("gray", draws, pixels))
             if needs["blur"]:
-                chosen = (draws["blur"][:, 0] < self.blur).nonzero()[:, 0]
-                sigma = self._sigma(draws["blur"][chosen, 1])
-                ops.blur_planes(planes, sigma, chosen, self._taps((out.shape[1], out.shape[2])))
+                chosen = self._chosen("blur", draws, pixels)
+                sigma = _tensor(self._sigma(draws["blur"][:, 1]), pixels)[chosen]
+                ops.blur_planes(planes, chosen, sigma, self._taps((out.shape[1], out.shape[2])))
         if needs["solarise"]:
-            solarise = draws["solarise"][:, 0] < self.solarise
-            ops.solarise_planes(planes, solarise, self.solarise_threshold)
+            chosen = self._chosen("solarise", draws, pixels)
+            ops.solarise_planes(planes, chosen, self.solarise_threshold)
         if needs["rotate"]:
-            planes = ops.rotate_planes(planes, (draws["rotate"][:, 0] * 2 - 1) * self.rotate)
+            degrees = (draws["rotate"][:, 0] * 2 - 1) * self.rotate
+            planes = ops.rotate_planes(planes, _tensor(degrees, pixels))
         images = planes.permute(1, 2, 3, 0)
         if order is None:
             out.copy_(images)
         else:
             out.index_copy_(0, order, images.contiguous())
 
-    def _place(self, pixels: Tensor, draws: Mapping[str, Tensor], out: Tensor) -> Tensor:
+    def _place(self, pixels: Tensor, draws: Mapping[str, draw.Floats], out: Tensor) -> Tensor:
         """Crop, resize, flip, and in fast mode blur; returns planes."""
-        height, width = pixels.shape[1:3]
         new = (out.shape[1], out.shape[2])
-        flip = (draws["flip"][:, 0] < self.flip).float() if self.flip > 0 else None
-        rows, columns = self._weights((height, width), new, draws["crop"], flip)
+        flip = draws["flip"][:, 0] < self.flip if self.flip > 0 else np.zeros(len(pixels), bool)
+        rows, columns = self._weights(pixels, new, draws["crop"], flip)
+        unflipped = columns is None
         if self.mode == "fast" and self.blur > 0:
             blurred = draws["blur"][:, 0] < self.blur
-            sigma = torch.where(blurred, self._sigma(draws["blur"][:, 1]), 1e-3)
-            down = ops.blur_weights(sigma, new[0], self._taps(new))
-            across = down if new[0] == new[1] else ops.blur_weights(sigma, new[1], self._taps(new))
+            widths = np.where(blurred, self._sigma(draws["blur"][:, 1]), np.float32(1e-3))
+            sigma, taps = _tensor(widths, pixels), self._taps(new)
+            down = ops.blur_weights(sigma, new[0], taps)
+            across = down if new[0] == new[1] else ops.blur_weights(sigma, new[1], taps)
             rows = down if rows is None else torch.bmm(down, rows)
             columns = across if columns is None else torch.bmm(across, columns)
         planes = ops.to_planes(pixels, rows, columns)
-        if flip is not None and not draws["crop"].shape[1] and new == (height, width):
-            ops.flip_planes(planes, flip > 0)
-        return planes.clamp_(0, 1)
+        if unflipped and self.flip > 0:
+            ops.flip_planes(planes, _tensor(np.flatnonzero(flip), pixels))
+        return planes.clamp_(0, 1)  # bicubic overshoots, and sums of weights round
 
     def _weights(
-        self, old: tuple[int, int], new: tuple[int, int], draws: Tensor, flip: Tensor | None
+        self, pixels: Tensor, new: tuple[int, int], draws: draw.Floats, flip: NDArray[Any]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The matrices that crop, resize and flip; None if there is at most a flip to do."""
+        old, count = (pixels.shape[1], pixels.shape[2]), len(draws)
+        still = np.zeros_like(flip)
         if self.pad_crop:
-            reflect = self.pad_mode == "reflect"
-            down = ops.pad_crop_weights(draws[:, 0], None, old[0], new[0], self.pad_crop, reflect)
-            across = ops.pad_crop_weights(draws[:, 1], flip, old[1], new[1], self.pad_crop, reflect)
-            return down, across
+            made = []
+            for axis, mirror in ((0, still), (1, flip)):
+                points = draw.pad_points(
+                    draws[:, axis],
+                    mirror,
+                    old[axis],
+                    new[axis],
+                    self.pad_crop,
+                    self.pad_mode == "reflect",
+                )
+                made.append(ops.hat_weights(_tensor(points, pixels), old[axis]))
+            return made[0], made[1]
         if draws.shape[1]:
             area = (self.crop_min, self.crop_max)
-            starts, lengths = ops.crop_boxes(draws, old, area, self.aspect)
+            starts, lengths = draw.crop_boxes(draws, old, area, self.aspect)
         elif new == old:
             return None, None
         else:
-            starts = torch.zeros(2, draws.shape[0], device=draws.device)
-            lengths = starts + starts.new_tensor(old)[:, None]
+            starts = np.zeros((2, count), np.float32)
+            lengths = starts + np.array(old, np.float32)[:, None]
+
+        def weights(
+            start: draw.Floats, length: draw.Floats, mirror: NDArray[Any], axis: int
+        ) -> Tensor:
+            points = draw.crop_points(start, length, mirror, new[axis])
+            return ops.crop_weights(
+                _tensor(points, pixels),
+                _tensor(start, pixels)[:, None],
+                _tensor(length, pixels)[:, None],
+                old[axis],
+                self.interpolation,
+            )
+
         if old[0] == old[1] and new[0] == new[1]:
             # Both axes in one go: half the calls, which is what a small batch pays for.
-            both = None if flip is None else torch.cat((torch.zeros_like(flip), flip))
-            weights = ops.crop_weights(
-                starts.reshape(-1), lengths.reshape(-1), both, old[0], new[0], self.interpolation
-            )
-            return weights[: draws.shape[0]], weights[draws.shape[0] :]
-        return (
-            ops.crop_weights(starts[0], lengths[0], None, old[0], new[0], self.interpolation),
-            ops.crop_weights(starts[1], lengths[1], flip, old[1], new[1], self.interpolation),
-        )
+            mirror = np.concatenate((still, flip))
+            both = weights(starts.reshape(-1), lengths.reshape(-1), mirror, 0)
+            return both[:count], both[count:]
+        return weights(starts[0], lengths[0], still, 0), weights(starts[1], lengths[1], flip, 1)
 
-    def _factors(self, draws: Tensor, channels: int) -> Tensor:
-        """Brightness, contrast, saturation, and hue in turns, from uniform `(n, 4)`."""
-        low, span = _ranges(*self._strengths(channels), draws.device)
-        return torch.addcmul(low, draws, span)
-
-    def _jitter(self, planes: Tensor, draws: Tensor, ends: list[int]) -> None:
+    def _jitter(self, planes: Tensor, draws: draw.Floats, ends: list[int]) -> None:
         """Brightness, contrast, saturation and hue in the order each image drew, in place.
 
         The first `ends[0]` images turn their hue before the three other changes, those up to
         `ends[1]` after one of them, and so on; those from `ends[3]` on keep their colours.
         """
-        *strengths, hue = self._strengths(planes.shape[0])
+        strengths = self._strengths(planes.shape[0])
         last = ends[3]
-        factors = self._factors(draws[:last, 3:], planes.shape[0])
-        changes = None
-        if max(strengths) > 0:
-            order = ops.whole_number(draws[:last, 2], len(ops.ORDERS)).long()
-            changes = ops.slot_changes(factors[:, :3], order)
+        factors = draw.factors(draws[:last, 3:], strengths)
+        adjusts = max(strengths[:3]) > 0
+        if adjusts:
+            order = draw.whole_number(draws[:last, 2], len(draw.ORDERS))
+            shares = _tensor(draw.slot_shares(factors[:, :3], order), planes)
             for slot, end in enumerate(ends[:3]):
-                ops.adjust(planes[:, end:last], changes[slot, :, end:])
-        if hue > 0:
-            ops.shift_hue(planes[:, :last], factors[:, 3], hue)
-        if changes is not None:
+                ops.adjust(planes[:, end:last], shares[slot, :, end:])
+        if strengths[3] > 0:
+            ops.shift_hue(planes[:, :last], _tensor(draw.hue_offsets(factors[:, 3]), planes))
+        if adjusts:
             for slot, end in enumerate(ends[:3]):
-                ops.adjust(planes[:, :end], changes[slot, :, :end])
+                ops.adjust(planes[:, :end], shares[slot, :, :end])
 
-    def _recolour(self, planes: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    def _recolour(self, planes: Tensor, draws: Mapping[str, draw.Floats]) -> Tensor:
         """Jitter and grey as one matrix per image."""
-        channels, count = planes.shape[:2]
-        neutral = planes.new_tensor((1.0, 1.0, 1.0, 0.0))
-        factors = neutral.expand(count, 4)
-        if draws["jitter"].shape[1]:
-            jitters = draws["jitter"][:, :1] < self.jitter
-            factors = torch.where(jitters, self._factors(draws["jitter"][:, 3:], channels), neutral)
-        if draws["gray"].shape[1]:
-            keeps = (draws["gray"] >= self.gray).float()
-            factors = torch.cat((factors[:, :2], factors[:, 2:3] * keeps, factors[:, 3:]), 1)
-        elif not draws["jitter"].shape[1]:
+        jitter, gray = draws["jitter"], draws["gray"]
+        if not jitter.shape[1] and not gray.shape[1]:
             return planes
-        return ops.colour_matrix(planes, factors).clamp_(0, 1)
+        neutral = np.array((1, 1, 1, 0), np.float32)
+        if jitter.shape[1]:
+            drawn = draw.factors(jitter[:, 3:], self._strengths(planes.shape[0]))
+            factors = np.where(jitter[:, :1] < self.jitter, drawn, neutral)
+        else:
+            factors = np.tile(neutral, (planes.shape[1], 1))
+        if gray.shape[1]:
+            factors[:, 2] *= gray[:, 0] >= self.gray
+        matrices, mean_share = draw.colour_matrices(factors)
+        return ops.recolour(planes, _tensor(matrices, planes), _tensor(mean_share, planes))
 
-    def _sigma(self, draws: Tensor) -> Tensor:
+    def _chosen(self, name: str, draws: Mapping[str, draw.Floats], like: Tensor) -> Tensor:
+        """The images that the operation `name` falls on, as indices."""
+        return _tensor(np.flatnonzero(draws[name][:, 0] < getattr(self, name)), like)
+
+    def _sigma(self, draws: draw.Floats) -> draw.Floats:
         """Blur widths from uniform numbers."""
         return self.blur_sigma[0] + (self.blur_sigma[1] - self.blur_sigma[0]) * draws
 
 
-@lru_cache(maxsize=64)
-def _ranges(
-    brightness: float, contrast: float, saturation: float, hue: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Least factor and width of the range of each of the four, made once."""
-    scales = (brightness, contrast, saturation)
-    low = torch.tensor([max(0.0, 1 - scale) for scale in scales] + [-hue], device=device)
-    high = torch.tensor([1 + scale for scale in scales] + [hue], device=device)
-    return low, high - low
+def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
+    """Parameters where the pixels are."""
+    return torch.from_numpy(array).to(like.device)
 
 
 # ---- checks and normalisation --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -12,6 +13,8 @@ from harmonium.registry import Registry
 @dataclass(frozen=True)
 class Encoder:
     """Settings of a network; `features` is the size of what it puts out."""
+
+    name: ClassVar[str] = ""
 
     @property
     def features(self) -> int:

@@ -44,7 +44,10 @@ class LocalEngine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End the workers."""
         if self._pool:
@@ -64,10 +67,11 @@ class LocalEngine:
             )
             for client in ask.to
         )
-        if self._pool is None:
-            results = (self._in_process(task, broadcast) for task in tasks)
-        else:
-            results = self._pool.run(tasks, broadcast)
+        results: Iterator[codec.Tree] = (
+            (self._in_process(task, broadcast) for task in tasks)
+            if self._pool is None
+            else self._pool.run(tasks, broadcast)
+        )
         for result in results:
             state = result.get("state")
             yield Reply(
@@ -191,9 +195,8 @@ class _Worker:
 
     def ask(self, message: bytes) -> codec.Tree:
         """Send a task and wait for its result; OSError or EOFError if the process is gone."""
-        assert self._process.stdin and self._process.stdout  # noqa: S101 (pipes were asked for)
-        write_frame(self._process.stdin, message)
-        frame = read_frame(self._process.stdout)
+        write_frame(self._process.stdin, message)  # type: ignore[arg-type]
+        frame = read_frame(self._process.stdout)  # type: ignore[arg-type]
         if frame is None:
             raise EOFError
         return codec.decode(frame)

@@ -7,7 +7,7 @@ label-free figures alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,7 +42,9 @@ class Evaluation:
     def __post_init__(self) -> None:
         for name in ("k", "bank", "queries", "health", "draws", "clients"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"evaluate.{name} is {getattr(self, name)}; it must be at least 1")
+                raise ConfigError(
+                    f"evaluate.{name} is {getattr(self, name)}; it must be at least 1"
+                )
         if self.every is not None and self.every < 1:
             raise ConfigError(f"evaluate.every is {self.every}; it must be at least 1")
 

@@ -110,7 +110,7 @@ class Client:
         """
         for _ in range(epochs):
             order = torch.randperm(len(self.examples), generator=self.rng)
-            for index in order.split(size):
+            for index in torch.split(order, size):
                 if len(index) >= least:
                     yield Batch(index, self.examples, self.views, self.rng)
 

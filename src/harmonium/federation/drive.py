@@ -54,7 +54,9 @@ class Engine(Protocol):
         """Go back to the states of a checkpoint."""
 
 
-def handle(method: Method, step: str, client: Client, down: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def handle(
+    method: Method, step: str, client: Client, down: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
     """Run one exchange on one client; every engine calls exactly this.
 
     The message is checked before and after, labels and undeclared state are refused, and torch's
@@ -78,8 +80,8 @@ def handle(method: Method, step: str, client: Client, down: Mapping[str, Any], s
     allowed = {*method.keeps, "parts"}
     if extra := sorted(set(client.state) - allowed):
         raise WireError(
-            f"{method.name}.{step} keeps `{extra[0]}` at the client without declaring it. Add it to "
-            f"`keeps` with what it reveals, or do not keep it."
+            f"{method.name}.{step} keeps `{extra[0]}` at the client without declaring it. Add it "
+            f"to `keeps` with what it reveals, or do not keep it."
         )
     return up
 

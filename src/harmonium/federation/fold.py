@@ -78,9 +78,11 @@ class Tally:
             if reason:
                 return f"`{name}` {reason}"
             if part.by not in (None, EXAMPLES):
-                weight = float(up[part.by])  # type: ignore[index]
+                weight = float(up[part.by])
                 if not 0 <= weight <= self._examples[client]:
-                    return f"weight `{part.by}` is {weight:g}, not within 0 and the client's examples"
+                    return (
+                        f"weight `{part.by}` is {weight:g}, not within 0 and the client's examples"
+                    )
         return None
 
     def add(self, client: ClientId, up: Mapping[str, Any]) -> None:
@@ -159,7 +161,7 @@ class _Sum:
         if self._field.fold != "sum":
             if self._total and not self._weight > 0:
                 raise NotEnoughReplies("every answer has weight 0: no client trained on anything")
-            for key, dtype in self._dtypes.items():
+            for key in self._dtypes:
                 self._total[key] = self._total[key] / self._weight
         for key, dtype in self._dtypes.items():
             if dtype is not None:

@@ -39,7 +39,9 @@ class Ledger:
 
     def write(self, entry: Entry) -> None:
         """Add an entry."""
-        self.lines.append(json.dumps({k: v for k, v in asdict(entry).items() if v != "" and v != []}))
+        self.lines.append(
+            json.dumps({k: v for k, v in asdict(entry).items() if v != "" and v != []})
+        )
         self.totals["down"] += sum(entry.down.values())
         self.totals["up"] += sum(entry.up.values())
         self.totals[entry.outcome] += 1

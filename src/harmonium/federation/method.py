@@ -147,7 +147,9 @@ class Method:
             ):
                 made = join(made, build({name: part.module for name, part in made.items()}))
         # Convolutions on CPUs run faster on this layout; values are the same.
-        return Parts(made, self.share).to(memory_format=torch.channels_last)
+        parts = Parts(made, self.share)
+        parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return parts
 
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: as first drawn, then the message's parts, then the client's own."""

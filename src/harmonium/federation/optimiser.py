@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ Memory = dict[str, Any]
 class ServerOptimiser:
     """How averaged uploads change the model."""
 
+    name: ClassVar[str] = ""
     weighting: Literal["examples", "uniform"] = "examples"  # what weighs a client's upload
 
     def step(

@@ -39,7 +39,8 @@ class Parts(nn.ModuleDict):
         """Collect parts; `overrides` replaces rules by part name, `*` stands for all others."""
         super().__init__({name: part.module for name, part in parts.items()})
         self.rules: dict[str, Rule] = {
-            name: overrides.get(name, overrides.get("*", part.share)) for name, part in parts.items()
+            name: overrides.get(name, overrides.get("*", part.share))
+            for name, part in parts.items()
         }
 
     def tensors(self) -> Iterator[tuple[str, Rule, Tensor]]:
@@ -62,7 +63,9 @@ class Parts(nn.ModuleDict):
     def layout(self) -> Layout:
         """What a client's upload of this model must look like."""
         return {
-            key: Slot(rule, tuple(tensor.shape[1:] if rule == "row" else tensor.shape), tensor.dtype)
+            key: Slot(
+                rule, tuple(tensor.shape[1:] if rule == "row" else tensor.shape), tensor.dtype
+            )
             for key, rule, tensor in self.tensors()
             if rule in ("mean", "row")
         }

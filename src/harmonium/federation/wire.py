@@ -111,7 +111,9 @@ Folded = SimpleNamespace  # .ids: who answered, in order; and one attribute per 
 Plan = Generator[Ask, Folded, "Server"]
 
 
-def check(method: str, declared: Exchange, side: Literal["down", "up"], got: Mapping[str, Any]) -> None:
+def check(
+    method: str, declared: Exchange, side: Literal["down", "up"], got: Mapping[str, Any]
+) -> None:
     """Refuse a message that does not carry exactly the declared fields, each of its kind."""
     fields: Mapping[str, Field] = getattr(declared, side)
     where = f"{method}.{declared.name}"

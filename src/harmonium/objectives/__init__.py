@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class Seen:
 @dataclass(frozen=True)
 class Objective:
     """A self-supervised loss and the parts it needs; override what differs."""
+
+    name: ClassVar[str] = ""
 
     def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""

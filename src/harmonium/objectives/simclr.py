@@ -42,7 +42,8 @@ class SimCLR(Objective):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """NT-Xent of the two projections."""
-        return nt_xent(*seen.z, temperature=self.temperature)
+        first, second = seen.z
+        return nt_xent(first, second, self.temperature)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:

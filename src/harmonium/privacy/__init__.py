@@ -1,0 +1,1 @@
+"""Protection of what leaves a client: noise mechanisms and their records."""

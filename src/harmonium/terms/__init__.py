@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -19,6 +19,8 @@ from harmonium.registry import Registry
 @dataclass(frozen=True)
 class Term:
     """One extra loss; override what differs."""
+
+    name: ClassVar[str] = ""
 
     def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
         """New parts; most terms have none."""

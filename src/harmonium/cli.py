@@ -1,0 +1,349 @@
+"""The commands. Each is thin: it reads words, calls one function and shows what came back.
+
+Heavy libraries are imported inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harmonium import __version__
+from harmonium.errors import ConfigError, HarmoniumError
+
+if TYPE_CHECKING:
+    from harmonium.runs import Result, Watcher
+
+app = typer.Typer(
+    name="harmonium",
+    help="Learn one image encoder from unlabelled pictures that never leave where they are kept.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at splits.")
+app.add_typer(data, name="data")
+
+Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=10")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
+
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Run a command; a mistake of the user's is one line and exit code 2."""
+    try:
+        app(standalone_mode=False)
+    except HarmoniumError as error:
+        _fail(str(error), 2)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        _fail("stopped", 130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:  # click's usage errors, whichever click typer brings
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message(), 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(
+        f"harmonium: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True
+    )
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    folder: Out = None,
+    as_json: Json = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved recipe and stop.")
+    ] = False,
+) -> None:
+    """Run a method or a recipe file, e.g. `harmonium run fedavg data=digits rounds=10`."""
+    from harmonium.recipe import Recipe
+    from harmonium.runs import run as run_recipe
+
+    recipe = Recipe.of(what, *(changes or []))
+    if dry_run:
+        out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+        return
+    with _watched(as_json) as watcher:
+        _show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)
+
+
+@app.command()
+def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None:
+    """Continue a run that stopped, from its last committed round."""
+    from harmonium.runs import resume as resume_run
+
+    with _watched(as_json) as watcher:
+        _show_result(resume_run(folder, *(changes or []), watcher=watcher), as_json)
+
+
+@app.command()
+def compare(
+    words: Annotated[list[str], typer.Argument(metavar="METHOD... [KEY=VALUE]...")],
+    folder: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run methods under one recipe beside the references: untrained, alone, centralised."""
+    names = [word for word in words if "=" not in word]
+    if not names:
+        raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
+    changes = [word for word in words if "=" in word]
+    _compare(names, changes, folder, as_json)
+
+
+@app.command()
+def demo(folder: Out = None, as_json: Json = False) -> None:
+    """Show what federation is worth on a small data set: about two minutes, no network."""
+    _compare(["demo"], [], folder, as_json)
+
+
+def _compare(names: list[str], changes: list[str], folder: Path | None, as_json: bool) -> None:
+    from harmonium.compare import compare as compare_methods
+    from harmonium.home import home
+    from harmonium.report.progress import watcher_for
+    from harmonium.runs import Watcher
+
+    stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    folder = folder or home() / "compare" / "-".join([stamp, *(Path(n).stem for n in names)])
+    found = compare_methods(
+        names, changes, folder, lambda label: Watcher() if as_json else watcher_for(err, label)
+    )
+    if as_json:
+        print(json.dumps({"folder": str(folder), "rows": found.rows}))
+        return
+    _table(found.shown(), "Test accuracy in percent; encoders frozen")
+    _line(f"runs     {found.folder}")
+    if found.picture:
+        _line(f"picture  {found.picture}")
+
+
+@app.command()
+def explain(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")], changes: Changes = None
+) -> None:
+    """Show what a method sends, keeps and reveals."""
+    from harmonium.federation.card import card
+    from harmonium.recipe import Recipe
+
+    recipe = Recipe.of(what, *(changes or []))
+    _line(card(recipe.build_method(recipe.data.load())).text())
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods."""
+    from harmonium.methods import methods as table
+
+    _names(table.table(), as_json, of_module=True)
+
+
+@app.command()
+def objectives(as_json: Json = False) -> None:
+    """List the objectives."""
+    from harmonium.objectives import objectives as table
+
+    _names(table.table(), as_json)
+
+
+@app.command()
+def encoders(as_json: Json = False) -> None:
+    """List the encoders."""
+    from harmonium.encoders import encoders as table
+
+    _names(table.table(), as_json)
+
+
+@app.command()
+def datasets(as_json: Json = False) -> None:
+    """List the data sets."""
+    from harmonium.data.datasets import datasets as table
+
+    _names(table.table(), as_json)
+
+
+@app.command()
+def splits(as_json: Json = False) -> None:
+    """List the ways to share pictures out among clients."""
+    from harmonium.data.partition import splits as table
+
+    _names(table.table(), as_json)
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """List the recipes that come with Harmonium; each is a name for `harmonium run`."""
+    from harmonium.recipe import shipped_recipes
+
+    about = {
+        name: file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        for name, file in shipped_recipes().items()
+    }
+    _list(about, as_json)
+
+
+@data.command("fetch")
+def data_fetch(
+    name: str,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Use this archive or folder instead.")
+    ] = None,
+) -> None:
+    """Download a data set and check it, e.g. `harmonium data fetch cifar10`."""
+    from harmonium.data.sources import fetch
+    from harmonium.report.progress import transfer
+
+    with transfer(err) as report:
+        where = fetch(name, from_path=source, progress=report)
+    _line(f"{name} is in {where}")
+
+
+@data.command("split")
+def data_split(
+    name: str,
+    changes: Changes = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw who holds what here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how pictures would be shared out, e.g. `data split digits split=dirichlet`."""
+    from harmonium.data.partition import make_split
+    from harmonium.recipe import Recipe, apply_changes
+
+    recipe = Recipe.from_tree(apply_changes({"data": name}, changes or []))
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    summary = {**split.summary(dataset.train.labels, dataset.classes), "digest": split.digest}
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _table([{"figure": k.replace("_", " "), "value": _short(v)} for k, v in summary.items()])
+    if plot is not None:
+        if not dataset.classes:
+            raise ConfigError(
+                f"{name} has no labels, so there is nothing to draw: leave --plot out"
+            )
+        from harmonium.report.plots import split_map
+
+        split_map(plot, split.counts(dataset.train.labels, len(dataset.classes)), dataset.classes)
+        err.print(f"picture  {plot}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _watched(as_json: bool) -> Iterator[Watcher]:
+    """A watcher for a run; when the run fails, say how to go on with it."""
+    from harmonium.report.progress import LiveWatcher, watcher_for
+    from harmonium.runs import Watcher
+
+    watcher = Watcher() if as_json else watcher_for(err)
+    try:
+        yield watcher
+    except (HarmoniumError, KeyboardInterrupt):
+        where = getattr(watcher, "folder", None)
+        if where is not None:
+            watcher.note(f"nothing is lost; continue with: harmonium resume {where}")
+        raise
+    finally:
+        if isinstance(watcher, LiveWatcher):
+            watcher.close()
+
+
+def _show_result(result: Result, as_json: bool) -> None:
+    if as_json:
+        shown = {
+            "folder": str(result.folder),
+            "recipe": result.recipe.digest,
+            "figures": dict(result.figures),
+            "untrained": dict(result.untrained),
+            "rounds": list(result.rounds),
+        }
+        print(json.dumps(shown))
+        return
+    from harmonium.compare import heading
+
+    rows = []
+    for key, value in result.figures.items():
+        if key != "health":
+            before = f"{100 * result.untrained[key]:.1f}"
+            rows.append(
+                {"probe": heading(key), "trained": f"{100 * value:.1f}", "untrained": before}
+            )
+    if rows:
+        _table(rows, "Test accuracy in percent; encoder frozen")
+    health = result.figures["health"]
+    _line(
+        f"health   spread {health['spread']:.2f}, effective rank {health['effective_rank']:.0f} of "
+        f"{health['dimensions']:.0f}, uniformity {health['uniformity']:.2f}, "
+        f"alignment {health['alignment']:.2f}"
+    )
+    for warning in health["warnings"]:
+        _line(f"warning  {warning}")
+    _line(f"run      {result.folder}")
+    _line(f"picture  {result.folder / 'run.png'}")
+
+
+def _names(table: dict[str, type[Any]], as_json: bool, *, of_module: bool = False) -> None:
+    about = {}
+    for name, cls in table.items():
+        text = (sys.modules[cls.__module__].__doc__ if of_module else cls.__doc__) or ""
+        line = text.strip().partition("\n")[0]
+        about[name] = line.partition(": ")[2] or line if of_module else line
+    _list(about, as_json)
+
+
+def _list(about: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(about))
+        return
+    _table([{"name": name, "what": line} for name, line in about.items()])
+
+
+def _table(rows: list[dict[str, Any]], title: str | None = None) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    out.print(table)
+
+
+def _line(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

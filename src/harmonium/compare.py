@@ -1,0 +1,107 @@
+"""Several methods under one recipe, with the references that give their figures a meaning.
+
+Every comparison holds an untrained encoder, each client training alone, and all pictures in one
+place (centralised), so a figure can be read as a distance from nothing and from everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harmonium import store
+from harmonium.recipe import Recipe
+from harmonium.runs import Result, Watcher, run
+
+PROBES = {"knn": "kNN", "linear": "linear"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row a way of training; figures are shares between 0 and 1."""
+
+    folder: Path
+    rows: tuple[Mapping[str, Any], ...]
+    picture: Path | None
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows in percent, under the names that people read."""
+        return [
+            {heading(k): f"{100 * v:.1f}" if isinstance(v, float) else v for k, v in row.items()}
+            for row in self.rows
+        ]
+
+
+def references(recipe: Recipe) -> dict[str, Recipe]:
+    """Recipes for each client alone and for all pictures in one place, under the same budget."""
+    everyone = {"fraction": 1.0}
+    return {
+        "alone": recipe.changed(method="alone", server="average"),
+        "centralised": recipe.changed(
+            method="fedavg", server="average", clients=1, split="iid", participation=everyone
+        ),
+    }
+
+
+def compare(
+    names: Sequence[str],
+    changes: Sequence[str],
+    out: Path,
+    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+) -> Comparison:
+    """Run every method and the references; what is complete in `out` already is not run again."""
+    recipes = {name: Recipe.of(name, *changes) for name in names}
+    labels = {name: recipe.method.name for name, recipe in recipes.items()}
+    cells = {labels[name] if len(names) == 1 else name: recipes[name] for name in names}
+    ways = references(next(iter(recipes.values())))
+    cells = {"alone": ways["alone"], **cells, "centralised": ways["centralised"]}
+    results = {
+        label: run(recipe, out=out / label, watcher=watcher(label))
+        for label, recipe in cells.items()
+    }
+    untrained = next(iter(results.values())).untrained
+    rows = [{"encoder": "untrained", **_figures(untrained)}]
+    rows += [{"encoder": label, **_figures(result.figures)} for label, result in results.items()]
+    store.write_atomic(out / "compare.json", json.dumps(rows, indent=1).encode())
+    return Comparison(out, tuple(rows), _picture(out / "compare.png", rows, results))
+
+
+def heading(key: str) -> str:
+    """What people call a figure.
+
+    >>> heading("linear_10"), heading("knn")
+    ('linear, 10 labels a class', 'kNN')
+    """
+    name, _, count = key.partition("_")
+    if count.isdigit():
+        return f"{PROBES[name]}, {count} labels a class"
+    return PROBES.get(key, key.replace("_", " "))
+
+
+def _figures(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The probes of a verdict; data without labels have label-free figures instead."""
+    probes = {key: value for key, value in figures.items() if key != "health"}
+    if probes:
+        return probes
+    return {key: figures["health"][key] for key in ("spread", "uniformity", "effective_rank")}
+
+
+def _picture(
+    path: Path, rows: Sequence[Mapping[str, Any]], results: Mapping[str, Result]
+) -> Path | None:
+    if "knn" not in rows[0]:
+        return None
+    from harmonium.report.plots import bars
+
+    groups = {
+        str(row["encoder"]): {
+            heading(key): (100 * value, None) for key, value in row.items() if key != "encoder"
+        }
+        for row in rows
+    }
+    any_run = next(iter(results.values())).recipe
+    bars(path, groups, "test accuracy (%)", f"{any_run.data.name}, frozen encoders")
+    return path

@@ -1,0 +1,399 @@
+"""Pictures of runs: curves over rounds, bars of methods, who holds what, and one run at a glance.
+
+PNG or SVG by the ending of the path; the same input gives the same bytes (no dates inside). Each
+function makes its own Figure, so nothing leaks between pictures or into a notebook.
+Colours are Okabe and Ito's, told apart with colour-blind eyes; lines differ by marker as well.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harmonium.errors import ConfigError
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#8C564B")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+INK, PALE, GRID = "#222222", "#6b6b6b", "#e3e3e3"
+DPI = 140  # 7.2 inches wide make a picture of about 1000 pixels
+WIDTH = 7.2
+
+Point = tuple[float, ...]
+
+
+def curves(
+    path: str | Path,
+    series: Mapping[str, Sequence[Point]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    references: Mapping[str, float] | None = None,
+) -> None:
+    """Lines over rounds, each named at its right end, with dashed reference levels.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        series: name to points `(x, y)`, or `(x, y, standard error)` for a shaded band. Points that
+            are not finite are left out.
+        xlabel: name of the x axis.
+        ylabel: name of the y axis.
+        title: what the picture shows.
+        references: name to level, such as an untrained encoder or centralised training.
+    """
+    with _picture(path, WIDTH, 4.1) as figure:
+        axes = figure.add_subplot()
+        labels = [_line(axes, i, name, points) for i, (name, points) in enumerate(series.items())]
+        for name, level in (references or {}).items():
+            axes.axhline(level, color=PALE, linewidth=1.1, dashes=(5, 3), zorder=1)
+            labels.append((level, name, PALE))
+        _headline(figure, title)
+        _dress(axes, xlabel, ylabel)
+        _whole_numbers(axes)
+        places = [point[0] for points in series.values() for point in points]
+        if places and min(places) < max(places):
+            axes.set_xlim(right=max(places))  # lines end at the edge, beside their names
+        _end_labels(figure, axes, [label for label in labels if label is not None])
+
+
+def bars(
+    path: str | Path,
+    groups: Mapping[str, Mapping[str, tuple[float, float | None]]],
+    ylabel: str,
+    title: str,
+) -> None:
+    """Grouped bars with their values: one group a method, one colour a probe.
+
+    The bars lie, so that method names and values stay readable however many there are.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        groups: group to bar to `(mean, standard error)`; the error may be None. Groups may lack
+            bars.
+        ylabel: what the bars measure.
+        title: what the picture shows.
+    """
+    kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
+    thick = 0.8 / max(1, len(kinds))
+    height = 1.25 + 0.21 * len(groups) * max(len(kinds), 1.6)
+    with _picture(path, WIDTH, height) as figure:
+        axes = figure.add_subplot()
+        for i, kind in enumerate(kinds):
+            rows = [(y, group[kind]) for y, group in enumerate(groups.values()) if kind in group]
+            places = [y + (i - (len(kinds) - 1) / 2) * thick for y, _ in rows]
+            means = [mean for _, (mean, _) in rows]
+            errors = [error or 0.0 for _, (_, error) in rows]
+            colour = COLOURS[i % len(COLOURS)]
+            axes.barh(places, means, thick * 0.88, color=colour, label=kind, zorder=2)
+            for place, mean, error in zip(places, means, errors, strict=True):
+                if error:
+                    axes.errorbar(mean, place, xerr=error, color=INK, linewidth=1, capsize=2.5)
+                axes.annotate(
+                    _short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
+                    textcoords="offset points", fontsize=8, color=INK,
+                )  # fmt: skip
+        axes.set_yticks(range(len(groups)), list(groups))
+        axes.set_ylim(len(groups) - 0.45, -0.55)  # the first group on top
+        axes.margins(x=0.09)
+        _headline(figure, title)
+        _dress(axes, ylabel, "")
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        if len(kinds) > 1:
+            figure.legend(
+                loc="outside lower center", ncols=min(5, len(kinds)), frameon=False, fontsize=9
+            )
+
+
+def split_map(
+    path: str | Path,
+    counts: np.ndarray,
+    class_names: Sequence[str] | None = None,
+    title: str = "Who holds what",
+) -> None:
+    """Who holds how many pictures of which class, with each client's total above.
+
+    Bubbles whose area is the count; beyond 40 clients or 25 classes a heat map of the same.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        counts: pictures `(clients, classes)`.
+        class_names: names of the classes; their numbers when left out.
+        title: what the picture shows.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or counts.size == 0:
+        raise ConfigError(f"a split is a table (clients, classes) of counts, got {counts.shape}")
+    clients, classes = counts.shape
+    names = [str(name) for name in class_names or range(classes)]
+    small = clients <= 40 and classes <= 25
+    height = 1.9 + (0.26 * classes if small else min(5.0, max(2.5, 0.09 * classes)))
+    with _picture(path, WIDTH, height) as figure:
+        above, axes = figure.subplots(
+            2, 1, sharex=True, height_ratios=[0.75, height - 1.6], gridspec_kw={"hspace": 0.03}
+        )
+        above.bar(range(clients), counts.sum(axis=1), 0.62 if small else 1.0, color="#9db8c9")
+        _headline(figure, title)
+        _dress(above, "", "pictures")
+        above.grid(visible=False, axis="x")
+        above.tick_params(axis="x", length=0, labelbottom=False)
+        above.locator_params(axis="y", nbins=3)
+        _dress(axes, "client", "class")
+        axes.grid(visible=False)
+        step = 1 if small else max(1, math.ceil(classes / 20))
+        axes.set_yticks(range(0, classes, step), names[::step], fontsize=8.5)
+        axes.set_xlim(-0.7, clients - 0.3)
+        axes.set_ylim(classes - 0.4, -0.6)
+        _whole_numbers(axes)
+        if small:
+            _bubbles(figure, axes, counts)
+        else:
+            _heat(figure, [above, axes], counts)
+
+
+def run_picture(
+    path: str | Path,
+    metrics: Sequence[Mapping[str, Any]],
+    title: str = "",
+    references: Mapping[str, float] | None = None,
+) -> None:
+    """One run at a glance: kNN, loss, geometry and traffic over rounds.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        metrics: one mapping a round with `round` and any of `knn`, `loss`, `bytes` (or `bytes_up`
+            and `bytes_down`), `uniformity`, `alignment`, `effective_rank`, `spread`; the last four
+            may also stand inside `health`. Rounds without a figure are skipped in its panel, and
+            panels without figures are left out.
+        title: name of the run.
+        references: name to kNN level.
+    """
+    rows = [{**row, **(row.get("health") or {})} for row in metrics]
+    panels: list[tuple[str, dict[str, list[Point]]]] = [
+        ("kNN accuracy", _columns(rows, {"kNN": "knn"})),
+        ("training loss", _columns(rows, {"loss": "loss"})),
+        ("uniformity (lower is wider)", _columns(rows, {"uniformity": "uniformity"})),
+        ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
+        ("effective rank", _columns(rows, {"effective rank": "effective_rank"})),
+        ("bytes sent so far", _traffic(rows)),
+    ]
+    panels = [(name, lines) for name, lines in panels if lines]
+    if not panels:
+        raise ConfigError("there is nothing to draw yet: the run has no figures for any round")
+    across = min(3, len(panels)) if len(panels) != 4 else 2
+    down = math.ceil(len(panels) / across)
+    with _picture(path, max(3.6, 2.4 * across), 0.4 + 2.15 * down) as figure:
+        grid = figure.subplots(down, across, squeeze=False).flatten()
+        for place, axes in enumerate(grid):
+            if place >= len(panels):
+                axes.set_axis_off()
+                continue
+            name, lines = panels[place]
+            for i, (line, points) in enumerate(lines.items()):
+                _line(axes, i, line, points, size=3.5 if len(points) <= 15 else 0.0)
+            if name.startswith("kNN"):
+                for reference, level in (references or {}).items():
+                    axes.axhline(level, color=PALE, linewidth=1, dashes=(5, 3), zorder=1)
+                    axes.annotate(
+                        reference, (0.99, level), (0, 2), xycoords=("axes fraction", "data"),
+                        textcoords="offset points", ha="right", fontsize=7.5, color=PALE,
+                    )  # fmt: skip
+            _dress(axes, "round" if place >= len(panels) - across else "", "")
+            axes.set_title(name, loc="left", fontsize=9.5, color=INK)
+            axes.tick_params(labelsize=8)
+            _whole_numbers(axes)
+            if name.startswith("bytes"):
+                axes.yaxis.set_major_formatter(_size_text)
+                axes.set_ylim(bottom=0)
+                if len(lines) > 1:
+                    axes.legend(frameon=False, fontsize=8, loc="upper left")
+        _headline(figure, title)
+
+
+@contextmanager
+def _picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
+    """A figure that is written to `path` when the block ends well."""
+    path = Path(path)
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in ("png", "svg"):
+        raise ConfigError(f"a picture is written as .png or .svg, not '{path.name}'")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # The salt fixes the ids inside an SVG; text stays text, so that it can be searched.
+    settings: Any = {
+        "svg.hashsalt": "harmonium",
+        "svg.fonttype": "none",
+        "font.family": "DejaVu Sans",
+    }
+    with matplotlib.rc_context(settings):
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
+        figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
+        FigureCanvasAgg(figure)
+        yield figure
+        picture = io.BytesIO()
+        undated = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        figure.savefig(picture, format=kind, metadata=undated)
+    path.write_bytes(picture.getvalue())
+
+
+def _line(
+    axes: Any, index: int, name: str, points: Sequence[Point], size: float = 5.0
+) -> tuple[float, str, str] | None:
+    """Draw one series; gives (last y, name, colour) for its label, None if nothing was drawn."""
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    kept = [point for point in points if all(map(math.isfinite, point[:2]))]
+    if not kept:
+        return None
+    x, y = [point[0] for point in kept], [point[1] for point in kept]
+    every = max(1, len(kept) // 12)  # markers tell lines apart; too many hide them
+    size = size or (4.0 if len(kept) == 1 else 0.0)
+    axes.plot(
+        x, y, color=colour, marker=marker, markersize=size, markevery=every, linewidth=1.7,
+        label=name, zorder=3, markeredgecolor="white", markeredgewidth=0.5,
+    )  # fmt: skip
+    errors = [point[2] if len(point) > 2 else 0.0 for point in kept]
+    if any(errors):
+        low, high = np.subtract(y, errors), np.add(y, errors)
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+    return y[-1], name, colour
+
+
+def _end_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Names in the right margin at the heights of the lines' ends, pushed apart where they meet."""
+    if not labels:
+        return
+    low, high = axes.get_ylim()
+    figure.draw_without_rendering()  # the axes' height in points is known only after the layout
+    points_high = axes.get_window_extent().height * 72 / figure.dpi
+    order = sorted(labels, key=lambda label: label[0])
+    wanted = [(level - low) / (high - low) for level, _, _ in order]
+    for place, (level, name, colour) in zip(_apart(wanted, 12.5 / points_high), order, strict=True):
+        axes.annotate(
+            name, (1.0, level), (1.028, place), xycoords=("axes fraction", "data"),
+            textcoords="axes fraction", va="center", fontsize=9, color=colour,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6,
+                        "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def _apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places near the sorted `wanted` in [0, 1], neighbours at least `gap` apart.
+
+    Labels that would meet form a block around their mean; blocks that then meet are joined.
+    """
+    blocks: list[tuple[list[float], float]] = []  # members' wishes, and the block's centre
+    for wish in wanted:
+        members, centre = [wish], wish
+        while blocks and centre - blocks[-1][1] < gap * (len(blocks[-1][0]) + len(members)) / 2:
+            members = blocks.pop()[0] + members
+            half = min(0.5, gap * (len(members) - 1) / 2)
+            centre = max(half, min(sum(members) / len(members), 1 - half))
+        blocks.append((members, centre))
+    return [
+        centre + gap * (i - (len(members) - 1) / 2)
+        for members, centre in blocks
+        for i in range(len(members))
+    ]
+
+
+def _bubbles(figure: Any, axes: Any, counts: np.ndarray) -> None:
+    """Circles of area proportional to the count, the largest filling its cell, with a key."""
+    clients, classes = counts.shape
+    most = max(1, int(counts.max()))
+    x, y = np.nonzero(counts)
+    drawn = axes.scatter(x, y, color=COLOURS[0], linewidth=0, zorder=2)
+    amounts = sorted({most, max(1, most // 4)}, reverse=True)
+    for amount in amounts:
+        axes.scatter([], [], color=COLOURS[0], linewidth=0, label=f"{amount} pictures")
+    key = figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5)
+    figure.draw_without_rendering()  # cells have a size only after the layout
+    box = axes.get_window_extent()
+    cell = min(box.width / (clients + 0.4), box.height / (classes + 0.2)) * 72 / figure.dpi
+    area = (0.94 * cell) ** 2 / most
+    drawn.set_sizes(counts[x, y] * area)
+    for handle, amount in zip(key.legend_handles, amounts, strict=True):
+        handle.set_sizes([amount * area])
+
+
+def _heat(figure: Any, both: Sequence[Any], counts: np.ndarray) -> None:
+    """Counts as colours, white for none; square-root steps, so that small counts show as well."""
+    from matplotlib.colors import PowerNorm
+
+    shade = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
+    drawn = both[1].imshow(
+        counts.T, aspect="auto", cmap="Blues", norm=shade, interpolation="nearest"
+    )
+    bar = figure.colorbar(drawn, ax=both, pad=0.015, aspect=30)
+    bar.set_label("pictures", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8.5, colors=PALE, labelcolor=INK)
+    bar.outline.set_visible(False)
+
+
+def _headline(figure: Any, title: str) -> None:
+    """The title at the left edge, on as many lines as it needs."""
+    if title:
+        lines = textwrap.fill(title, int(10 * figure.get_figwidth()))
+        figure.suptitle(lines, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK)
+
+
+def _dress(axes: Any, xlabel: str, ylabel: str) -> None:
+    """The common look: no box, a light grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#9a9a9a")
+    axes.grid(visible=True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=PALE, labelcolor=INK, labelsize=9)
+    axes.set_xlabel(xlabel, fontsize=10, color=INK)
+    axes.set_ylabel(ylabel, fontsize=10, color=INK)
+
+
+def _whole_numbers(axes: Any) -> None:
+    """Rounds and clients are counted, so no ticks between whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10]))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[Point]]:
+    """Points `(round, figure)` of each named key that any row holds."""
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        for name, key in names.items():
+            if row.get(key) is not None:
+                found.setdefault(name, []).append((float(row["round"]), float(row[key])))
+    return found
+
+
+def _traffic(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """Bytes summed over rounds, up and down apart where they are known apart."""
+    lines = _columns(rows, {"up": "bytes_up", "down": "bytes_down"})
+    lines = lines or _columns(rows, {"both ways": "bytes"})
+    for points in lines.values():
+        totals = np.cumsum([size for _, size in points])
+        points[:] = [
+            (place, float(total)) for (place, _), total in zip(points, totals, strict=True)
+        ]
+    return lines
+
+
+def _size_text(size: float, _: object = None) -> str:
+    """Bytes in words: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def _short(value: float) -> str:
+    """A bar's value in about three figures."""
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.1f}"

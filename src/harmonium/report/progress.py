@@ -1,0 +1,188 @@
+"""A run as it is watched: one live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from harmonium.runs import Watcher
+
+if TYPE_CHECKING:
+    from harmonium.federation.drive import Reply
+    from harmonium.recipe import Recipe
+    from harmonium.runs import Result
+
+
+def watcher_for(console: Console, label: str = "") -> Watcher:
+    """The watcher that suits where the output goes."""
+    return LiveWatcher(console, label) if console.is_terminal else LineWatcher(console, label)
+
+
+class LineWatcher(Watcher):
+    """One plain line a round."""
+
+    def __init__(self, console: Console, label: str = "") -> None:
+        """Print to `console`; `label` tells several runs apart."""
+        self.console = console
+        self.label = f"{label}: " if label else ""
+        self._rounds = 0
+        self._clock = _Clock()
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        """Say where the run is kept and whether it continues."""
+        self.folder = folder
+        self._rounds = recipe.rounds
+        self._clock = _Clock(done)
+        self._say(
+            f"{self.label}{recipe.method.name} on {recipe.data.name}, {recipe.clients} clients"
+        )
+        self._say(f"{self.label}run folder {folder}")
+        if done:
+            self._say(f"{self.label}continuing after round {done}")
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        """Print the round's figures."""
+        left = self._clock.left(row["round"], self._rounds)
+        self._say(
+            f"{self.label}round {row['round']}/{self._rounds}  {figures_of(row)}  left {left}"
+        )
+        for warning in row.get("health", {}).get("warnings", ()):
+            self.note(warning)
+
+    def note(self, text: str) -> None:
+        """Print a remark."""
+        self._say(f"{self.label}note: {text}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+class LiveWatcher(LineWatcher):
+    """A bar that moves with every client, with the latest figures beside it."""
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        """Start the bar; one step is one client's answer."""
+        super().begin(recipe, folder, done, cohort)
+        self._cohort = cohort
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left {task.fields[left]}"),
+            console=self.console,
+        )
+        self._task = self._bar.add_task(
+            f"{self.label}round {done}/{recipe.rounds}",
+            total=recipe.rounds * cohort,
+            completed=done * cohort,
+            figures="",
+            left="?",
+        )
+        self._bar.start()
+
+    def task(self, reply: Reply) -> None:
+        """A client is done."""
+        self._bar.advance(self._task)
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        """Put the round's figures beside the bar."""
+        number = row["round"]
+        self._bar.update(
+            self._task,
+            description=f"{self.label}round {number}/{self._rounds}",
+            completed=number * self._cohort,
+            figures=figures_of(row),
+            left=self._clock.left(number, self._rounds),
+        )
+        for warning in row.get("health", {}).get("warnings", ()):
+            self.note(warning)
+
+    def end(self, result: Result) -> None:
+        """Leave the finished bar on the screen."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop drawing, also after an error."""
+        if hasattr(self, "_bar"):
+            self._bar.stop()
+
+
+class _Clock:
+    """How long the rest will take, from the rounds seen so far."""
+
+    def __init__(self, done: int = 0) -> None:
+        self._first, self._start = done, time.perf_counter()
+
+    def left(self, number: int, rounds: int) -> str:
+        seen = max(number - self._first, 1)
+        seconds = round((time.perf_counter() - self._start) / seen * (rounds - number))
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def figures_of(row: Mapping[str, Any]) -> str:
+    """Clients, loss, kNN and bytes of a round in a few words."""
+    words = [f"{row['answered']} clients"]
+    if row["missing"]:
+        words.append(f"{row['missing']} missing")
+    if row["loss"] is not None:
+        words.append(f"loss {row['loss']:.3f}")
+    if "knn" in row:
+        words.append(f"kNN {100 * row['knn']:.1f} %")
+    words.append(f"{size_of(row['bytes_up'] + row['bytes_down'])}")
+    return "  ".join(words)
+
+
+def size_of(count: float) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_of(2_800_000)
+    '2.8 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+@contextmanager
+def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function to call with (what, bytes so far, bytes in all) while something is fetched."""
+    if not console.is_terminal:
+        told: dict[str, int] = {}
+
+        def say(what: str, done: int, total: int | None) -> None:
+            tenth = 10 * done // total if total else done // 10_000_000
+            if told.get(what) != tenth:
+                told[what] = tenth
+                share = f"{size_of(done)} of {size_of(total)}" if total else size_of(done)
+                console.print(f"{what}: {share}", markup=False, highlight=False, soft_wrap=True)
+
+        yield say
+        return
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console
+    ) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield draw

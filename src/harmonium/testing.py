@@ -1,0 +1,278 @@
+"""The contract that every method passes, for ours and for yours.
+
+    from harmonium.testing import check_method
+    check_method("mypackage.mymethod:MyMethod")
+
+Each check runs the method for two rounds on a few procedural pictures with a tiny encoder, some
+seconds in all. A violation raises `ContractError` and says what to change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harmonium import codec, store
+from harmonium.data.images import Dataset, Images
+from harmonium.data.partition import Split, make_split
+from harmonium.engines.host import Host
+from harmonium.engines.local import LocalEngine
+from harmonium.federation.card import card
+from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import Ask
+from harmonium.recipe import Recipe
+from harmonium.runs import make_host
+
+LONGEST_FILE = 200  # lines; a method reads like the paper's algorithm
+TINY: dict[str, Any] = {
+    "data": {"name": "shapes", "count": 60, "test_count": 10, "size": 12, "validation": 0.2},
+    "encoder": {"name": "cnn-small", "width": 4, "out": 16},
+    "split": {"name": "dirichlet", "alpha": 1.0},
+    "local": {"batch": 6},
+    "clients": 4,
+    "rounds": 2,
+}
+
+
+class ContractError(AssertionError):
+    """A method breaks the contract; the message says how to mend it."""
+
+
+@dataclass
+class Trial:
+    """One way of running a method for two rounds; `digest` is all that it ends with."""
+
+    recipe: Recipe
+    dataset: Dataset
+    split: Split
+    wrap: Callable[[LocalEngine], Any] = field(default=lambda engine: engine)
+    reload: bool = False  # throw everything away between the rounds and read it back
+    server: Server = field(init=False)
+    method: Method = field(init=False)
+    states: dict[int, dict[str, Any]] = field(init=False, default_factory=dict)
+    lines: list[str] = field(init=False, default_factory=list)
+
+    def go(self) -> Trial:
+        """Run setup and the rounds."""
+        with tempfile.TemporaryDirectory() as folder:
+            host = make_host(self.recipe, self.dataset, self.split, Path(folder))
+            examples = {client: len(index) for client, index in enumerate(self.split.indices)}
+            server = Server(examples, host.method.blueprint.shared(), public=host.public)
+            engine = LocalEngine(host, Path(folder), workers=0)
+            server = self._drive(host, engine, server, 0)
+            for number in range(1, self.recipe.rounds + 1):
+                server = self._drive(host, engine, replace(server, round=number), number)
+                if self.reload:
+                    host, engine, server = self._again(host, engine, server, Path(folder))
+            self.server, self.method = server, host.method
+            self.states = {client: engine.state_of(client) for client in server.everyone}
+        return self
+
+    def again(self, **changes: Any) -> Trial:
+        """The same trial once more, with something changed."""
+        kept = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
+        return Trial(**{**kept, **changes}).go()
+
+    def _drive(self, host: Host, engine: LocalEngine, server: Server, number: int) -> Server:
+        ledger = Ledger()
+        driver = Driver(host.method, self.wrap(engine), ledger)
+        cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
+        method = host.method
+        plan = method.round(server, cohort) if number else method.setup(server)
+        server = driver.drive(plan, server)
+        self.lines += ledger.lines
+        return server
+
+    def _again(
+        self, host: Host, engine: LocalEngine, server: Server, folder: Path
+    ) -> tuple[Host, LocalEngine, Server]:
+        """What a new process would have after reading the checkpoint."""
+        kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
+        snapshot = codec.decode(codec.encode(engine.snapshot()))
+        method = self.recipe.build_method(self.dataset)
+        host = replace(host, method=method)
+        engine = LocalEngine(host, folder, workers=0)
+        engine.restore(snapshot)
+        return host, engine, Server(server.examples, public=server.public, **kept)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the server's and the clients' states."""
+        server = {key: getattr(self.server, key) for key in _KEPT}
+        return store.digest_of(codec.encode({"server": server, "clients": self.states}))
+
+
+_KEPT = ("model", "round", "memory", "moments")
+
+
+def check_method(method: str | type[Method], **settings: Any) -> list[str]:
+    """Run every check of the contract on a method; return the names of the checks passed.
+
+    Args:
+        method: a registered name, an import path `package.module:Class`, or the class itself.
+        settings: recipe sections that the method needs, e.g. `objective="byol"`.
+    """
+    recipe = Recipe.from_tree({**TINY, "method": method, **settings})
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    plain = Trial(recipe, dataset, split).go()
+    for check in CHECKS:
+        check(plain)
+    return [check.__name__.removeprefix("_check_") for check in CHECKS]
+
+
+def _need(truth: bool, message: str) -> None:
+    if not truth:
+        raise ContractError(message)
+
+
+def _check_two_rounds_are_finite(plain: Trial) -> None:
+    for key, tensor in plain.server.model.items():
+        finite = bool(torch.isfinite(tensor.float()).all())
+        _need(finite, f"after two rounds {key} is not finite; check the loss for log(0) or 0/0")
+
+
+def _check_sent_is_declared(plain: Trial) -> None:
+    """What the ledger saw is exactly what the exchanges declare, and something was asked."""
+    exchanges = plain.method.exchanges()
+    _need(bool(plain.lines), "the plans ask no client for anything in two rounds")
+    for line in plain.lines:
+        entry = json.loads(line)
+        declared = exchanges[entry["step"]]
+        _need(
+            set(entry.get("up", {})) == set(declared.up)
+            and set(entry.get("down", {})) == set(declared.down),
+            f"`{entry['step']}` carried {entry}, which is not what it declares",
+        )
+
+
+def _check_same_seed_same_bits(plain: Trial) -> None:
+    again = plain.again()
+    _need(
+        again.digest == plain.digest,
+        "two runs of one seed differ: draw every random number from client.rng or torch's "
+        "generator inside a handler, and from seeds.torch_rng(...) in a plan",
+    )
+
+
+def _check_order_of_answers_is_irrelevant(plain: Trial) -> None:
+    shuffled = plain.again(wrap=_Shuffling)
+    _need(
+        shuffled.digest == plain.digest,
+        "the result depends on which client answers first: do not keep anything between tasks "
+        "outside client.state",
+    )
+
+
+def _check_resume_is_exact(plain: Trial) -> None:
+    resumed = plain.again(reload=True)
+    _need(
+        resumed.digest == plain.digest,
+        "a run that is stopped and resumed ends differently: keep everything in Server.memory or "
+        "client.state, as tensors and plain values",
+    )
+
+
+def _check_dropouts_are_survived(plain: Trial) -> None:
+    lossy = plain.again(wrap=_Dropping)
+    for key, tensor in lossy.server.model.items():
+        finite = bool(torch.isfinite(tensor.float()).all())
+        _need(finite, f"when a client does not answer, {key} is not finite; use only `got.ids`")
+
+
+def _check_labels_stay_out(plain: Trial) -> None:
+    """A method without permission ends with the same bits whatever the labels are."""
+    if plain.method.uses_labels:
+        return
+    train = plain.dataset.train
+    wrong = Images(np.asarray(train.pixels), (np.asarray(train.labels) + 1) % 3, train.factors)
+    other = plain.again(dataset=replace(plain.dataset, train=wrong))
+    _need(other.digest == plain.digest, "labels change the result, but `uses_labels` is False")
+
+
+def _check_client_state_is_declared(plain: Trial) -> None:
+    allowed = {*plain.method.keeps, "parts"}
+    for client, state in plain.states.items():
+        extra = set(state) - allowed
+        _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
+    kept = any(plain.states.values())
+    _need(kept or not plain.method.keeps, "`keeps` declares what no client ever keeps")
+
+
+def _check_settings_are_frozen(plain: Trial) -> None:
+    parameters = getattr(type(plain.method), "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen and dataclasses.is_dataclass(plain.method)
+    _need(frozen, "decorate the class with @dataclass(frozen=True)")
+    fresh = plain.recipe.build_method(plain.dataset)
+    _need(fresh == plain.method, "running the method changed its settings; keep state elsewhere")
+
+
+def _check_card_renders(plain: Trial) -> None:
+    text = card(plain.method).text()
+    _need(all(step in text for step in plain.method.exchanges()), f"the card lacks a step:\n{text}")
+
+
+def _check_file_is_short_and_cites(plain: Trial) -> None:
+    module = sys.modules[type(plain.method).__module__]
+    lines = len(inspect.getsource(module).splitlines())
+    _need(
+        lines <= LONGEST_FILE,
+        f"{module.__name__} has {lines} lines; a method fits in {LONGEST_FILE}: move helpers out",
+    )
+    about = module.__doc__ or ""
+    cites = any(word in about for word in ("et al.", " and ", "Paper"))
+    years = any(str(year) in about for year in range(1990, 2100))
+    _need(cites and years, f"the docstring of {module.__name__} must name the paper and its year")
+
+
+CHECKS: tuple[Callable[[Trial], None], ...] = (
+    _check_two_rounds_are_finite,
+    _check_sent_is_declared,
+    _check_same_seed_same_bits,
+    _check_order_of_answers_is_irrelevant,
+    _check_resume_is_exact,
+    _check_dropouts_are_survived,
+    _check_labels_stay_out,
+    _check_client_state_is_declared,
+    _check_settings_are_frozen,
+    _check_card_renders,
+    _check_file_is_short_and_cites,
+)
+
+
+@dataclass
+class _Shuffling:
+    """An engine that hands on replies in a random order."""
+
+    engine: LocalEngine
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        order = random.Random(7).sample(list(ask.to), len(ask.to))
+        replies = {r.client: r for r in self.engine.deliver(replace(ask, to=order), turn)}
+        yield from (replies[client] for client in reversed(order))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@dataclass
+class _Dropping(_Shuffling):
+    """An engine that loses the answer of another client each time."""
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        lost = ask.to[(turn.round + turn.ask) % len(ask.to)] if len(ask.to) > 1 else None
+        for reply in self.engine.deliver(ask, turn):
+            yield Reply(reply.client, None, "lost") if reply.client == lost else reply
