@@ -202,8 +202,7 @@ class View:
                 ops.to_gray(planes, self._chosen("gray", draws, pixels))
             if needs["blur"]:
                 chosen = self._chosen("blur", draws, pixels)
-                sigma = _tensor(self._sigma(draws["blur"][:, 1]), pixels)[chosen]
-                ops.blur_planes(planes, chosen, sigma, self._taps((out.shape[1], out.shape[2])))
+                ops.blur_planes(planes, chosen, self._kernels(draws["blur"], out)[chosen])
         if needs["solarise"]:
             chosen = self._chosen("solarise", draws, pixels)
             ops.solarise_planes(planes, chosen, self.solarise_threshold)
@@ -223,11 +222,9 @@ class View:
         rows, columns = self._weights(pixels, new, draws["crop"], flip)
         unflipped = columns is None
         if self.mode == "fast" and self.blur > 0:
-            blurred = draws["blur"][:, 0] < self.blur
-            widths = np.where(blurred, self._sigma(draws["blur"][:, 1]), np.float32(1e-3))
-            sigma, taps = _tensor(widths, pixels), self._taps(new)
-            down = ops.blur_weights(sigma, new[0], taps)
-            across = down if new[0] == new[1] else ops.blur_weights(sigma, new[1], taps)
+            kernels = self._kernels(draws["blur"], out)
+            down = ops.blur_weights(kernels, new[0])
+            across = down if new[0] == new[1] else ops.blur_weights(kernels, new[1])
             rows = down if rows is None else torch.bmm(down, rows)
             columns = across if columns is None else torch.bmm(across, columns)
         planes = ops.to_planes(pixels, rows, columns)
@@ -323,9 +320,12 @@ class View:
         """The images that the operation `name` falls on, as indices."""
         return _tensor(np.flatnonzero(draws[name][:, 0] < getattr(self, name)), like)
 
-    def _sigma(self, draws: draw.Floats) -> draw.Floats:
-        """Blur widths from uniform numbers."""
-        return self.blur_sigma[0] + (self.blur_sigma[1] - self.blur_sigma[0]) * draws
+    def _kernels(self, draws: draw.Floats, out: Tensor) -> Tensor:
+        """Blur kernels from uniform `(n, 2)`; those of images that stay sharp do nothing."""
+        sigma = self.blur_sigma[0] + (self.blur_sigma[1] - self.blur_sigma[0]) * draws[:, 1]
+        sigma = np.where(draws[:, 0] < self.blur, sigma, np.float32(1e-3))
+        taps = self._taps((out.shape[1], out.shape[2]))
+        return _tensor(draw.blur_kernels(sigma, taps), out)
 
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:

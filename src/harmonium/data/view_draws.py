@@ -113,8 +113,19 @@ def pad_points(
     places: Floats = start[:, None] + np.arange(target, dtype=np.float32)
     places[flip] = places[flip, ::-1]
     if reflect:
-        places = (source - 1) - np.abs((source - 1) - np.abs(places))
+        last = source - 1
+        np.subtract(last, np.abs(last - np.abs(places)), out=places)
     return places
+
+
+def blur_kernels(sigma: Floats, taps: int) -> Floats:
+    """Gaussians of `taps` taps that sum to 1, `(n, taps)`; a tiny sigma, `(n,)`, is no blur."""
+    offsets = np.arange(taps, dtype=np.float32) - taps // 2
+    kernels: Floats = np.exp(np.square(offsets / sigma[:, None]) / -2)
+    # Without visible effect, but their products would be denormal numbers, which are slow.
+    kernels[kernels < 1e-9] = 0
+    kernels /= kernels.sum(1, keepdims=True)
+    return kernels
 
 
 def factors(draws: Floats, strengths: tuple[float, float, float, float]) -> Floats:

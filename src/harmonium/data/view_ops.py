@@ -72,20 +72,14 @@ def hat_weights(points: Tensor, source: int) -> Tensor:
     return (1 - (points[:, :, None] - pixels).abs_()).clamp_(min=0)
 
 
-def blur_weights(sigma: Tensor, side: int, taps: int) -> Tensor:
-    """Matrices that blur a side by a Gaussian of `taps` taps, mirrored at the edges.
-
-    Args:
-        sigma: standard deviation in pixels of each image, `(n,)`; a tiny one is the identity.
-        side: pixels.
-        taps: odd width of the kernel.
+def blur_weights(kernels: Tensor, side: int) -> Tensor:
+    """Matrices that convolve a side with a kernel per image, `(n, taps)`, mirrored at the edges.
 
     Returns:
         `(n, side, side)`.
     """
-    kernel = ((ramp(taps, sigma.device) - taps // 2) / sigma[:, None]).square_().mul_(-0.5).exp_()
-    kernel /= kernel.sum(1, keepdim=True)
-    return (kernel @ _blur_spread(side, taps, sigma.device)).view(-1, side, side)
+    spread = _blur_spread(side, kernels.shape[1], kernels.device)
+    return (kernels @ spread).view(-1, side, side)
 
 
 @lru_cache(maxsize=8)
@@ -234,11 +228,11 @@ def to_gray(planes: Tensor, chosen: Tensor) -> None:
     planes.index_copy_(1, chosen, light.expand(3, -1, -1, -1))
 
 
-def blur_planes(planes: Tensor, chosen: Tensor, sigma: Tensor, taps: int) -> None:
-    """Blur the images with the indices `chosen`, `(m,)`, by `sigma`, `(m,)`, in place."""
+def blur_planes(planes: Tensor, chosen: Tensor, kernels: Tensor) -> None:
+    """Convolve the images with the indices `chosen`, `(m,)`, with `kernels`, in place."""
     height, width = planes.shape[2:]
-    rows = blur_weights(sigma, height, taps)
-    columns = rows if height == width else blur_weights(sigma, width, taps)
+    rows = blur_weights(kernels, height)
+    columns = rows if height == width else blur_weights(kernels, width)
     images = planes.index_select(1, chosen).transpose(0, 1).contiguous()
     planes.index_copy_(1, chosen, resample(images, rows, columns))
 

@@ -5,14 +5,15 @@ al. 2023), the tuning score follows Orchestra eq. 5. All work in float64, becaus
 matter of small differences.
 
 What the alarms rest on. Features behind a ReLU and average pooling are non-negative and share a
-large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained small
-network is 0.05 to 0.45, that of a trained one 0.1 to 0.6. Encoders trained to a constant end
-between 0.001 and 0.02. Spread alone misses the encoder that keeps one direction; for that,
-`directions` counts the directions that carry the variance once the common mean is taken away:
-5 or more in untrained small networks, 6 or more in trained ones, below 3 when the representation
-collapses onto a line. The effective rank is less fit for an alarm: it weighs singular values, not
-their squares, and a little noise in many dimensions lifts it (a line with 10 % noise in 512
-dimensions has effective rank 72 and 1.3 directions).
+large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained network of
+two to four layers is 0.05 to 0.45 on digits and on natural pictures, that of a trained one 0.1 to
+0.6. Encoders trained to a constant end between 0.001 and 0.02. Spread alone misses the encoder that
+keeps one direction; for that, `directions` counts those that carry the variance once the common
+mean is taken away. How many a healthy encoder has depends on the pictures: where brightness is most
+of what differs, an untrained one may have only 1.8. So the alarm without a reference is set low, at
+1.5 (a line with 10 % noise has 1.3), and rises to 2.5 when the start of the same run is known and
+was twice as wide. The effective rank is less fit for an alarm: it weighs singular values, not their
+squares, and that line with 10 % noise in 512 dimensions has an effective rank of 72.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from harmonium.errors import DataError
 
 COLLAPSED_SPREAD = 0.02
 COLLAPSED_PROJECTIONS = 0.2  # projections have no ReLU: healthy ones spread 0.75 to 1
-COLLAPSED_DIRECTIONS = 2.5
+COLLAPSED_DIRECTIONS = 1.5
+NARROWED_DIRECTIONS = 2.5  # the same, when the encoder had at least twice as many at the start
 DEAD = 1e-3  # a dimension adds less than this to the spread
 ROUNDING = 1e-6  # what float32 cannot tell from a constant, relative to the size of the features
 
@@ -139,9 +141,10 @@ class Health:
         """What is wrong, in plain words; empty when nothing is.
 
         Args:
-            start: the same encoder before training. A deep network without normalisation can give
-                nearly equal features from the outset; with `start` it is not called collapsed for
-                what it was born with, only for losing half of that.
+            start: the same encoder before training, if known. A deep network without normalisation
+                can give nearly equal features from the outset; with `start` it is not called
+                collapsed for what it was born with, only for losing half of that. The alarm for
+                few directions becomes sharper for the same reason.
             projections: these are outputs of a projector after training rather than features.
                 Self-distillation without a stop-gradient often empties the projector first and
                 leaves the encoder behind it nearly untrained but spread.
@@ -161,16 +164,24 @@ class Health:
                 "Lower local.lr, check that targets get no gradient, or use a contrastive "
                 "objective, which cannot collapse this way.",
             )
-        # In few dimensions, or with few pictures, there is little room: a quarter of it will do.
-        room = min(self.dimensions, self.pictures - 1)
-        if self.directions < min(COLLAPSED_DIRECTIONS, room / 4):
+        if self.directions < self._narrow(start):
             return (
                 f"The representation has collapsed onto few directions: of {self.dimensions} "
                 f"dimensions about {self.directions:.1f} carry what differs between pictures "
-                f"(healthy is above {COLLAPSED_DIRECTIONS:.1f}). Use stronger augmentation, a "
+                f"(healthy is above {NARROWED_DIRECTIONS:.1f}). Use stronger augmentation, a "
                 "wider projector, or an objective that keeps dimensions apart (vicreg, barlow).",
             )
         return ()
+
+    def _narrow(self, start: Health | None) -> float:
+        """Number of directions below which the representation counts as collapsed onto them."""
+        limit = COLLAPSED_DIRECTIONS
+        if start is not None and start.finite:
+            if start.directions < limit:
+                return 0.0  # it was as narrow before it learnt anything
+            limit = min(NARROWED_DIRECTIONS, max(limit, start.directions / 2))
+        # In few dimensions, or with few pictures, there is little room: a quarter of it will do.
+        return min(limit, min(self.dimensions, self.pictures - 1) / 4)
 
 
 def health(first: Tensor, second: Tensor) -> Health:

@@ -1,0 +1,20 @@
+"""Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # two tests run at once on two cores
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["HARMONIUM_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"

@@ -1,0 +1,242 @@
+"""FedAvg by hand: exact small numbers and the equivalences that define it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harmonium.data.images import Images
+from harmonium.data.views import preset
+from harmonium.encoders import Encoder
+from harmonium.engines.host import Host
+from harmonium.engines.local import LocalEngine
+from harmonium.errors import ConfigError, WireError
+from harmonium.federation.client import Local
+from harmonium.federation.drive import Driver
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server, World
+from harmonium.federation.optimiser import Adam, Average, Sgd
+from harmonium.federation.parts import Part
+from harmonium.objectives import Objective, Seen
+from harmonium.terms.proximal import Proximal
+
+
+@dataclass(frozen=True)
+class Flat(Encoder):
+    """A linear encoder, so that a step can be written down by hand."""
+
+    @property
+    def features(self) -> int:
+        return 2
+
+    def build(self, channels: int, side: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 2, bias=False))
+
+
+@dataclass(frozen=True)
+class Pull(Objective):
+    """Mean squared feature: its gradient is linear in the weights."""
+
+    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+        return {}
+
+    def see(self, parts, batch):  # type: ignore[no-untyped-def]
+        return Seen(batch, [parts["encoder"](batch.plain)], [])
+
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return seen.h[0].square().sum(1).mean()
+
+
+@dataclass(frozen=True)
+class WithRows(Pull):
+    """Adds a table with one row a client, a local part and one made anew each time."""
+
+    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+        return {
+            "table": Part(nn.Linear(2, clients, bias=False), "row"),
+            "mine": Part(nn.Linear(2, 2), "local"),
+            "queue": Part(nn.Linear(2, 2), "fresh"),
+        }
+
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        out = parts["mine"](seen.h[0]) + parts["queue"](seen.h[0])
+        own = parts["table"].weight[given["me"]]
+        return (seen.h[0] * own).sum(1).square().mean() + out.square().mean()
+
+
+SIZES = (4, 12)
+METHOD = Method(
+    world=World(clients=2, rounds=3, channels=1, side=3),
+    encoder=Flat(),
+    objective=Pull(),
+    local=Local(batch=100, lr=0.1, momentum=0.0),
+)
+
+
+def pictures() -> Images:
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 3, 3, 1), dtype=np.uint8)
+    return Images(pixels, np.full(16, -1))
+
+
+def federation(method: Method, folder: Path, sizes: tuple[int, ...] = SIZES) -> LocalEngine:
+    cuts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    host = Host(method, pictures(), cuts, preset("none"), folder)
+    return LocalEngine(host, folder, workers=0)
+
+
+def rounds(
+    method: Method, folder: Path, count: int = 1, sizes: tuple[int, ...] = SIZES
+) -> tuple[Server, LocalEngine, Ledger]:
+    engine = federation(method, folder, sizes)
+    server = Server(dict(enumerate(sizes)), method.blueprint.shared())
+    ledger = Ledger()
+    driver = Driver(method, engine, ledger)
+    for number in range(1, count + 1):
+        server = replace(server, round=number)
+        server = driver.drive(method.round(server, server.everyone), server)
+    return server, engine, ledger
+
+
+def weight(server: Server) -> torch.Tensor:
+    return server.model["encoder.1.weight"]
+
+
+def pooled_step(method: Method, lr: float) -> torch.Tensor:
+    """One gradient step on all pictures together."""
+    model = method.blueprint.copy_from()
+    x = preset("none").plain(torch.from_numpy(pictures().pixels[:16]))
+    model["encoder"](x).square().sum(1).mean().backward()
+    start = model["encoder"][1].weight
+    return start.detach() - lr * start.grad
+
+
+def test_one_full_batch_step_equals_the_pooled_gradient(tmp_path: Path) -> None:
+    """Weighted by examples, the average of the clients' steps is the step on all pictures."""
+    server, _, _ = rounds(METHOD, tmp_path)
+    assert torch.allclose(weight(server), pooled_step(METHOD, 0.1), atol=1e-6)
+
+
+def test_uniform_weights_are_another_average(tmp_path: Path) -> None:
+    uniform = replace(METHOD, server_optimiser=Average(weighting="uniform"))
+    server, _, _ = rounds(uniform, tmp_path)
+    assert not torch.allclose(weight(server), pooled_step(METHOD, 0.1), atol=1e-6)
+
+
+def test_one_client_is_centralised_training(tmp_path: Path) -> None:
+    server, _, _ = rounds(METHOD, tmp_path, sizes=(16,))
+    assert torch.allclose(weight(server), pooled_step(METHOD, 0.1), atol=1e-7)
+
+
+def test_server_sgd_of_rate_one_without_momentum_is_fedavg(tmp_path: Path) -> None:
+    plain, _, _ = rounds(METHOD, tmp_path / "a", 3)
+    sgd = replace(METHOD, server_optimiser=Sgd(lr=1.0, momentum=0.0))
+    stepped, _, _ = rounds(sgd, tmp_path / "b", 3)
+    assert torch.allclose(weight(plain), weight(stepped), atol=1e-6)
+
+
+def test_server_momentum_matches_torch(tmp_path: Path) -> None:
+    _against_torch(Sgd(lr=0.7, momentum=0.9), torch.optim.SGD, {"lr": 0.7, "momentum": 0.9})
+
+
+def test_server_adam_matches_torch(tmp_path: Path) -> None:
+    _against_torch(Adam(lr=0.02), torch.optim.Adam, {"lr": 0.02})
+
+
+def _against_torch(ours, theirs, settings) -> None:  # type: ignore[no-untyped-def]
+    draw = torch.Generator().manual_seed(0)
+    current = torch.randn(5, generator=draw)
+    parameter = nn.Parameter(current.clone())
+    optimiser, memory = theirs([parameter], **settings), {}
+    for _ in range(4):
+        average = torch.randn(5, generator=draw)
+        parameter.grad = parameter.detach() - average
+        optimiser.step()
+        model, memory = ours.step({"w": current}, {"w": average}, {"w"}, memory)
+        current = model["w"]
+        assert torch.allclose(current, parameter, atol=1e-6)
+
+
+def test_buffers_are_averaged_and_never_stepped() -> None:
+    average = {"bn.running_mean": torch.ones(2)}
+    for optimiser in (Sgd(lr=0.1), Adam()):
+        model, _ = optimiser.step({"bn.running_mean": torch.zeros(2)}, average, set(), {})
+        assert torch.equal(model["bn.running_mean"], torch.ones(2))
+
+
+def test_a_proximal_pull_of_zero_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    plain, _, _ = rounds(METHOD, tmp_path / "a", 2)
+    pulled, _, _ = rounds(replace(METHOD, terms=(Proximal(mu=0.0),)), tmp_path / "b", 2)
+    assert torch.equal(weight(plain), weight(pulled))
+
+
+def test_a_proximal_pull_adds_mu_times_the_gap(tmp_path: Path) -> None:
+    """Two full-batch steps: in the second the pull's gradient is mu (w1 - w0)."""
+    two = replace(METHOD, local=Local(epochs=2, batch=100, lr=0.1, momentum=0.0))
+    plain, _, _ = rounds(two, tmp_path / "a", sizes=(16,))
+    pulled, _, _ = rounds(replace(two, terms=(Proximal(mu=0.5),)), tmp_path / "b", sizes=(16,))
+    gap = pooled_step(METHOD, 0.1) - METHOD.blueprint["encoder"][1].weight.detach()
+    assert torch.allclose(weight(plain) - weight(pulled), 0.1 * 0.5 * gap, atol=1e-6)
+
+
+def test_every_part_goes_where_its_rule_says(tmp_path: Path) -> None:
+    method = replace(METHOD, objective=WithRows())
+    server, engine, ledger = rounds(method, tmp_path, 2)
+    assert set(server.model) == {"encoder.1.weight", "table.weight"}
+    start = method.blueprint["table"].weight
+    assert not torch.equal(server.model["table.weight"][0], start[0])
+    states = [engine.state_of(client) for client in (0, 1)]
+    assert all(set(state["parts"]) == {"mine.weight", "mine.bias"} for state in states)
+    assert not torch.equal(states[0]["parts"]["mine.weight"], states[1]["parts"]["mine.weight"])
+
+
+def test_a_client_sends_only_its_own_row(tmp_path: Path) -> None:
+    method = replace(METHOD, objective=WithRows())
+    _, _, ledger = rounds(method, tmp_path)
+    import json
+
+    entry = json.loads(ledger.lines[0])
+    encoder, row = 2 * 9 * 4, 2 * 4
+    assert entry["up"]["model"] == encoder + row
+    assert entry["down"]["model"] == encoder + 2 * row
+
+
+def test_absent_clients_keep_their_row_and_their_state(tmp_path: Path) -> None:
+    method = replace(METHOD, objective=WithRows())
+    engine = federation(method, tmp_path)
+    server = Server(dict(enumerate(SIZES)), method.blueprint.shared())
+    driver = Driver(method, engine, Ledger())
+    server = driver.drive(method.round(replace(server, round=1), [0, 1]), replace(server, round=1))
+    row, kept = server.model["table.weight"][1].clone(), engine.state_of(1)
+    server = driver.drive(method.round(replace(server, round=2), [0]), replace(server, round=2))
+    assert torch.equal(server.model["table.weight"][1], row)
+    assert torch.equal(engine.state_of(1)["parts"]["mine.bias"], kept["parts"]["mine.bias"])
+
+
+def test_the_model_is_drawn_from_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = METHOD.blueprint.shared()
+    torch.manual_seed(2)
+    again = replace(METHOD).blueprint.shared()
+    other = replace(METHOD, world=replace(METHOD.world, seed=5)).blueprint.shared()
+    assert torch.equal(first["encoder.1.weight"], again["encoder.1.weight"])
+    assert not torch.equal(first["encoder.1.weight"], other["encoder.1.weight"])
+
+
+def test_two_owners_of_one_part_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Twice(Pull):
+        def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+            return {"encoder": Part(nn.Linear(1, 1))}
+
+    with pytest.raises(ConfigError, match="'encoder'"):
+        _ = replace(METHOD, objective=Twice()).blueprint
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    with pytest.raises(WireError, match="did you mean 'encoder.1.weight'"):
+        METHOD.blueprint.copy_from({"encoder.1.weigth": torch.ones(1)})
+    with pytest.raises(WireError, match="shape"):
+        METHOD.blueprint.copy_from({"encoder.1.weight": torch.ones(1)})
