@@ -28,6 +28,7 @@ from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
+from harmonium.errors import HarmoniumError
 from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
@@ -129,9 +130,15 @@ def check_method(method: str | type[Method], **settings: Any) -> list[str]:
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     plain = Trial(recipe, dataset, split).go()
+    passed = []
     for check in CHECKS:
-        check(plain)
-    return [check.__name__.removeprefix("_check_") for check in CHECKS]
+        what = check.__name__.removeprefix("_check_").replace("_", " ")
+        try:
+            check(plain)
+        except HarmoniumError as error:
+            raise ContractError(f"{what}: {error}") from error
+        passed.append(what)
+    return passed
 
 
 def _need(truth: bool, message: str) -> None:

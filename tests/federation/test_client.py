@@ -112,7 +112,7 @@ def test_gradients_are_clipped() -> None:
     local = Local(batch=10, lr=1.0, momentum=0.0, clip=1e-3)
     fit(model, client(), lambda b: 1e4 * square(model, b), local)
     moved = sum((a - b).square().sum() for a, b in zip(model.parameters(), before, strict=True))
-    assert float(moved) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
+    assert moved.item() ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_the_learning_rate_follows_its_schedule_over_rounds() -> None:

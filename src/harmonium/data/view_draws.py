@@ -110,7 +110,7 @@ def pad_points(
         reflect: mirror the picture beyond its edge; otherwise the points lie outside it.
     """
     start = whole_number(draws, source + 2 * pad - target + 1) - pad
-    places: Floats = start[:, None] + np.arange(target, dtype=np.float32)
+    places: Floats = np.add(start[:, None], np.arange(target, dtype=np.float32))
     places[flip] = places[flip, ::-1]
     if reflect:
         last = source - 1

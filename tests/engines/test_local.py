@@ -1,0 +1,133 @@
+"""Workers change nothing but the time; a dead one is replaced."""
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harmonium import codec, store
+from harmonium.engines.local import LocalEngine
+from harmonium.errors import EngineError, WireError
+from harmonium.federation.drive import Driver
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import exchange, scalar, weights
+from harmonium.recipe import Recipe
+from harmonium.runs import _begin, open_host
+from harmonium.testing import TINY
+
+MODEL = {"down": {"model": weights()}, "up": {"model": weights(), "loss": scalar()}}
+
+
+@dataclass(frozen=True)
+class Personal(Method):
+    """Keeps its projector and a count at the client."""
+
+    share = {"projector": "local"}
+    keeps = {"count": "scalar"}
+
+    @exchange(**MODEL)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        client.state["count"] = client.state.get("count", 0) + 1
+        return super().train(client, got)
+
+
+@dataclass(frozen=True)
+class Mortal(Method):
+    """Kills its own process as often as a file says."""
+
+    deaths: str = ""
+
+    @exchange(**MODEL)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        left = Path(self.deaths)
+        if client.id == 1 and (count := int(left.read_text())):
+            left.write_text(str(count - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(client, got)
+
+
+@dataclass(frozen=True)
+class Talkative(Method):
+    """Prints where frames travel, and then breaks its declaration or simply breaks."""
+
+    fault: str = ""
+
+    @exchange(**MODEL)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        print("a method may print")
+        os.write(1, b"even past Python\n")
+        if self.fault == "bug":
+            raise ZeroDivisionError("a bug of the method")
+        extra = {"extra": 1} if self.fault == "wire" else {}
+        return {**super().train(client, got), **extra}
+
+
+def digest(
+    folder: Path, method: type[Method], workers: int, rounds: int = 2, **settings: object
+) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{__name__}:{method.__name__}"
+    recipe = Recipe.from_tree({**TINY, "method": {"name": name, **settings}})
+    _begin(folder, recipe)
+    host = open_host(folder)
+    examples = {client: len(index) for client, index in enumerate(host.indices)}
+    server = Server(examples, host.method.blueprint.shared())
+    with LocalEngine(host, folder, workers) as engine:
+        driver = Driver(host.method, engine, Ledger())
+        for number in range(1, rounds + 1):
+            server = replace(server, round=number)
+            server = driver.drive(host.method.round(server, server.everyone), server)
+        states = {client: engine.state_of(client) for client in server.everyone}
+    assert not list((folder / "scratch").glob("*"))
+    return store.digest_of(codec.encode([server.model, states]))
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import this module by name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path) -> None:
+    results = {digest(tmp_path / str(n), Personal, workers=n) for n in (0, 1, 2, 4)}
+    assert len(results) == 1
+
+
+def test_a_dead_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
+    (tmp_path / "deaths").write_text("0")
+    deaths = str(tmp_path / "deaths")
+    calm = digest(tmp_path / "calm", Mortal, 2, deaths=deaths)
+    (tmp_path / "deaths").write_text("2")
+    assert digest(tmp_path / "grim", Mortal, 2, deaths=deaths) == calm
+    assert (tmp_path / "deaths").read_text() == "0"
+
+
+def test_a_task_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "deaths").write_text("9")
+    with pytest.raises(EngineError, match="client 1 died 3 times in round 1"):
+        digest(tmp_path / "run", Mortal, 1, deaths=str(tmp_path / "deaths"))
+
+
+def test_what_methods_print_does_not_disturb_the_frames(tmp_path: Path) -> None:
+    assert digest(tmp_path / "a", Talkative, 1) == digest(tmp_path / "b", Talkative, 0)
+
+
+def test_errors_of_workers_arrive_as_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="sends `extra` to the server without declaring it"):
+        digest(tmp_path / "wire", Talkative, 1, fault="wire")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a bug of the method"):
+        digest(tmp_path / "bug", Talkative, 1, fault="bug")
+
+
+def test_workers_use_one_thread_and_wait_quietly(tmp_path: Path) -> None:
+    from harmonium.engines.host import single_thread
+
+    torch.set_num_threads(2)
+    with single_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
