@@ -211,7 +211,7 @@ def test_a_contrastive_encoder_raises_no_alarm(norm):
     torch.manual_seed(0)
     encoder = cnn(norm)
     head = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32))
-    train(encoder, head, contrast, epochs=3, rate=0.05)
+    train(encoder, head, contrast, epochs=2, rate=0.05)
     assert look(encoder).warnings() == ()
     assert look(nn.Sequential(encoder, head)).warnings(projections=True) == ()
 
@@ -255,6 +255,18 @@ def test_a_line_is_a_dimensional_collapse():
         (warning,) = health(noisy, noisy).warnings()
         assert "few directions" in warning
         assert "of 64 dimensions" in warning
+
+
+def test_narrowing_is_judged_by_the_start():
+    wide = gaussian(300, 32)
+    axes = torch.zeros(2, 32)
+    axes[0, 0] = axes[1, 1] = 1
+    plane = health(gaussian(300, 2) @ axes, gaussian(300, 2) @ axes)
+    assert plane.directions == pytest.approx(2, abs=0.1)
+    assert plane.warnings() == ()  # pictures may simply differ in two ways
+    (warning,) = plane.warnings(start=health(wide, wide))
+    assert "few directions" in warning
+    assert plane.warnings(start=plane) == ()
 
 
 def test_numbers_that_are_not_finite():

@@ -6,14 +6,15 @@ matter of small differences.
 
 What the alarms rest on. Features behind a ReLU and average pooling are non-negative and share a
 large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained network of
-two to four layers is 0.05 to 0.45 on digits and on natural pictures, that of a trained one 0.1 to
-0.6. Encoders trained to a constant end between 0.001 and 0.02. Spread alone misses the encoder that
+two to four layers is 0.03 to 0.45 on digits and on natural pictures, that of a trained one 0.1 to
+0.7. Encoders trained to a constant end between 0.001 and 0.02. Spread alone misses the encoder that
 keeps one direction; for that, `directions` counts those that carry the variance once the common
-mean is taken away. How many a healthy encoder has depends on the pictures: where brightness is most
-of what differs, an untrained one may have only 1.8. So the alarm without a reference is set low, at
-1.5 (a line with 10 % noise has 1.3), and rises to 2.5 when the start of the same run is known and
-was twice as wide. The effective rank is less fit for an alarm: it weighs singular values, not their
-squares, and that line with 10 % noise in 512 dimensions has an effective rank of 72.
+mean is taken away. How many a healthy encoder has depends on the pictures: 5 or more on digits, but
+where brightness is most of what differs an untrained one may have 1.8, and a contrastive one dips
+to 1.5 in its first epoch before it widens. So the alarm without a reference is set low, at 1.4 (a
+line with 10 % noise has 1.3), and rises up to 2.5 when the start of the same run is known and was
+three times as wide. The effective rank is less fit for an alarm: it weighs singular values, not
+their squares, and that line with 10 % noise in 512 dimensions has an effective rank of 72.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from torch import Tensor
 from harmonium.errors import DataError
 
 COLLAPSED_SPREAD = 0.02
-COLLAPSED_PROJECTIONS = 0.2  # projections have no ReLU: healthy ones spread 0.75 to 1
-COLLAPSED_DIRECTIONS = 1.5
-NARROWED_DIRECTIONS = 2.5  # the same, when the encoder had at least twice as many at the start
+COLLAPSED_PROJECTIONS = 0.2  # projections have no ReLU: healthy ones spread 0.6 to 1
+COLLAPSED_DIRECTIONS = 1.4
+NARROWED_DIRECTIONS = 2.5  # the same, for an encoder that began three times as wide or more
 DEAD = 1e-3  # a dimension adds less than this to the spread
 ROUNDING = 1e-6  # what float32 cannot tell from a constant, relative to the size of the features
 
@@ -179,7 +180,7 @@ class Health:
         if start is not None and start.finite:
             if start.directions < limit:
                 return 0.0  # it was as narrow before it learnt anything
-            limit = min(NARROWED_DIRECTIONS, max(limit, start.directions / 2))
+            limit = min(NARROWED_DIRECTIONS, max(limit, start.directions / 3))
         # In few dimensions, or with few pictures, there is little room: a quarter of it will do.
         return min(limit, min(self.dimensions, self.pictures - 1) / 4)
 

@@ -147,4 +147,4 @@ def _some(images: Images, count: int) -> Images:
 
 
 def _labels(images: Images) -> Tensor:
-    return torch.from_numpy(np.asarray(images.labels))
+    return torch.from_numpy(np.array(images.labels))

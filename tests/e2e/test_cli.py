@@ -1,0 +1,197 @@
+"""The command as a user meets it: a process, its output and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SMALL = (
+    "data=shapes data.count=80 data.test_count=20 data.size=10 clients=3 rounds=2 encoder.width=4 "
+    "encoder.out=16 local.batch=8 evaluate.k=5 evaluate.labels_per_class=[2] engine.workers=1"
+).split()
+
+
+def harmonium(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "harmonium", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_run_from_start_to_encoder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = harmonium("run", "fedavg", *SMALL, "--out", str(folder))
+    assert "kNN" in done.stdout and str(folder) in done.stdout
+    assert "round 2/2" in done.stderr and "loss" in done.stderr  # plain lines, no terminal
+    assert "\x1b[" not in done.stdout + done.stderr
+    names = {path.name for path in folder.iterdir()}
+    wanted = "recipe.yaml split.npz metrics.jsonl ledger.jsonl commits encoder.safetensors"
+    assert {*wanted.split(), "result.json", "run.png"} <= names
+    again = harmonium("resume", str(folder), "--json")
+    assert json.loads(again.stdout)["figures"]["knn"] >= 0
+
+
+def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
+    done = harmonium("run", "fedavg", *SMALL, "--out", str(tmp_path / "run"), "--json")
+    result = json.loads(done.stdout)
+    assert [row["round"] for row in result["rounds"]] == [0, 1, 2]
+    assert done.stderr == ""
+    assert {"knn", "linear", "linear_2", "health"} <= set(result["figures"])
+    assert result["rounds"][1]["bytes_up"] > 0
+
+
+def test_the_encoder_can_be_used_elsewhere(tmp_path: Path) -> None:
+    import torch
+
+    from harmonium import load_encoder
+
+    harmonium("run", "fedavg", *SMALL, "--out", str(tmp_path / "run"), "--json")
+    encoder = load_encoder(tmp_path / "run")
+    pictures = torch.randint(0, 255, (3, 10, 10, 3), dtype=torch.uint8)
+    assert encoder(pictures).shape == (3, 16)
+    assert encoder.about["method"] == "fedavg"
+
+
+def test_pictures_in_a_folder_without_labels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        pixels = rng.integers(0, 255, (12, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    words = ["data=folder", f"data.path={tmp_path / 'photos'}", "clients=2", "rounds=1"]
+    small = ["encoder.width=4", "encoder.out=8", "local.batch=8", "engine.workers=0"]
+    done = harmonium("run", "fedavg", *words, *small, "--out", str(tmp_path / "run"))
+    assert "health" in done.stdout and "kNN" not in done.stdout
+    refused = harmonium("run", "fedavg", *words, "split=dirichlet", code=2)
+    assert "needs labels" in refused.stderr
+
+
+def test_comparisons_hold_the_references(tmp_path: Path) -> None:
+    done = harmonium("compare", "fedavg", *SMALL, "--out", str(tmp_path / "c"), "--json")
+    rows = {row["encoder"]: row for row in json.loads(done.stdout)["rows"]}
+    assert list(rows) == ["untrained", "alone", "fedavg", "centralised"]
+    assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
+    seconds = time.monotonic()
+    shown = harmonium("compare", "fedavg", *SMALL, "--out", str(tmp_path / "c"))
+    assert time.monotonic() - seconds < 30  # what is complete is not run again
+    assert "centralised" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "fedavgg"], "did you mean 'fedavg'?"),
+        (["run", "fedavg", "rouns=3"], "did you mean 'rounds'?"),
+        (["run", "fedavg", "data=cifar10"], "harmonium data fetch cifar10"),
+        (["run", "fedavg", "data=folder", "data.path=nowhere"], "nowhere"),
+        (["run", "fedavg", "data=npz"], "path"),
+        (["run", "fedavg", "clients=5000"], "5000"),
+        (["resume", "nowhere"], "holds no run"),
+        (["explain", "fedsck"], "unknown method or recipe 'fedsck'"),
+        (["data", "fetch", "cifar11"], "did you mean 'cifar10'?"),
+        (["nonsense"], "nonsense"),
+        (["run"], "METHOD_OR_FILE"),
+        (["compare", "rounds=3"], "name at least one method"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words: list[str], message: str, home: Path) -> None:
+    done = harmonium(*words, code=2)
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = harmonium("run", "fedavg", code=2, HARMONIUM_HOME=str(tmp_path / "file" / "home"))
+    assert "cannot create" in done.stderr and "HARMONIUM_HOME" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_everything_is_kept_under_home(home: Path) -> None:
+    harmonium("run", "fedavg", *SMALL, "--json")
+    assert {path.name for path in home.iterdir()} == {"cache", "runs"}
+
+
+@pytest.mark.parametrize(
+    "what", ["methods", "objectives", "encoders", "datasets", "splits", "recipes"]
+)
+def test_listings_name_everything(what: str) -> None:
+    names = json.loads(harmonium(what, "--json").stdout)
+    assert names and all(about for about in names.values())
+    assert next(iter(names)) in harmonium(what).stdout
+
+
+def test_a_method_is_explained() -> None:
+    text = harmonium("explain", "fedavg").stdout
+    for words in ("encoder mean", "Model weights leave the clients", "never reach a client task"):
+        assert words in text
+
+
+def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:
+    shown = harmonium("run", "demo", "rounds=3", "--dry-run").stdout
+    (tmp_path / "mine.yaml").write_text(shown)
+    again = harmonium("run", str(tmp_path / "mine.yaml"), "--dry-run").stdout
+    assert again == shown and "rounds: 3" in shown
+
+
+def test_a_split_is_described_and_drawn(tmp_path: Path) -> None:
+    words = ["split=dirichlet", "split.alpha=0.1", "clients=5"]
+    done = harmonium("data", "split", "digits", *words, "--plot", str(tmp_path / "s.png"), "--json")
+    assert json.loads(done.stdout)["clients"] == 5
+    assert (tmp_path / "s.png").stat().st_size > 1000
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    code = (
+        "import sys, runpy\nsys.argv = ['harmonium', '--help']\n"
+        "try:\n    runpy.run_module('harmonium', run_name='__main__')\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'sklearn', 'matplotlib', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "heavy: []" in done.stdout
+
+
+def test_importing_harmonium_is_light() -> None:
+    code = "import sys, harmonium; print(sorted({'torch', 'sklearn', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    import pty
+
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harmonium", "run", "fedavg", *SMALL, "--out", str(tmp_path / "r")],
+        stdout=subprocess.DEVNULL,
+        stderr=side,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"},
+    )
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(main, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(main)
+    assert process.wait() == 0
+    assert "round 2/2" in shown.decode() and "━" in shown.decode()
+    assert b"\x1b[3" not in shown.replace(b"\x1b[3A", b"")  # NO_COLOR: no colours

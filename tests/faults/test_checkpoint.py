@@ -1,0 +1,192 @@
+"""Damaged, missing and foreign files in a run's folder."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import harmonium
+from harmonium.checkpoint import Folder
+from harmonium.errors import ConfigError, HarmoniumError, NotEnoughReplies, StoreError
+from harmonium.recipe import Recipe
+from harmonium.runs import Result, Watcher, resume, run
+from harmonium.testing import TINY
+
+RECIPE = Recipe.from_tree(
+    {**TINY, "method": "alone", "rounds": 4, "engine": {"workers": 0}, "evaluate": {"every": 2}}
+)
+
+
+class Stop(Exception):
+    """Thrown into a run after some round."""
+
+
+class StopAfter(Watcher):
+    def __init__(self, last: int) -> None:
+        self.last, self.notes = last, []
+
+    def round(self, row, seconds) -> None:  # type: ignore[no-untyped-def]
+        if row["round"] == self.last:
+            raise Stop
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(RECIPE, out=tmp_path_factory.mktemp("calm") / "run")
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run that was stopped after its third round of four."""
+    with pytest.raises(Stop):
+        run(RECIPE, out=tmp_path / "run", watcher=StopAfter(3))
+    return tmp_path / "run"
+
+
+def same(folder: Path, calm: Result) -> None:
+    for name in ("metrics.jsonl", "ledger.jsonl", "result.json"):
+        assert (folder / name).read_bytes() == (calm.folder / name).read_bytes(), name
+
+
+def test_a_stopped_run_resumes_to_the_same_end(stopped: Path, calm: Result) -> None:
+    resume(stopped)
+    same(stopped, calm)
+
+
+def test_a_finished_run_is_returned_and_not_run_again(calm: Result) -> None:
+    class Never(Watcher):
+        def begin(self, *_) -> None:  # type: ignore[no-untyped-def]
+            raise AssertionError("the run began again")
+
+    again = run(RECIPE, out=calm.folder, watcher=Never())
+    assert again.figures == calm.figures
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_commit_is_named_and_the_one_before_used(
+    stopped: Path, calm: Result, suffix: str, damage: str
+) -> None:
+    path = stopped / "commits" / f"000003.{suffix}"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes({"flip": data, "cut": data[: len(data) // 2], "empty": b""}[damage])
+    watcher = StopAfter(99)
+    resume(stopped, watcher=watcher)
+    assert "000003" in watcher.notes[0]
+    same(stopped, calm)
+
+
+def test_with_no_sound_commit_the_run_says_so(stopped: Path) -> None:
+    for path in (stopped / "commits").glob("*.json"):
+        path.write_text("nonsense")
+    with pytest.raises(StoreError, match="no checkpoint can be read"):
+        resume(stopped)
+
+
+def test_a_damaged_client_state_is_named(stopped: Path) -> None:
+    path = max((stopped / "clients" / "0").iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=path.name):
+        resume(stopped)
+
+
+def test_half_written_leftovers_do_no_harm(stopped: Path, calm: Result) -> None:
+    (stopped / "commits" / "000004.safetensors").write_bytes(b"half")
+    (stopped / "commits" / "000004.json.part").write_bytes(b"half")
+    (stopped / "clients" / "0" / "000004-0.safetensors").write_bytes(b"half")
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    resume(stopped)
+    same(stopped, calm)
+
+
+def test_old_rounds_are_forgotten(calm: Result) -> None:
+    assert len(list((calm.folder / "commits").glob("*.json"))) == 2
+    for client in (calm.folder / "clients").iterdir():
+        assert len(list(client.iterdir())) <= 2
+        assert all(path.stat().st_mode & 0o077 == 0 for path in client.iterdir())
+
+
+def test_a_log_that_lost_lines_is_noticed(stopped: Path) -> None:
+    (stopped / "ledger.jsonl").write_text("")
+    with pytest.raises(StoreError, match=r"ledger.jsonl is shorter"):
+        resume(stopped)
+
+
+def test_another_recipe_does_not_continue_a_run(stopped: Path) -> None:
+    with pytest.raises(ConfigError, match="holds another run"):
+        run(RECIPE.changed(seed=5), out=stopped)
+    with pytest.raises(ConfigError, match=r"only engine.\* may change"):
+        resume(stopped, "rounds=9")
+
+
+def test_another_number_of_workers_does_continue_it(stopped: Path, calm: Result) -> None:
+    resume(stopped, "engine.workers=1")
+    same(stopped, calm)
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigError, match=r"is not empty \(thesis.txt\)"):
+        run(RECIPE, out=tmp_path)
+    with pytest.raises(StoreError, match="holds no run"):
+        resume(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
+    import yaml
+
+    tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
+    tree["data"]["seed"] = 9
+    (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(HarmoniumError, match="split was made for data"):
+        resume(stopped)
+
+
+def test_two_processes_do_not_run_one_folder(stopped: Path) -> None:
+    import filelock
+
+    with filelock.FileLock(stopped / ".lock"), pytest.raises(StoreError, match="another process"):
+        resume(stopped)
+
+
+def test_a_run_that_diverges_stops_with_the_reason_and_can_be_looked_at(tmp_path: Path) -> None:
+    wild = RECIPE.changed(method="fedavg", local={"lr": 1e30, "batch": 6})
+    with pytest.raises(NotEnoughReplies, match="round 1, `train`: 0 of 4 clients answered.*finite"):
+        run(wild, out=tmp_path / "run")
+    rows = Folder(tmp_path / "run").read_log("metrics.jsonl")
+    assert [row["round"] for row in rows] == [0]
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    tmp_path: Path, calm: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, 0
+
+    def sometimes(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 40:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sometimes)
+    with pytest.raises(StoreError, match="No space left"):
+        run(RECIPE, out=tmp_path / "run")
+    monkeypatch.undo()
+    resume(tmp_path / "run")
+    same(tmp_path / "run", calm)
+
+
+def test_the_api_reads_like_the_command_line(tmp_path: Path, calm: Result) -> None:
+    shutil.copy(calm.folder / "recipe.yaml", tmp_path / "mine.yaml")
+    again = harmonium.run(str(tmp_path / "mine.yaml"), "engine.workers=0", out=tmp_path / "run")
+    assert again.figures == calm.figures
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["figures"] == again.figures
