@@ -1,0 +1,97 @@
+"""Memory of a run with 10 clients and with 1,000, on the same pictures.
+
+    python benchmarks/memory.py [--json] [--clients 10 1000]
+
+Shows the largest proportional set size (memory shared between processes is counted once) of the
+whole process tree, sampled twenty times a second, for a method without client state and for one
+that keeps a model at every client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RECIPE = (
+    "data=shapes data.count=10000 data.test_count=500 rounds=2 participation.fraction=1 "
+    "encoder=cnn-small encoder.width=8 local.batch=32 evaluate.every=2 evaluate.labels_per_class=[]"
+)
+LIMIT = 1.3
+
+
+def family(root: int) -> list[int]:
+    """A process and all its descendants."""
+    found, open_ = [], [root]
+    while open_:
+        pid = open_.pop()
+        found.append(pid)
+        try:
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            open_ += [int(c) for t in tasks for c in (t / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def peak(method: str, clients: int, folder: Path) -> tuple[int, float]:
+    words = ["run", method, *RECIPE.split(), f"clients={clients}", "--out", str(folder), "--json"]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harmonium", *words], stdout=subprocess.DEVNULL, env=os.environ
+    )
+    most = 0
+    while process.poll() is None:
+        most = max(most, sum(proportional_bytes(pid) for pid in family(process.pid)))
+        time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"the run with {clients} clients failed")
+    return most, time.monotonic() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--clients", type=int, nargs=2, default=[10, 1000])
+    words = parser.parse_args()
+    found = {}
+    for method in ("fedavg", "alone"):
+        with tempfile.TemporaryDirectory() as base:
+            few, many = (
+                peak(method, clients, Path(base) / str(clients)) for clients in words.clients
+            )
+        found[method] = {
+            "megabytes": [few[0] / 1e6, many[0] / 1e6],
+            "seconds": [few[1], many[1]],
+            "ratio": many[0] / few[0],
+            "limit": LIMIT,
+        }
+    if words.json:
+        print(json.dumps(found))
+        return
+    for method, row in found.items():
+        verdict = "met" if row["ratio"] <= LIMIT else "MISSED"
+        few, many = row["megabytes"]
+        print(
+            f"{method:7s} {words.clients[0]} clients {few:.0f} MB, {words.clients[1]} clients "
+            f"{many:.0f} MB: {row['ratio']:.2f} times (limit {LIMIT}: {verdict})"
+        )
+
+
+if __name__ == "__main__":
+    main()

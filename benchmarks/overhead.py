@@ -1,0 +1,161 @@
+"""What a round costs beyond the bare training steps it contains.
+
+    python benchmarks/overhead.py [--json] [--repeats 5] [--images 512]
+
+The floor is forward, backward and optimiser step of `cnn-small` with SimCLR on ready-made views of
+the very same batches. A round adds everything else: views, messages both ways, checks, the fold.
+Both are measured as CPU time of one thread, one after the other in one process, and the median of
+the ratios is shown. The cost of a task that trains nothing is the engine's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from torch import nn
+
+from harmonium.engines.host import Host
+from harmonium.engines.local import LocalEngine
+from harmonium.federation.client import Client
+from harmonium.federation.drive import Driver
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import exchange, scalar, weights
+from harmonium.methods import methods
+from harmonium.recipe import Recipe
+from harmonium.runs import _begin, open_host
+
+LIMITS = {128: 1.10, 16: 1.20}
+TASK_MILLISECONDS = 5.0
+
+
+@methods("idle")
+@dataclass(frozen=True)
+class Idle(Method):
+    """Receives the model and sends it back: what is left is the engine's own work."""
+
+    @exchange(down={"model": weights()}, up={"model": weights(), "loss": scalar()})
+    def train(self, client: Client, got: Any) -> dict[str, Any]:
+        return {"model": self.push(client, self.pull(client, got.model)), "loss": 0.0}
+
+
+def host_of(folder: Path, *words: str, method: str = "fedavg") -> Host:
+    recipe = Recipe.of("fedavg", "data=shapes", "data.validation=0", "clients=2", *words)
+    folder.mkdir()
+    _begin(folder, recipe)
+    host = open_host(folder)
+    if method != "fedavg":
+        idle = Idle(**{f: getattr(host.method, f) for f in ("world", "encoder", "objective")})
+        host = replace(host, method=idle)
+    return host
+
+
+def rounds(host: Host, folder: Path, workers: int = 0) -> Iterator[float]:
+    """CPU seconds of one round after another."""
+    examples = {client: len(index) for client, index in enumerate(host.indices)}
+    server = Server(examples, host.method.blueprint.shared())
+    number = 0
+    with LocalEngine(host, folder, workers) as engine:
+        driver = Driver(host.method, engine, Ledger())
+        while True:
+            number += 1
+            before = cpu_seconds()
+            server = replace(server, round=number)
+            server = driver.drive(host.method.round(server, server.everyone), server)
+            yield cpu_seconds() - before
+
+
+def floors(host: Host) -> Iterator[float]:
+    """CPU seconds of the bare steps of one round after another."""
+    method, batch = host.method, host.method.local.batch
+    ready = []
+    for index in host.indices:
+        pixels = torch.from_numpy(host.images.batch(index))
+        rng = torch.Generator().manual_seed(0)
+        ready.append([torch.cat(host.views(part, rng)) for part in pixels.split(batch)])
+    while True:
+        before = cpu_seconds()
+        for batches in ready:
+            parts = method.blueprint.copy_from()
+            optimiser = torch.optim.SGD(parts.parameters(), lr=0.05, momentum=0.9)
+            for views in batches:
+                optimiser.zero_grad()
+                z: nn.Module = parts["projector"](parts["encoder"](views))
+                bare_loss(z, method.objective.temperature).backward()
+                optimiser.step()
+        yield cpu_seconds() - before
+
+
+def bare_loss(z: Any, temperature: float) -> torch.Tensor:
+    """NT-Xent with nothing around it."""
+    unit = nn.functional.normalize(z)
+    similar = (unit @ unit.T / temperature).fill_diagonal_(float("-inf"))
+    return nn.functional.cross_entropy(similar, torch.arange(len(z)).roll(len(z) // 2))
+
+
+def cpu_seconds() -> float:
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, -1))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--images", type=int, default=512)
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as base:
+        for mode in ("faithful", "fast"):
+            for batch, limit in LIMITS.items():
+                settings = [f"data.count={2 * words.images}", "data.test_count=2"]
+                settings += [f"local.batch={batch}", f"views.mode={mode}"]
+                folder = Path(base) / f"{mode}-{batch}"
+                host = host_of(folder, *settings)
+                full, bare = rounds(host, folder), floors(host)
+                next(full), next(bare)  # warm caches and allocators
+                pairs = [(next(full), next(bare)) for _ in range(words.repeats)]
+                ratio = statistics.median(a / b for a, b in pairs)
+                seconds = statistics.median(a for a, _ in pairs)
+                found[f"batch {batch}, {mode} views"] = {
+                    "ratio": ratio,
+                    "limit": limit,
+                    "samples_per_cpu_second": 2 * words.images / seconds,
+                }
+        folder = Path(base) / "idle"
+        host = host_of(folder, "data.count=200", "data.test_count=2", "clients=50", method="idle")
+        tasks = rounds(host, folder)
+        next(tasks)
+        each = statistics.median(next(tasks) for _ in range(words.repeats)) / 50
+        found["task that trains nothing"] = {"milliseconds": 1e3 * each, "limit": TASK_MILLISECONDS}
+        started = time.perf_counter()
+        next(tasks)
+        found["task that trains nothing"]["wall_milliseconds"] = (
+            1e3 * (time.perf_counter() - started) / 50
+        )
+    if words.json:
+        print(json.dumps(found))
+        return
+    for name, row in found.items():
+        value = row.get("ratio", row.get("milliseconds"))
+        unit = "x the bare steps" if "ratio" in row else "ms of CPU a client"
+        verdict = "met" if value <= row["limit"] else "MISSED"
+        print(f"{name:28s} {value:6.3f} {unit} (limit {row['limit']:.2f}: {verdict})")
+
+
+if __name__ == "__main__":
+    main()
