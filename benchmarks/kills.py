@@ -84,7 +84,9 @@ def main() -> None:
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
         hits, differing = trial(words.kills, words.seed, Path(base))
-    print(f"{words.kills} kills, {hits} of them before the end; files that differ: {differing or 0}")
+    print(
+        f"{words.kills} kills, {hits} of them before the end; files that differ: {differing or 0}"
+    )
     sys.exit(bool(differing))
 
 

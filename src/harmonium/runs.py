@@ -186,19 +186,20 @@ class _Run:
         split = Split.load(path / "split.npz")
         host = make_host(recipe, dataset, split, path)
         workers = recipe.engine.workers
-        judge = Judge(recipe.evaluate, dataset, host.views, recipe.seed)
+        untrained = host.method.blueprint.copy_from().eval()["encoder"]
+        judge = Judge(recipe.evaluate, dataset, host.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
             server = self._rounds(host.method, engine, judge, split, host)
             figures = average(
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
             )
-        untrained = judge.verdict(host.method.blueprint.eval()["encoder"])
+        before = judge.verdict(untrained)
         if host.method.blueprint.rules["encoder"] != "local":
             save_encoder(
                 path / "encoder.safetensors", host.method.represent(server), recipe, dataset
             )
         self._picture()
-        text = json.dumps({"figures": figures, "untrained": untrained}, indent=1)
+        text = json.dumps({"figures": figures, "untrained": before}, indent=1)
         store.write_atomic(path / "result.json", text.encode())
         return self._result()
 

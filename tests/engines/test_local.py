@@ -124,7 +124,7 @@ def test_errors_of_workers_arrive_as_what_they_are(tmp_path: Path) -> None:
 
 
 def test_workers_use_one_thread_and_wait_quietly(tmp_path: Path) -> None:
-    from harmonium.engines.host import single_thread
+    from harmonium.threads import single_thread
 
     torch.set_num_threads(2)
     with single_thread():

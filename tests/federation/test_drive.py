@@ -33,7 +33,9 @@ def drive(
     split = make_split(IID(), dataset, None, recipe.clients, 0)
     host = make_host(recipe, dataset, split, folder)
     engine, ledger = LocalEngine(host, folder, workers=0), Ledger()
-    server = Server({k: len(i) for k, i in enumerate(split.indices)}, host.method.blueprint.shared())
+    server = Server(
+        {k: len(i) for k, i in enumerate(split.indices)}, host.method.blueprint.shared()
+    )
     server = replace(server, round=1)
     driver = Driver(host.method, wrap(engine), ledger, **kw)
     return driver.drive(host.method.round(server, server.everyone), server), ledger, engine

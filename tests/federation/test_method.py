@@ -19,7 +19,7 @@ from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server, World
 from harmonium.federation.optimiser import Adam, Average, Sgd
-from harmonium.federation.parts import Part
+from harmonium.federation.parts import Part, Parts
 from harmonium.objectives import Objective, Seen
 from harmonium.terms.proximal import Proximal
 
@@ -240,3 +240,33 @@ def test_weights_of_another_model_are_refused() -> None:
         METHOD.blueprint.copy_from({"encoder.1.weigth": torch.ones(1)})
     with pytest.raises(WireError, match="shape"):
         METHOD.blueprint.copy_from({"encoder.1.weight": torch.ones(1)})
+
+
+def test_copies_of_a_model_share_nothing_but_what_is_tied() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+            self.tied = nn.Linear(2, 2)
+            self.tied.weight = self.first.weight
+            self.norm = nn.BatchNorm1d(2)
+            self.first.bias.requires_grad_(False)
+            self.history = [1, {"a": torch.ones(2)}]
+            self.nothing = None
+            self.register_buffer("fleeting", torch.ones(2), persistent=False)
+
+    parts = Parts({"encoder": Part(Odd())}, {})
+    twin = parts.copy_from({"encoder.norm.running_mean": torch.full((2,), 7.0)})
+    ours, theirs = parts["encoder"], twin["encoder"]
+    assert theirs.tied.weight is theirs.first.weight
+    assert theirs.first.weight is not ours.first.weight
+    assert [p.requires_grad for p in twin.parameters()] == [
+        p.requires_grad for p in parts.parameters()
+    ]
+    assert theirs.norm.running_mean[0] == 7 and ours.norm.running_mean[0] == 0
+    theirs.history[1]["a"].zero_()
+    theirs.fleeting.zero_()
+    assert ours.history[1]["a"].sum() == 2 and ours.fleeting.sum() == 2
+    assert set(twin.state_dict()) == set(parts.state_dict())
+    twin.train(False)
+    assert ours.training and twin.rules == parts.rules

@@ -25,7 +25,9 @@ def test_at_least_one_takes_part() -> None:
     assert Participation(fraction=0.01).size(5) == 1
 
 
-@pytest.mark.parametrize("settings", [{"fraction": 0}, {"fraction": 1.1}, {"number": 0}, {"quorum": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"fraction": 0}, {"fraction": 1.1}, {"number": 0}, {"quorum": 0}]
+)
 def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="participation"):
         Participation(**settings)  # type: ignore[arg-type]

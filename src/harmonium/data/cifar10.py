@@ -86,8 +86,8 @@ def read(folder: Path, content: Content) -> Iterator[tuple[str, Pixels, npt.NDAr
         sums = {f"{part} pixels": hashlib.sha256(), f"{part} labels": hashlib.sha256()}
         for stem in stems:
             pixels, labels = _read_file(folder / FOLDER / f"{stem}.bin", content.per_file)
-            sums[f"{part} pixels"].update(memoryview(pixels))
-            sums[f"{part} labels"].update(memoryview(labels))
+            sums[f"{part} pixels"].update(pixels.data)
+            sums[f"{part} labels"].update(labels.data)
             yield part, pixels, labels
         for what, found in sums.items():
             if found.hexdigest() != content.sums[what]:

@@ -154,7 +154,7 @@ class _Part:
         if pixels.shape[1:] != self.shape:
             raise DataError(f"pictures of shape {pixels.shape[1:]} among pictures of {self.shape}")
         Images(pixels, labels, factors)  # refuses columns that do not fit
-        block = memoryview(np.ascontiguousarray(pixels)).cast("B") if pixels.size else b""
+        block = np.ascontiguousarray(pixels).data.cast("B") if pixels.size else b""
         self.file.write(block)
         self.sum.update(block)
         self.count += len(pixels)

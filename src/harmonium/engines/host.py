@@ -6,14 +6,12 @@ task gives the same bits wherever it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from harmonium import codec, seeds, store
 from harmonium.data.images import Images
@@ -23,6 +21,7 @@ from harmonium.federation.drive import handle
 from harmonium.federation.method import Method
 from harmonium.federation.wire import ClientId
 from harmonium.privacy.mechanisms import Noise, Randomness
+from harmonium.threads import single_thread
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,3 @@ class Host:
         file = f"{task.client}/{task.round:06d}-{task.ask}.safetensors"
         digest = store.write_tree(self.folder / file, state, private=True)
         return {"file": file, "digest": digest}
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Client work uses one thread everywhere: the same bits, and one core a worker."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harmonium.data.images import Images
 from harmonium.errors import ConfigError, DataError
+from harmonium.threads import single_thread
 
 
 @contextmanager
@@ -30,11 +34,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def embed(
     encoder: nn.Module,
-    pixels: np.ndarray,
+    pixels: np.ndarray | Images,
     prepare: Callable[[Tensor], Tensor],
     batch: int = 500,
 ) -> Tensor:
-    """Frozen features of pictures.
+    """Frozen features of pictures, on all cores.
+
+    Batches go to as many threads as there are cores, each computing on its own: no two threads
+    wait for each other inside an operation, and the bits are those of a single thread.
 
     Args:
         encoder: maps prepared pictures to `(b, dim)`; run in eval mode, its modes are restored.
@@ -51,21 +58,22 @@ def embed(
         raise DataError("there are no pictures to embed")
     parameter = next(encoder.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
-    features: Tensor | None = None
-    with evaluating(encoder):
-        for start in range(0, len(pixels), batch):
-            # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
-            pictures = torch.from_numpy(np.array(pixels[start : start + batch]))
-            with torch.inference_mode():
-                part = encoder(prepare(pictures).to(device))
-            if part.ndim != 2 or len(part) != len(pictures):
-                raise DataError(
-                    f"an encoder must give one feature vector a picture: {len(pictures)} pictures "
-                    f"came back as {tuple(part.shape)} instead of ({len(pictures)}, dim)"
-                )
-            if features is None:
-                # Made outside inference mode, so that later code may use it with autograd.
-                features = torch.empty(len(pixels), part.shape[1])
-            features[start : start + batch] = part
-    assert features is not None  # the loop ran at least once: pixels is not empty
-    return features
+
+    def features_of(start: int) -> Tensor:
+        rows = np.arange(start, min(start + batch, len(pixels)))
+        # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
+        taken = pixels.batch(rows) if isinstance(pixels, Images) else pixels[rows]
+        with torch.inference_mode():
+            part: Tensor = encoder(prepare(torch.from_numpy(np.array(taken))).to(device)).cpu()
+        if part.ndim != 2 or len(part) != len(rows):
+            raise DataError(
+                f"an encoder must give one feature vector a picture: {len(rows)} pictures "
+                f"came back as {tuple(part.shape)} instead of ({len(rows)}, dim)"
+            )
+        return part
+
+    with evaluating(encoder), single_thread():
+        starts = range(0, len(pixels), batch)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(starts))) as threads:
+            # The copy is made outside inference mode, so that later code may use autograd.
+            return torch.cat(list(threads.map(features_of, starts))).clone()

@@ -7,8 +7,10 @@ label-free figures alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ from harmonium import seeds
 from harmonium.data.images import Dataset, Images
 from harmonium.data.views import Views
 from harmonium.errors import ConfigError
-from harmonium.evaluate.features import embed
+from harmonium.evaluate.features import embed, evaluating
 from harmonium.evaluate.geometry import Health, health
 from harmonium.evaluate.knn import knn_accuracy
 from harmonium.evaluate.linear import few_label_probe, linear_probe
+from harmonium.threads import single_thread
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Judge:
     data: Dataset
     views: Views
     seed: int
+    untrained: nn.Module  # the encoder as first drawn, for telling collapse from birth defects
 
     def look(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures during training, from validation pictures only."""
@@ -111,18 +115,28 @@ class Judge:
         )
 
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
-        return embed(encoder, images.pixels, self.views.plain)
+        return embed(encoder, images, self.views.plain)
 
     def _health(self, encoder: nn.Module) -> dict[str, Any]:
-        """Label-free figures from two views of the same held-out pictures."""
+        """Label-free figures; a number that is not finite is left out of JSON's way as None."""
+        found = self._measure(encoder)
+        figures = {
+            key: value if math.isfinite(value) else None for key, value in asdict(found).items()
+        }
+        return {**figures, "warnings": list(found.warnings(self._start))}
+
+    @cached_property
+    def _start(self) -> Health:
+        return self._measure(self.untrained)
+
+    def _measure(self, encoder: nn.Module) -> Health:
+        """Health from two views of the same held-out pictures."""
         held = self.data.validation if len(self.data.validation) > 1 else self.data.train
         pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
         views = self.views(pixels, seeds.torch_rng(self.seed, "health"))
         views = views if len(views) > 1 else views * 2
-        encoder.eval()
-        with torch.inference_mode():
-            found: Health = health(encoder(views[0]), encoder(views[1]))
-        return {**asdict(found), "warnings": list(found.warnings())}
+        with evaluating(encoder), single_thread(), torch.inference_mode():
+            return health(encoder(views[0]), encoder(views[1]))
 
 
 def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -136,6 +150,8 @@ def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
             mean[key] = sorted({item for value in values for item in value})
         elif isinstance(first, bool):
             mean[key] = all(values)
+        elif None in values:
+            mean[key] = None
         else:
             mean[key] = float(np.mean(values))
     return mean

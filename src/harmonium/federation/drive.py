@@ -68,7 +68,7 @@ def handle(
     declared = exchanges[step]
     check(method.name, declared, "down", down)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.seed_of(seed, "torch"))
+        torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
     check(method.name, declared, "up", up)
     for name, part in declared.up.items():

@@ -137,7 +137,7 @@ class Method:
     def blueprint(self) -> Parts:
         """The model as first drawn: the same bits in every process of a run."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed_of(self.world.seed, "init"))
+            torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
             dim, clients = self.encoder.features, self.world.clients
             for build in (

@@ -13,8 +13,10 @@ Sharing is a property of a part, so partial aggregation is a table and not a sub
 from __future__ import annotations
 
 import copy
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -72,20 +74,59 @@ class Parts(nn.ModuleDict):
 
     def copy_from(self, *sources: Mapping[str, Tensor]) -> Parts:
         """A fresh model: this one's values overlaid by the sources', in order."""
-        fresh = copy.deepcopy(self)
-        own = fresh.state_dict()
-        with torch.no_grad():
-            for source in sources:
-                for key, value in source.items():
-                    if key not in own:
-                        raise WireError(f"the model has no `{key}`: {suggest(key, own)}")
-                    if own[key].shape != value.shape:
-                        raise WireError(
-                            f"`{key}` has shape {tuple(value.shape)}, the model's has "
-                            f"{tuple(own[key].shape)}"
-                        )
-                    own[key].copy_(value)
-        return fresh
+        own = self.state_dict(keep_vars=True)
+        values: dict[int, Tensor] = {}
+        for source in sources:
+            for key, value in source.items():
+                if key not in own:
+                    raise WireError(f"the model has no `{key}`: {suggest(key, own)}")
+                if own[key].shape != value.shape:
+                    raise WireError(
+                        f"`{key}` has shape {tuple(value.shape)}, the model's has "
+                        f"{tuple(own[key].shape)}"
+                    )
+                values[id(own[key])] = value
+        return _duplicate(self, values, {})
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def _duplicate(module: Module, values: Mapping[int, Tensor], made: dict[int, Any]) -> Module:
+    """A deep copy with other values, several times quicker than `copy.deepcopy` and a load.
+
+    Most of what a module holds are empty tables of hooks; only parameters, buffers and submodules
+    need care. `values` and `made` are keyed by identity: what a tensor shall hold, and what was
+    copied already, so that shared weights stay shared.
+    """
+    if id(module) in made:
+        return typing.cast(Module, made[id(module)])
+    fresh = made[id(module)] = object.__new__(type(module))
+    for name, value in vars(module).items():
+        if name == "_modules":
+            value = {key: child and _duplicate(child, values, made) for key, child in value.items()}
+        elif name in ("_parameters", "_buffers"):
+            value = {key: _copy_tensor(tensor, values, made) for key, tensor in value.items()}
+        elif isinstance(value, dict | set) and not value:
+            value = type(value)()
+        elif not isinstance(value, bool | int | float | str | None):
+            value = copy.deepcopy(value, made)
+        vars(fresh)[name] = value
+    return fresh
+
+
+def _copy_tensor(
+    tensor: Tensor | None, values: Mapping[int, Tensor], made: dict[int, Any]
+) -> Tensor | None:
+    """A copy in the tensor's own memory layout."""
+    if tensor is None:
+        return None
+    if id(tensor) not in made:
+        copied = torch.empty_like(tensor, requires_grad=False)
+        copied.copy_(values.get(id(tensor), tensor).detach())
+        is_parameter = isinstance(tensor, nn.Parameter)
+        made[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+    return typing.cast(Tensor, made[id(tensor)])
 
 
 def join(*groups: Mapping[str, Part]) -> dict[str, Part]:
