@@ -48,6 +48,7 @@ class Idle(Method):
 
     @exchange(down={"model": weights()}, up={"model": weights(), "loss": scalar()})
     def train(self, client: Client, got: Any) -> dict[str, Any]:
+        """Nothing but the message."""
         return {"model": got.model, "loss": 0.0}
 
 
@@ -57,7 +58,8 @@ def host_of(folder: Path, *words: str, method: str = "fedavg") -> Host:
     _begin(folder, recipe)
     host = open_host(folder)
     if method != "fedavg":
-        idle = Idle(**{f: getattr(host.method, f) for f in ("world", "encoder", "objective")})
+        kept = ("world", "encoder", "objective", "views")
+        idle = Idle(**{field: getattr(host.method, field) for field in kept})
         host = replace(host, method=idle)
     return host
 
@@ -84,7 +86,7 @@ def floors(host: Host) -> Iterator[float]:
     for index in host.indices:
         pixels = torch.from_numpy(host.images.batch(index))
         rng = torch.Generator().manual_seed(0)
-        ready.append([torch.cat(host.views(part, rng)) for part in pixels.split(batch)])
+        ready.append([torch.cat(method.views(part, rng)) for part in pixels.split(batch)])
     while True:
         before = cpu_seconds()
         for batches in ready:

@@ -1,3 +1,4 @@
+import contextlib
 import math
 import random
 
@@ -85,10 +86,8 @@ def test_damaged_frames_raise_nothing_but_wire_errors() -> None:
         for _ in range(rng.randint(1, 6)):
             frame[rng.randrange(len(frame))] = rng.randrange(256)
         cut = rng.choice([len(frame), rng.randrange(len(frame))])
-        try:
+        with contextlib.suppress(WireError):
             codec.decode(bytes(frame[:cut]))
-        except WireError:
-            pass
     deep = b'{"__metadata__":{"tree":"' + b"[" * 100_000 + b'"}}'
     with pytest.raises(WireError):
         codec.decode(len(deep).to_bytes(8, "little") + deep)

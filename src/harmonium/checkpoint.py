@@ -25,7 +25,7 @@ from typing import Any
 from harmonium import codec, store
 from harmonium.errors import StoreError
 
-LOGS = ("metrics.jsonl", "ledger.jsonl")
+LOGS = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ err = Console(stderr=True)
 
 def main() -> None:
     """Run a command; a mistake of the user's is one line and exit code 2."""
+    sys.path.append(os.getcwd())  # `harmonium run mymodule:MyMethod` finds what python -m would
     try:
         app(standalone_mode=False)
     except HarmoniumError as error:
@@ -145,7 +147,7 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
     if as_json:
         print(json.dumps({"folder": str(folder), "rows": found.rows}))
         return
-    _table(found.shown(), "Test accuracy in percent; encoders frozen")
+    _table(found.shown(), found.title)
     _line(f"runs     {found.folder}")
     if found.picture:
         _line(f"picture  {found.picture}")
@@ -291,7 +293,7 @@ def _show_result(result: Result, as_json: bool) -> None:
         }
         print(json.dumps(shown))
         return
-    from harmonium.compare import heading
+    from harmonium.compare import figure, heading
 
     rows = []
     for key, value in result.figures.items():
@@ -304,9 +306,9 @@ def _show_result(result: Result, as_json: bool) -> None:
         _table(rows, "Test accuracy in percent; encoder frozen")
     health = result.figures["health"]
     _line(
-        f"health   spread {health['spread']:.2f}, effective rank {health['effective_rank']:.0f} of "
-        f"{health['dimensions']:.0f}, uniformity {health['uniformity']:.2f}, "
-        f"alignment {health['alignment']:.2f}"
+        f"health   spread {figure(health['spread'])}, effective rank "
+        f"{figure(health['effective_rank'])} of {health['dimensions']:.0f}, uniformity "
+        f"{figure(health['uniformity'])}, alignment {figure(health['alignment'])}"
     )
     for warning in health["warnings"]:
         _line(f"warning  {warning}")

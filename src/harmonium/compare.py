@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
+from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
 from harmonium.runs import Result, Watcher, run
 
@@ -21,16 +22,24 @@ PROBES = {"knn": "kNN", "linear": "linear"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row a way of training; figures are shares between 0 and 1."""
+    """One row a way of training; accuracies are shares between 0 and 1."""
 
     folder: Path
     rows: tuple[Mapping[str, Any], ...]
     picture: Path | None
 
+    @property
+    def title(self) -> str:
+        """What the figures are."""
+        if "knn" in self.rows[0]:
+            return "Test accuracy in percent; encoders frozen"
+        return "Label-free figures; encoders frozen"
+
     def shown(self) -> list[dict[str, Any]]:
-        """The rows in percent, under the names that people read."""
+        """The rows under the names that people read, accuracies in percent."""
+        scale = 100 if "knn" in self.rows[0] else 1
         return [
-            {heading(k): f"{100 * v:.1f}" if isinstance(v, float) else v for k, v in row.items()}
+            {heading(k): v if isinstance(v, str) else figure(v, scale) for k, v in row.items()}
             for row in self.rows
         ]
 
@@ -54,8 +63,12 @@ def compare(
 ) -> Comparison:
     """Run every method and the references; what is complete in `out` already is not run again."""
     recipes = {name: Recipe.of(name, *changes) for name in names}
-    labels = {name: recipe.method.name for name, recipe in recipes.items()}
-    cells = {labels[name] if len(names) == 1 else name: recipes[name] for name in names}
+    cells = {
+        recipes[name].method.name if len(names) == 1 else _label(name): recipes[name]
+        for name in names
+    }
+    if len(cells) < len(names):
+        raise ConfigError(f"two of these have the same name: {', '.join(names)}")
     ways = references(next(iter(recipes.values())))
     cells = {"alone": ways["alone"], **cells, "centralised": ways["centralised"]}
     results = {
@@ -67,6 +80,16 @@ def compare(
     rows += [{"encoder": label, **_figures(result.figures)} for label, result in results.items()]
     store.write_atomic(out / "compare.json", json.dumps(rows, indent=1).encode())
     return Comparison(out, tuple(rows), _picture(out / "compare.png", rows, results))
+
+
+def _label(name: str) -> str:
+    """A method's name, or a file's or class's without the way to it."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.rpartition(":")[2]
+
+
+def figure(value: float | None, scale: float = 1) -> str:
+    """A figure to read; none where there is no finite number."""
+    return "none" if value is None else f"{scale * value:.{1 if scale > 1 else 2}f}"
 
 
 def heading(key: str) -> str:

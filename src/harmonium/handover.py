@@ -66,7 +66,9 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
             about = json.loads((file.metadata() or {})["harmonium"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise StoreError(f"there is no encoder {path}: has the run finished?") from None
+        done = (path.parent / "result.json").exists()
+        why = "its clients keep their own" if done else "has the run finished?"
+        raise StoreError(f"there is no encoder {path}: {why}") from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
     with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -137,12 +137,23 @@ def _fixed(section: str, cls: type[Any]) -> PlainValidator:
     return PlainValidator(lambda v: v if isinstance(v, cls) else make(cls, v, section))
 
 
+def _data(section: str, value: Any) -> DataSpec:
+    """A data set; a relative path becomes absolute, for the run may be resumed from elsewhere."""
+    spec: DataSpec = choose(section, datasets, value)
+    if path := getattr(spec, "path", None):
+        settings: dict[str, Any] = {"path": type(path)(Path(path).expanduser().absolute())}
+        spec = replace(spec, **settings)
+    return spec
+
+
 def _public(value: Any) -> DataSpec | None:
-    return None if value is None else choose("public", datasets, value)
+    return None if value is None else _data("public", value)
 
 
 class Recipe(BaseModel):
     """All of a run. Two recipes with the same `digest` end with the same bits.
+
+    The exception is `privacy.noise=system`, whose noise nobody can repeat.
 
     >>> Recipe.of("fedavg", "clients=3", "local.lr=0.1").local.lr
     0.1
@@ -154,7 +165,7 @@ class Recipe(BaseModel):
     objective: Annotated[Objective, _one_of("objective", objectives)] = SimCLR()
     terms: Annotated[tuple[Term, ...], PlainValidator(_terms)] = ()
     encoder: Annotated[Encoder, _one_of("encoder", encoders)] = CnnSmall()
-    data: Annotated[DataSpec, _one_of("data", datasets)] = Digits()
+    data: Annotated[DataSpec, PlainValidator(lambda value: _data("data", value))] = Digits()
     public: Annotated[DataSpec | None, PlainValidator(_public)] = None
     split: Annotated[SplitRule, _one_of("split", splits)] = IID()
     views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
@@ -234,6 +245,7 @@ class Recipe(BaseModel):
             terms=self.terms,
             local=self.local,
             server_optimiser=self.server,
+            views=self.views.build(),
             **self.method.options,
         )
 
@@ -283,7 +295,9 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
         spot = changed
         for step in path[:-1]:
             held = spot.get(step)
-            spot[step] = dict(held) if isinstance(held, Mapping) else {"name": held} if held else {}
+            if isinstance(held, str):  # a bare name: of a choice, or of a term
+                held = {held: {}} if path[0] == "terms" else {"name": held}
+            spot[step] = dict(held or {})
             spot = spot[step]
         held = spot.get(path[-1])
         same = isinstance(held, Mapping) and held.get("name") == value

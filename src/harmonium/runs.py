@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -122,7 +123,6 @@ def make_host(recipe: Recipe, dataset: Dataset, split: Split, folder: Path) -> H
         method=recipe.build_method(dataset),
         images=dataset.train,
         indices=split.indices,
-        views=recipe.views.build(),
         folder=folder / "clients",
         noise=recipe.privacy.noise,
         public=recipe.public.load().train if recipe.public else None,
@@ -158,6 +158,7 @@ def _begin(folder: Path, recipe: Recipe) -> None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """One process at a time may write to a run; the lock goes when its holder does."""
+    new = not folder.exists()
     make_folder(folder)
     lock = filelock.FileLock(folder / ".lock")
     try:
@@ -168,6 +169,8 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if new and not (folder / "recipe.yaml").exists():  # refused before it began
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Run:
@@ -187,7 +190,7 @@ class _Run:
         host = make_host(recipe, dataset, split, path)
         workers = recipe.engine.workers
         untrained = host.method.blueprint.copy_from().eval()["encoder"]
-        judge = Judge(recipe.evaluate, dataset, host.views, recipe.seed, untrained)
+        judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
             server = self._rounds(host.method, engine, judge, split, host)
             figures = average(
@@ -207,15 +210,8 @@ class _Run:
         self, method: Method, engine: LocalEngine, judge: Judge, split: Split, host: Host
     ) -> Server:
         """From the last committed round to the last of all."""
-        recipe, watcher, losses = self.recipe, self.watcher, list[float]()
-        ledger = Ledger()
-
-        def watch(reply: Reply) -> None:
-            watcher.task(reply)
-            if reply.up is not None and "loss" in reply.up:
-                losses.append(float(reply.up["loss"]))
-
-        driver = Driver(method, engine, ledger, recipe.participation.quorum, watch)
+        recipe, watcher, ledger = self.recipe, self.watcher, Ledger()
+        driver = Driver(method, engine, ledger, recipe.participation.quorum, watcher.task)
         commit = self._restore(engine)
         examples = {client: len(index) for client, index in enumerate(split.indices)}
         server = Server(examples, method.blueprint.shared(), public=host.public)
@@ -223,25 +219,24 @@ class _Run:
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         if commit is None:
             started = time.perf_counter()
-            self._log(0, [], Ledger(), judge.look(method.represent(server)))
-            server = driver.drive(method.setup(server), server)
-            self._finish(server, engine, ledger, started, {})
+            cohort = recipe.participation.cohort(server.everyone, 0, recipe.seed)
+            figures = judge.look(method.represent(server))
+            server = driver.drive(method.setup(server, cohort), server)
+            self._finish(server, driver, engine, started, figures)
         else:
             server = Server(examples, public=host.public, **commit.server)
         for number in range(server.round + 1, recipe.rounds + 1):
             started = time.perf_counter()
-            losses.clear()
             server = Server(
                 examples, server.model, number, server.memory, server.moments, host.public
             )
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
             server = driver.drive(method.round(server, cohort), server)
-            figures: dict[str, Any] = {}
+            figures = {}
             if recipe.evaluate.due(number, recipe.rounds):
                 encoders = self._encoders(method, server, engine)
                 figures = average([judge.look(encoder) for encoder in encoders])
-            row = self._log(number, losses, ledger, figures)
-            self._finish(server, engine, ledger, started, row)
+            self._finish(server, driver, engine, started, figures)
         return server
 
     def _restore(self, engine: LocalEngine) -> Commit | None:
@@ -253,40 +248,39 @@ class _Run:
         engine.prune(*self.folder.snapshots())
         return commit
 
-    def _log(
-        self, number: int, losses: list[float], ledger: Ledger, figures: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Write a round's line of metrics; times are elsewhere, so that runs can be compared."""
-        totals = ledger.totals
-        row: dict[str, Any] = {
-            "round": number,
-            "loss": float(np.mean(losses)) if losses else None,
-            "answered": totals["answered"],
-            "missing": totals["no answer"] + totals["refused"],
-            "bytes_down": totals["down"],
-            "bytes_up": totals["up"],
-            **figures,
-        }
-        self.folder.log("metrics.jsonl", [json.dumps(row)])
-        return row
-
     def _finish(
         self,
         server: Server,
+        driver: Driver,
         engine: LocalEngine,
-        ledger: Ledger,
         started: float,
-        row: Mapping[str, Any],
+        figures: Mapping[str, Any],
     ) -> None:
-        """Commit a round and tell of it."""
-        lines, _ = ledger.take()
-        self.folder.log("ledger.jsonl", lines)
-        kept = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
-        self.folder.commit(server.round, kept, engine.snapshot())
-        engine.prune(*self.folder.snapshots())
+        """Log and commit a round, then tell of it.
+
+        Times have a log of their own, so that those of two runs can be compared to the byte.
+        """
+        ledger, folder = driver.ledger, self.folder
+        means = {name: float(np.mean(values)) for name, values in driver.reported.items()}
+        driver.reported.clear()
+        row: dict[str, Any] = {
+            "round": server.round,
+            "loss": means.pop("loss", None),
+            **({"reported": means} if means else {}),
+            "answered": len(ledger.answered),
+            "missing": len(ledger.missing),
+            "bytes_down": ledger.totals["down"],
+            "bytes_up": ledger.totals["up"],
+            **figures,
+        }
         seconds = time.perf_counter() - started
-        self.folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
-        if row:
+        folder.log("metrics.jsonl", [json.dumps(row)])
+        folder.log("ledger.jsonl", ledger.take())
+        folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
+        kept = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
+        folder.commit(server.round, kept, engine.snapshot())
+        engine.prune(*folder.snapshots())
+        if server.round:
             self.watcher.round(row, seconds)
 
     def _encoders(self, method: Method, server: Server, engine: LocalEngine) -> list[nn.Module]:

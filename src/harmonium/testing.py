@@ -34,7 +34,7 @@ from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask
-from harmonium.recipe import Recipe
+from harmonium.recipe import Recipe, load_tree
 from harmonium.runs import make_host
 
 LONGEST_FILE = 200  # lines; a method reads like the paper's algorithm
@@ -92,7 +92,7 @@ class Trial:
         driver = Driver(host.method, self.wrap(engine), ledger)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
         method = host.method
-        plan = method.round(server, cohort) if number else method.setup(server)
+        plan = method.round(server, cohort) if number else method.setup(server, cohort)
         server = driver.drive(plan, server)
         self.lines += ledger.lines
         return server
@@ -126,7 +126,9 @@ def check_method(method: str | type[Method], **settings: Any) -> list[str]:
         method: a registered name, an import path `package.module:Class`, or the class itself.
         settings: recipe sections that the method needs, e.g. `objective="byol"`.
     """
-    recipe = Recipe.from_tree({**TINY, "method": method, **settings})
+    # A method's own shipped recipe says which objective and views it needs.
+    own = load_tree(method) if isinstance(method, str) else {"method": method}
+    recipe = Recipe.from_tree({**own, **TINY, **settings})
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     plain = Trial(recipe, dataset, split).go()
@@ -211,7 +213,7 @@ def _check_labels_stay_out(plain: Trial) -> None:
 
 
 def _check_client_state_is_declared(plain: Trial) -> None:
-    allowed = {*plain.method.keeps, "parts"}
+    allowed = plain.method.may_keep()
     for client, state in plain.states.items():
         extra = set(state) - allowed
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")

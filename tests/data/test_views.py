@@ -496,7 +496,7 @@ def test_an_operation_that_never_happens_draws_nothing():
 )
 def test_sizes_from_digits_to_photographs(mode, count, height, width, channels):
     pixels = pictures(max(count, 1), height, width, channels)[:count]
-    views = preset("aug002", mode=mode, solarise=0.3, rotate=10.0)
+    views = preset("fedca", mode=mode, solarise=0.3, rotate=10.0)
     for made in views(pixels, rng()):
         assert made.shape == (count, channels, height, width)
         assert made.isfinite().all()
@@ -580,7 +580,7 @@ def test_settings_that_do_not_fit_the_pictures():
     with pytest.raises(ConfigError, match="blur_kernel is 17"):
         View(blur=1, blur_kernel=17)(pictures(1, 8, 8), rng())
     with pytest.raises(ConfigError, match=r"mean has 3 numbers but pictures have 1 channel"):
-        preset("aug004")(pictures(1, 8, 8, 1), rng())
+        preset("fedsc")(pictures(1, 8, 8, 1), rng())
     for wrong in (pictures(1).float(), pictures(1)[0], pictures(1).permute(0, 3, 1, 2)):
         with pytest.raises(DataError, match="views need torch.uint8 of shape"):
             View()(wrong, rng())
@@ -605,5 +605,5 @@ def test_presets_say_what_the_papers_say():
     assert (PRESETS["easyfl"][0].hue, PRESETS["easyfl"][0].mean) == (0.2, None)
     assert (PRESETS["fedx"][0].pad_crop, PRESETS["fedx"][0].jitter) == (4, 0)
     assert (PRESETS["fedx_svhn"][0].rotate, PRESETS["fedx_svhn"][0].flip) == (15, 0)
-    assert PRESETS["aug002"][0].blur == 0.5
+    assert PRESETS["fedca"][0].blur == 0.5
     assert PRESETS["digits"][0].flip == 0

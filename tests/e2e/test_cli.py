@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SMALL = (
-    "data=shapes data.count=80 data.test_count=20 data.size=10 clients=3 rounds=2 encoder.width=4 "
-    "encoder.out=16 local.batch=8 evaluate.k=5 evaluate.labels_per_class=[2] engine.workers=1"
-).split()
+SMALL = [
+    "data=shapes",
+    "data.count=80",
+    "data.test_count=20",
+    "data.size=10",
+    "clients=3",
+    "rounds=2",
+    "encoder.width=4",
+    "encoder.out=16",
+    "local.batch=8",
+    "evaluate.k=5",
+    "evaluate.labels_per_class=[2]",
+    "engine.workers=1",
+]
 
 
 def harmonium(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:

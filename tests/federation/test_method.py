@@ -83,7 +83,7 @@ def pictures() -> Images:
 
 def federation(method: Method, folder: Path, sizes: tuple[int, ...] = SIZES) -> LocalEngine:
     cuts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    host = Host(method, pictures(), cuts, preset("none"), folder)
+    host = Host(replace(method, views=preset("none")), pictures(), cuts, folder)
     return LocalEngine(host, folder, workers=0)
 
 

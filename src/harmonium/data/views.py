@@ -95,11 +95,11 @@ _FEDX_SVHN = View(
 # figures here; for other data pass `mean` and `std`.
 PRESETS: dict[str, tuple[View, ...]] = {
     "simclr": (_SIMCLR, _SIMCLR),
-    "aug000": (_SIMCLR, _SIMCLR),  # Federated SimCLR, appendix A
-    "aug001": (_SIMCLR, _SIMCLR),  # FedStyle at 32 pixels; flip=0 for digits
-    "aug001_224": (View(size=224, blur=0.5),) * 2,  # FedStyle's larger pictures
-    "aug002": (View(blur=0.5),) * 2,  # FedCA
-    "aug004": (View(**_CIFAR10),) * 2,  # FedSC and its baselines
+    "fedsimclr": (_SIMCLR, _SIMCLR),  # Federated SimCLR, appendix A
+    "fedstyle": (_SIMCLR, _SIMCLR),  # FedStyle at 32 pixels; flip=0 for digits
+    "fedstyle_224": (View(size=224, blur=0.5),) * 2,  # FedStyle's larger pictures
+    "fedca": (View(blur=0.5),) * 2,  # FedCA
+    "fedsc": (View(**_CIFAR10),) * 2,  # FedSC and its baselines
     "orchestra": (_ORCHESTRA, _ORCHESTRA_PRIME),
     "orchestra_turned": (
         _ORCHESTRA,

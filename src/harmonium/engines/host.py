@@ -15,7 +15,6 @@ import numpy as np
 
 from harmonium import codec, seeds, store
 from harmonium.data.images import Images
-from harmonium.data.views import Views
 from harmonium.federation.client import Client, Decline, Examples
 from harmonium.federation.drive import handle
 from harmonium.federation.method import Method
@@ -51,7 +50,6 @@ class Host:
     method: Method
     images: Images
     indices: Sequence[np.ndarray]  # per client, positions in `images`
-    views: Views
     folder: Path  # where clients' states are kept
     noise: Randomness = "simulated"
     public: Images | None = None
@@ -69,7 +67,7 @@ class Host:
                 self.indices[task.client],
                 labels_for=method.name if method.uses_labels else None,
             ),
-            views=self.views,
+            views=method.views,
             rng=seeds.torch_rng(seed, *path),
             noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
             public=self.public,

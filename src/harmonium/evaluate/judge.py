@@ -38,7 +38,7 @@ class Evaluation:
     bank: int = 5000  # training pictures that vote during training; at the end all do
     queries: int = 2000  # validation pictures judged during training
     health: int = 512  # pictures for the label-free figures
-    labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; none: leave it out
+    labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; []: none
     draws: int = 5  # choices of those few labels
     clients: int = 10  # clients whose own encoders are judged, where each has one
 

@@ -105,8 +105,7 @@ def card(method: Method) -> Card:
         bytes_up=up if moves else 0,
         keeps=kept,
         settings={name: getattr(method, name) for name in own},
-        # Scalars such as losses are metrics: they can be left out or summed.
-        secure_aggregation=all(f.fold in LINEAR for f in sent if f.kind != "scalar"),
+        secure_aggregation=all(f.fold in LINEAR for f in sent),
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.uses_labels,
     )

@@ -163,7 +163,7 @@ class Local:
         """The learning rate of a round (the first is 1)."""
         if self.schedule == "constant":
             return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
+        return self.lr * 0.5 * (1 + math.cos(math.pi * max(round - 1, 0) / max(rounds, 1)))
 
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""

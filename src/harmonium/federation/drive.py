@@ -17,6 +17,7 @@ from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, ClientId, Exchange, Plan, check
+from harmonium.threads import single_thread
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def handle(
                 f"{method.name}.{step} declares `{name}` guarded but sends it without noise. Send "
                 f'what client.release("{name}", ...) returns, unchanged.'
             )
-    allowed = {*method.keeps, "parts"}
+    allowed = method.may_keep()
     if extra := sorted(set(client.state) - allowed):
         raise WireError(
             f"{method.name}.{step} keeps `{extra[0]}` at the client without declaring it. Add it "
@@ -95,6 +96,7 @@ class Driver:
     ledger: Ledger
     quorum: int = 1
     watch: Callable[[Reply], None] = field(default=lambda reply: None)
+    reported: dict[str, list[float]] = field(default_factory=dict)  # accepted scalars, by field
 
     def drive(self, plan: Plan, server: Server) -> Server:
         """Run a plan to its end; `server` says which round it is and who has how many examples."""
@@ -102,12 +104,20 @@ class Driver:
         number = 0
         try:
             while True:
-                ask = plan.send(got)  # type: ignore[arg-type]
-                got = self._ask(ask, Turn(server.round, number), server)
+                turn = Turn(server.round, number)
+                ask = self._next(plan, got, turn)
+                got = self._ask(ask, turn, server)
                 number += 1
         except StopIteration as stop:
             finished: Server = stop.value
             return finished
+
+    def _next(self, plan: Plan, got: SimpleNamespace | None, turn: Turn) -> Ask:
+        """Let the plan go on to its next ask: one thread and keyed chance, as in a handler."""
+        seed = seeds.seed_of(self.method.world.seed, "plan", turn.round, turn.ask)
+        with single_thread(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return plan.send(got)  # type: ignore[arg-type]
 
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
@@ -127,10 +137,11 @@ class Driver:
                 self.ledger.write(entry)
                 answered += entry.outcome == "answered"
                 awaited = next(order, None)
-        if ask.to and answered < min(self.quorum, len(ask.to)):
+        least = min(self.quorum if ask.least is None else ask.least, len(ask.to))
+        if answered < least:
             raise NotEnoughReplies(
                 f"round {turn.round}, `{ask.step}`: {answered} of {len(ask.to)} clients answered, "
-                f"fewer than the quorum of {self.quorum}. {self.ledger.last_reason}".rstrip()
+                f"fewer than the {least} it needs. {self.ledger.last_reason}".rstrip()
             )
         return tally.result()
 
@@ -143,11 +154,18 @@ class Driver:
             return entry
         entry.up = _sizes(reply.up)
         entry.releases = list(reply.releases)
-        refusal = tally.refusal(reply.client, reply.up)
+        try:
+            check(self.method.name, declared, "up", reply.up)
+            refusal = tally.refusal(reply.client, reply.up)
+        except WireError as error:  # a client elsewhere may send anything
+            refusal = str(error)
         if refusal is not None:
             entry.outcome, entry.why = "refused", refusal
             return entry
         tally.add(reply.client, reply.up)
+        for name, part in declared.up.items():
+            if part.kind == "scalar":
+                self.reported.setdefault(name, []).append(float(reply.up[name]))
         self.engine.accept(reply)
         return entry
 

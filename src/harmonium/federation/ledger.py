@@ -35,6 +35,8 @@ class Ledger:
         """Start with nothing sent."""
         self.lines: list[str] = []
         self.totals: Counter[str] = Counter()
+        self.answered: set[int] = set()
+        self.missing: set[int] = set()
         self.last_reason = ""
 
     def write(self, entry: Entry) -> None:
@@ -44,12 +46,12 @@ class Ledger:
         )
         self.totals["down"] += sum(entry.down.values())
         self.totals["up"] += sum(entry.up.values())
-        self.totals[entry.outcome] += 1
+        (self.answered if entry.outcome == "answered" else self.missing).add(entry.client)
         if entry.why:
             self.last_reason = f"Client {entry.client}: {entry.why}."
 
-    def take(self) -> tuple[list[str], Counter[str]]:
-        """Hand over the lines and totals gathered so far and start afresh."""
-        lines, totals = self.lines, self.totals
-        self.lines, self.totals = [], Counter()
-        return lines, totals
+    def take(self) -> list[str]:
+        """Hand over the lines gathered so far and start afresh."""
+        lines = self.lines
+        self.__init__()  # type: ignore[misc]
+        return lines

@@ -11,14 +11,17 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from harmonium import seeds
 from harmonium.data.images import Images
+from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.federation.client import Batch, Client, Local, fit
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Batch, Client, Examples, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.parts import Part, Parts, join
 from harmonium.federation.wire import (
@@ -37,7 +40,10 @@ from harmonium.federation.wire import (
 )
 from harmonium.objectives import Objective, Seen
 from harmonium.objectives.simclr import SimCLR
+from harmonium.privacy.mechanisms import Noise
 from harmonium.terms import Term
+
+TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Method:
     terms: tuple[Term, ...] = ()
     local: Local = Local()
     server_optimiser: ServerOptimiser = Average()
+    views: Views = preset("simclr")
 
     name: ClassVar[str] = "method"
     share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
@@ -87,8 +94,8 @@ class Method:
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
 
     # ---- server ------------------------------------------------------------------------------
-    def setup(self, server: Server) -> Plan:
-        """What happens once, before round 1."""
+    def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """What happens once, before round 1; `server.everyone` is there beside the cohort."""
         return server
         yield  # a plan that asks nothing
 
@@ -98,15 +105,19 @@ class Method:
         return self.merge(server, got.model)
 
     # ---- client ------------------------------------------------------------------------------
-    @exchange(down={"model": weights()}, up={"model": weights(by=EXAMPLES), "loss": scalar()})
+    @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the received model on the client's examples."""
         parts = self.pull(client, got.model)
         loss = self.loss(parts, me=client.id, anchor=got.model)
-        done = fit(parts, client, loss, self.local, after=lambda: self.objective.after_step(parts))
+        done = fit(parts, client, loss, self.local, after=lambda: self.after_step(parts))
         return {"model": self.push(client, parts), "loss": done.loss}
 
     # ---- pieces ------------------------------------------------------------------------------
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """What the loss looks at; override for a method with views of its own."""
+        return self.objective.see(parts, batch)
+
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The method's own loss; override to replace or extend the objective's."""
         return self.objective.score(parts, seen, given)
@@ -125,13 +136,37 @@ class Method:
         """The local loss of a batch: the score and every term. Methods override `score`."""
 
         def of(batch: Batch) -> Tensor:
-            seen = self.objective.see(parts, batch)
+            seen = self.see(parts, batch)
             total = self.score(parts, seen, given)
             for term in self.terms:
                 total = total + term.score(parts, seen, given)
             return total
 
         return of
+
+    def after_step(self, parts: Parts) -> None:
+        """What the objective and the terms do after every step."""
+        self.objective.after_step(parts)
+        for term in self.terms:
+            term.after_step(parts)
+
+    def at_server(self, server: Server, purpose: str) -> Client:
+        """The server as a client of the public pictures, for plans that train on them."""
+        if server.public is None:
+            raise ConfigError(
+                f"{self.name} needs public pictures at the server: name them, e.g. public=digits"
+            )
+        rng = seeds.torch_rng(self.world.seed, "server", purpose, server.round)
+        return Client(
+            id=-1,
+            round=server.round,
+            rounds=self.world.rounds,
+            examples=Examples(server.public, np.arange(len(server.public))),
+            views=self.views,
+            rng=rng,
+            noise=Noise("simulated", rng),
+            public=server.public,
+        )
 
     @cached_property
     def blueprint(self) -> Parts:
@@ -153,7 +188,9 @@ class Method:
 
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: as first drawn, then the message's parts, then the client's own."""
-        return self.blueprint.copy_from(model, client.state.get("parts", {}))
+        parts = self.blueprint.copy_from(model, client.state.get("parts", {}))
+        self.objective.prepare(parts)
+        return parts
 
     def push(self, client: Client, parts: Parts) -> Weights:
         """Keep local parts in the client's state; return only what may leave."""
@@ -162,19 +199,13 @@ class Method:
         return parts.shared(client.id)
 
     def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
-        """The server after folded uploads: averaged parts through its optimiser, rows in place."""
-        whole = {key: value for key, value in folded.items() if isinstance(value, Tensor)}
+        """The server after folded uploads, through its optimiser; absent clients' rows stay."""
+        whole = {key: _table(server.model[key], value) for key, value in folded.items()}
         steered = {key for key, _ in self.blueprint.named_parameters()}
         stepped, moments = self.server_optimiser.step(
             server.model, whole, steered, dict(server.moments)
         )
-        model = {**server.model, **stepped}
-        for key, rows in folded.items():
-            if key not in whole:
-                model[key] = model[key].clone()
-                for client, row in rows.items():
-                    model[key][client] = row
-        return replace(server, model=model, moments=moments)
+        return replace(server, model={**server.model, **stepped}, moments=moments)
 
     @classmethod
     def exchanges(cls) -> dict[str, Exchange]:
@@ -182,9 +213,20 @@ class Method:
         found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
         return {declared.name: declared for declared in found if isinstance(declared, Exchange)}
 
-    def stateful(self) -> bool:
-        """Whether clients must remember something between rounds."""
-        return bool(self.keeps) or "local" in self.blueprint.rules.values()
+    def may_keep(self) -> set[str]:
+        """Names that a client's state may hold: what is declared, and local parts if any."""
+        local = "local" in self.blueprint.rules.values()
+        return {*self.keeps, "parts"} if local else set(self.keeps)
+
+
+def _table(current: Tensor, folded: Tensor | Mapping[ClientId, Tensor]) -> Tensor:
+    """A folded tensor; rows of single clients take their places in the current table."""
+    if isinstance(folded, Tensor):
+        return folded
+    table = current.clone()
+    for client, row in folded.items():
+        table[client] = row
+    return table
 
 
 def _builder(term: Term, dim: int, clients: int) -> Callable[[Mapping[str, nn.Module]], Any]:

@@ -60,13 +60,13 @@ class Sgd(ServerOptimiser):
             held = memory.get("velocity", {}).get(key)
             velocity[key] = gap if held is None else self.momentum * held + gap
             model[key] = current[key] - self.lr * velocity[key]
-        return model, {**memory, "velocity": velocity}
+        return model, {**memory, "velocity": {**memory.get("velocity", {}), **velocity}}
 
 
 @optimisers("adam")
 @dataclass(frozen=True)
 class Adam(ServerOptimiser):
-    """Adam with bias correction on the gaps, as Federated SimCLR uses it (paper 000, App. A)."""
+    """Adam with bias correction on the gaps, as Federated SimCLR uses it (appendix A)."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -87,4 +87,8 @@ class Adam(ServerOptimiser):
             mean = first[key] / (1 - self.beta1**count)
             scale = (second[key] / (1 - self.beta2**count)).sqrt() + self.epsilon
             model[key] = current[key] - self.lr * mean / scale
-        return model, {**memory, "steps": count, "first": first, "second": second}
+        moments = {
+            "first": {**memory.get("first", {}), **first},
+            "second": {**memory.get("second", {}), **second},
+        }
+        return model, {**memory, **moments, "steps": count}

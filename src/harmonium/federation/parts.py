@@ -39,6 +39,11 @@ class Parts(nn.ModuleDict):
 
     def __init__(self, parts: Mapping[str, Part], overrides: Mapping[str, Rule]) -> None:
         """Collect parts; `overrides` replaces rules by part name, `*` stands for all others."""
+        if overrides and not {"*", *parts} & set(overrides):
+            raise ConfigError(
+                f"`share` names {', '.join(sorted(overrides))}, but the model's parts are "
+                f"{', '.join(parts)}"
+            )
         super().__init__({name: part.module for name, part in parts.items()})
         self.rules: dict[str, Rule] = {
             name: overrides.get(name, overrides.get("*", part.share))

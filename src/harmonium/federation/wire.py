@@ -106,6 +106,7 @@ class Ask:
     to: Sequence[ClientId]
     down: Mapping[str, Value] = field(default_factory=dict)
     each: Mapping[ClientId, Mapping[str, Value]] = field(default_factory=dict)
+    least: int | None = None  # fewest answers it needs; none: the recipe's quorum
 
 
 Folded = SimpleNamespace  # .ids: who answered, in order; and one attribute per `up` field

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from harmonium.federation.client import Client
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, scalar
+from harmonium.federation.wire import EXAMPLES, Ask, ClientId, Plan, Value, exchange, scalar
 from harmonium.methods import methods
 
 
@@ -29,7 +29,7 @@ class Alone(Method):
         yield Ask("train", cohort)
         return server
 
-    @exchange(up={"loss": scalar()})
+    @exchange(up={"loss": scalar("mean", by=EXAMPLES)})
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Continue the client's own model."""
         got.model = {}

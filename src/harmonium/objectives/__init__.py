@@ -1,6 +1,6 @@
 """What a client minimises: self-supervised losses and the parts they need.
 
-An objective is frozen settings and four small methods. `build` makes its parts, `see` runs them on
+An objective is frozen settings and a few small methods. `build` makes its parts, `see` runs them on
 a batch, `score` turns what was seen into a loss, `after_step` keeps targets up to date. Splitting
 `see` from `score` lets a method rewrite features or projections in between (FedStyle, APFL), and
 lets terms use what was already computed.
@@ -48,6 +48,9 @@ class Objective:
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The loss, a scalar mean over the batch."""
         raise TypeError(f"{type(self).__name__} must define `score`")
+
+    def prepare(self, parts: Parts) -> None:
+        """Called once a model was put together, e.g. to start a fresh twin from the encoder."""
 
     def after_step(self, parts: Parts) -> None:
         """Called after every optimiser step."""

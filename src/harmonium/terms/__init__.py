@@ -30,5 +30,8 @@ class Term:
         """The loss to add. `given` always has `me` (client id) and `anchor` (received weights)."""
         raise TypeError(f"{type(self).__name__} must define `score`")
 
+    def after_step(self, parts: Parts) -> None:
+        """Called after every optimiser step, e.g. to keep rows at unit length."""
+
 
 terms: Registry[Term] = Registry("term", "harmonium.terms")
