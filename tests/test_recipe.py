@@ -94,3 +94,13 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         Recipe.of(str(path))
     assert not (tmp_path / "canary").exists()
+
+
+def test_terms_can_be_named_and_set() -> None:
+    assert Recipe.of("fedavg", "terms=proximal", "terms.proximal.mu=0.1").terms == (Proximal(0.1),)
+    assert Recipe.of("fedavg", "terms=proximal").terms == (Proximal(),)
+
+
+def test_paths_of_data_do_not_depend_on_where_one_stands() -> None:
+    path = Path(Recipe.of("fedavg", "data=folder", "data.path=pictures").data.path)  # type: ignore
+    assert path.is_absolute() and path.name == "pictures"

@@ -205,3 +205,38 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     assert process.wait() == 0
     assert "round 2/2" in shown.decode() and "━" in shown.decode()
     assert b"\x1b[3" not in shown.replace(b"\x1b[3A", b"")  # NO_COLOR: no colours
+
+
+def test_comparing_files_and_pictures_without_labels(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("method: fedavg\n")
+    files = [str(tmp_path / f"{name}.yaml") for name in ("a", "b")]
+    words = [*SMALL, "data.unlabelled=true", "--out", str(tmp_path / "c")]
+    done = harmonium("compare", *files, *words)
+    assert "Label-free figures" in done.stdout and "percent" not in done.stdout
+    assert (tmp_path / "c" / "b" / "result.json").exists()
+
+
+def test_a_method_of_ones_own_runs_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        '"""Mine, after McMahan et al., 2017."""\n'
+        "from dataclasses import dataclass\n"
+        "from harmonium import Method\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Method):\n"
+        "    strength: float = 1.0\n"
+    )
+    words = ["run", "mine:Mine", "method.strength=2", *SMALL, "--out", "run", "--json"]
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "harmonium"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == "run"
+
+
+def test_what_is_refused_leaves_no_folder_behind(home: Path) -> None:
+    harmonium("run", "fedavg", "clients=5000", code=2)
+    assert list((home / "runs").iterdir()) == []

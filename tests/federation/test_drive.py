@@ -10,8 +10,8 @@ import torch
 
 from harmonium.data.partition import IID, make_split
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import NotEnoughReplies, WireError
-from harmonium.federation.client import Decline
+from harmonium.errors import ConfigError, NotEnoughReplies, WireError
+from harmonium.federation.client import Decline, fit
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -230,3 +230,66 @@ def test_asking_nobody_is_fine_and_unknown_steps_are_not(tmp_path: Path) -> None
 
     with pytest.raises(WireError, match="did you mean 'train'"):
         drive(method_with("Lost", round=lost), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({}, "declares"),
+        ({"model": 3.0, "loss": 1.0}, "as float, but it is declared weights"),
+        ({"model": {}, "loss": 1.0}, "lacks"),
+        ({"model": {}, "loss": "text"}, "as str"),
+        ({"model": {}, "loss": 1.0, "more": 1}, "without declaring it"),
+    ],
+)
+def test_a_client_elsewhere_may_send_anything(
+    tmp_path: Path, lie: dict[str, object], reason: str
+) -> None:
+    @dataclass
+    class Lying(Losing):
+        def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+            for reply in self.engine.deliver(ask, turn):
+                yield replace(reply, up=lie) if reply.client == 0 else reply
+
+    _, ledger, _ = drive(method_with("Plain"), tmp_path, wrap=Lying)
+    entry = json.loads(ledger.lines[0])
+    assert entry["outcome"] == "refused" and reason in entry["why"]
+    assert ledger.answered == {1, 2, 3}
+
+
+def test_an_ask_may_need_fewer_answers_than_a_round(tmp_path: Path) -> None:
+    @exchange()
+    def align(self, client, got):  # type: ignore[no-untyped-def]
+        raise Decline("not today")
+
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        heard = yield Ask("align", cohort, least=0)
+        assert heard.ids == []
+        return server
+
+    drive(method_with("Lenient", align=align, round=round), tmp_path)
+
+
+def test_plans_train_on_public_pictures_with_keyed_chance(tmp_path: Path) -> None:
+    def setup(self, server):  # type: ignore[no-untyped-def]
+        parts = self.blueprint.copy_from()
+        someone = self.at_server(server, "align")
+        done = fit(parts, someone, self.loss(parts, me=-1, anchor={}), self.local)
+        return float(done.loss), float(torch.rand(()))
+
+    seen = []
+
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        seen.append(setup(self, replace(server, public=public)))
+        return server
+        yield
+
+    public = Recipe.from_tree(TINY).data.load().test
+    torch.manual_seed(0)
+    drive(method_with("Aligned", round=round), tmp_path)
+    torch.manual_seed(1)
+    drive(method_with("Aligned", round=round), tmp_path)
+    assert seen[0] == seen[1]
+    method = Recipe.from_tree(TINY).build_method(Recipe.from_tree(TINY).data.load())
+    with pytest.raises(ConfigError, match="needs public pictures"):
+        method.at_server(Server({0: 1}, {}), "align")

@@ -270,3 +270,34 @@ def test_copies_of_a_model_share_nothing_but_what_is_tied() -> None:
     assert set(twin.state_dict()) == set(parts.state_dict())
     twin.train(False)
     assert ours.training and twin.rules == parts.rules
+
+
+def test_a_share_table_that_names_no_part_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`share` names projecter"):
+        Parts({"projector": Part(nn.Linear(1, 1))}, {"projecter": "local"})
+
+
+def test_an_objective_can_prepare_its_parts_from_what_was_received(tmp_path: Path) -> None:
+    """A fresh twin starts from the received encoder in every round (MoCo's key encoder)."""
+
+    @dataclass(frozen=True)
+    class Twin(Pull):
+        def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+            return {"twin": Part(nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False)), "fresh")}
+
+        def prepare(self, parts):  # type: ignore[no-untyped-def]
+            parts["twin"].load_state_dict(parts["encoder"].state_dict())
+
+    method = replace(METHOD, objective=Twin())
+    engine = federation(method, tmp_path)
+    sent = {key: value + 1 for key, value in method.blueprint.shared().items()}
+    parts = method.pull(method.at_server(Server({}, {}, public=pictures()), "x"), sent)
+    assert torch.equal(parts["twin"][1].weight, sent["encoder.1.weight"])
+    assert engine.snapshot() == {}
+
+
+def test_an_empty_merge_forgets_nothing() -> None:
+    for optimiser in (Sgd(), Adam()):
+        _, memory = optimiser.step({"w": torch.ones(1)}, {"w": torch.zeros(1)}, {"w"}, {})
+        _, later = optimiser.step({"w": torch.ones(1)}, {}, {"w"}, memory)
+        assert all(later[key] == memory[key] for key in memory if key != "steps")
