@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from harmonium import __version__
 from harmonium.errors import ConfigError, HarmoniumError
@@ -147,7 +146,7 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
     if as_json:
         print(json.dumps({"folder": str(folder), "rows": found.rows}))
         return
-    _table(found.shown(), found.title)
+    _table(found.shown(), found.title, digits=1)
     _line(f"runs     {found.folder}")
     if found.picture:
         _line(f"picture  {found.picture}")
@@ -293,22 +292,27 @@ def _show_result(result: Result, as_json: bool) -> None:
         }
         print(json.dumps(shown))
         return
-    from harmonium.compare import figure, heading
+    from harmonium.compare import heading
 
-    rows = []
-    for key, value in result.figures.items():
-        if key != "health":
-            before = f"{100 * result.untrained[key]:.1f}"
-            rows.append(
-                {"probe": heading(key), "trained": f"{100 * value:.1f}", "untrained": before}
-            )
-    if rows:
-        _table(rows, "Test accuracy in percent; encoder frozen")
-    health = result.figures["health"]
-    _line(
-        f"health   spread {figure(health['spread'])}, effective rank "
-        f"{figure(health['effective_rank'])} of {health['dimensions']:.0f}, uniformity "
-        f"{figure(health['uniformity'])}, alignment {figure(health['alignment'])}"
+    before, after = result.untrained, result.figures
+    probes = [key for key in after if key != "health"]
+    _table(
+        [
+            {"probe": heading(key), "trained": 100 * after[key], "untrained": 100 * before[key]}
+            for key in probes
+        ],
+        "Test accuracy in percent; encoder frozen",
+        digits=1,
+    )
+    health = after["health"]
+    names = ("spread", "effective_rank", "uniformity", "alignment")
+    _table(
+        [
+            {"health": k.replace("_", " "), "trained": health[k], "untrained": before["health"][k]}
+            for k in names
+        ],
+        "Label-free figures",
+        digits=2,
     )
     for warning in health["warnings"]:
         _line(f"warning  {warning}")
@@ -332,15 +336,11 @@ def _list(about: dict[str, str], as_json: bool) -> None:
     _table([{"name": name, "what": line} for name, line in about.items()])
 
 
-def _table(rows: list[dict[str, Any]], title: str | None = None) -> None:
-    if not rows:
-        return
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    out.print(table)
+def _table(rows: list[dict[str, Any]], title: str = "", digits: int | None = None) -> None:
+    from harmonium.report.tables import table
+
+    if rows:
+        out.print(table(rows, title=title, digits=digits))
 
 
 def _line(text: str) -> None:
@@ -348,4 +348,4 @@ def _line(text: str) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else str(value)[:16]

@@ -15,6 +15,7 @@ from typing import Any
 from harmonium import store
 from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
+from harmonium.report.tables import csv_text, markdown
 from harmonium.runs import Result, Watcher, run
 
 PROBES = {"knn": "kNN", "linear": "linear"}
@@ -39,7 +40,7 @@ class Comparison:
         """The rows under the names that people read, accuracies in percent."""
         scale = 100 if "knn" in self.rows[0] else 1
         return [
-            {heading(k): v if isinstance(v, str) else figure(v, scale) for k, v in row.items()}
+            {heading(k): scale * v if isinstance(v, float) else v for k, v in row.items()}
             for row in self.rows
         ]
 
@@ -78,18 +79,16 @@ def compare(
     untrained = next(iter(results.values())).untrained
     rows = [{"encoder": "untrained", **_figures(untrained)}]
     rows += [{"encoder": label, **_figures(result.figures)} for label, result in results.items()]
+    found = Comparison(out, tuple(rows), _picture(out / "compare.png", rows, results))
     store.write_atomic(out / "compare.json", json.dumps(rows, indent=1).encode())
-    return Comparison(out, tuple(rows), _picture(out / "compare.png", rows, results))
+    store.write_atomic(out / "compare.csv", csv_text(rows).encode())
+    store.write_atomic(out / "compare.md", markdown(found.shown(), digits=1).encode())
+    return found
 
 
 def _label(name: str) -> str:
     """A method's name, or a file's or class's without the way to it."""
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name.rpartition(":")[2]
-
-
-def figure(value: float | None, scale: float = 1) -> str:
-    """A figure to read; none where there is no finite number."""
-    return "none" if value is None else f"{scale * value:.{1 if scale > 1 else 2}f}"
 
 
 def heading(key: str) -> str:

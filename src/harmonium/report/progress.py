@@ -170,8 +170,9 @@ def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None
             tenth = 10 * done // total if total else done // 10_000_000
             if told.get(what) != tenth:
                 told[what] = tenth
-                share = f"{size_of(done)} of {size_of(total)}" if total else size_of(done)
-                console.print(f"{what}: {share}", markup=False, highlight=False, soft_wrap=True)
+                share = f": {size_of(done)}" + (f" of {size_of(total)}" if total else "")
+                text = what + (share if done else "")
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield say
         return

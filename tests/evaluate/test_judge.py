@@ -1,0 +1,96 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harmonium.data.datasets import Digits
+from harmonium.data.images import Dataset, Images
+from harmonium.data.views import preset
+from harmonium.errors import ConfigError
+from harmonium.evaluate.judge import Evaluation, Judge, average
+
+SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
+
+
+def pixels() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32))
+
+
+def judge(data: Dataset | None = None, **settings: object) -> Judge:
+    torch.manual_seed(0)
+    chosen = replace(SETTINGS, **settings)  # type: ignore[arg-type]
+    return Judge(chosen, data or Digits().load(), preset("digits"), 0, pixels())
+
+
+def test_a_verdict_holds_every_probe_of_the_test_part() -> None:
+    figures = judge().verdict(nn.Flatten())
+    assert figures["knn"] > 0.9 and figures["linear"] > 0.9
+    assert 0.5 < figures["linear_3"] < figures["linear"]
+    json.dumps(figures, allow_nan=False)
+
+
+def test_training_never_looks_at_the_test_part() -> None:
+    data = Digits().load()
+    blank = Images(np.zeros_like(data.test.pixels), np.zeros(len(data.test), np.int64))
+    seen, blind = judge(data), judge(replace(data, test=blank))
+    assert seen.look(nn.Flatten()) == blind.look(nn.Flatten())
+    assert seen.verdict(nn.Flatten()) != blind.verdict(nn.Flatten())
+
+
+def test_data_without_labels_get_label_free_figures_alone() -> None:
+    data = Digits().load()
+    bare = replace(
+        data,
+        train=data.train.without_labels(),
+        validation=data.validation.without_labels(),
+        test=data.test.without_labels(),
+        classes=(),
+    )
+    for figures in (judge(bare).look(pixels()), judge(bare).verdict(pixels())):
+        assert set(figures) == {"health"}
+
+
+def test_a_collapsed_encoder_is_called_so_in_words() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ones(len(x), 8) + 1e-6 * x.flatten(1)[:, :8]
+
+    (warning,) = judge().look(Constant())["health"]["warnings"]
+    assert "collapsed" in warning
+    assert judge().look(pixels())["health"]["warnings"] == []
+
+
+def test_figures_that_are_not_finite_do_not_break_json() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.full((len(x), 4), float("nan"))
+
+    health = judge()._health(Broken())
+    json.dumps(health, allow_nan=False)
+    assert "not finite" in health["warnings"][0]
+
+
+def test_evaluations_fall_on_the_first_the_last_and_about_ten_rounds() -> None:
+    plain = Evaluation()
+    due = [r for r in range(101) if plain.due(r, 100)]
+    assert due[0] == 0 and due[-1] == 100 and len(due) == 11
+    assert [r for r in range(8) if Evaluation(every=3).due(r, 7)] == [0, 3, 6, 7]
+
+
+def test_means_over_clients_keep_what_is_not_a_number() -> None:
+    many = [
+        {"knn": 0.2, "health": {"spread": 1.0, "finite": True, "warnings": ["a"]}},
+        {"knn": 0.4, "health": {"spread": None, "finite": False, "warnings": ["a", "b"]}},
+    ]
+    mean = average(many)
+    assert mean["knn"] == pytest.approx(0.3)
+    assert mean["health"] == {"spread": None, "finite": False, "warnings": ["a", "b"]}
+
+
+def test_impossible_settings_are_refused() -> None:
+    for settings in ({"k": 0}, {"every": 0}, {"draws": 0}):
+        with pytest.raises(ConfigError, match="evaluate"):
+            Evaluation(**settings)
