@@ -1,6 +1,7 @@
 """The run's folder: what is in it, and how a round is committed to it.
 
     recipe.yaml            the resolved recipe, written last when a run begins
+    about.json             its digest and those of the data and the split; versions; the card
     split.npz              who holds which pictures
     metrics.jsonl          one line a round: loss, bytes, and figures of evaluations
     ledger.jsonl           one line a client and ask: what crossed, and what was refused

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
 from harmonium.evaluate.judge import Judge, average
+from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -145,13 +148,22 @@ def _begin(folder: Path, recipe: Recipe) -> None:
                 f"name another folder with --out"
             )
         return
-    foreign = [p.name for p in folder.iterdir() if not p.name.startswith((".lock", "split.npz"))]
-    foreign = [name for name in foreign if not name.endswith(".part")]
-    if foreign:
+    ours = (".lock", "split.npz", "about.json")
+    if foreign := [p.name for p in folder.iterdir() if not p.name.startswith(ours)]:
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     dataset = recipe.data.load()
-    recipe.build_method(dataset).blueprint  # noqa: B018 (a model that cannot be built is refused now)
-    make_split(recipe.split, dataset, None, recipe.clients, recipe.seed).save(folder / "split.npz")
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    about = {
+        "recipe": recipe.digest,
+        "data": dataset.digest,
+        "split": split.digest,
+        "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
+        "python": platform.python_version(),
+        "card": card(recipe.build_method(dataset)).text().splitlines(),
+        "notes": list(dataset.notes),
+    }
+    split.save(folder / "split.npz")
+    store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
     store.write_atomic(path, recipe.yaml().encode())
 
 
@@ -192,7 +204,7 @@ class _Run:
         untrained = host.method.blueprint.copy_from().eval()["encoder"]
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
-            server = self._rounds(host.method, engine, judge, split, host)
+            server = self._rounds(host, engine, judge)
             figures = average(
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
             )
@@ -206,14 +218,12 @@ class _Run:
         store.write_atomic(path / "result.json", text.encode())
         return self._result()
 
-    def _rounds(
-        self, method: Method, engine: LocalEngine, judge: Judge, split: Split, host: Host
-    ) -> Server:
+    def _rounds(self, host: Host, engine: LocalEngine, judge: Judge) -> Server:
         """From the last committed round to the last of all."""
-        recipe, watcher, ledger = self.recipe, self.watcher, Ledger()
-        driver = Driver(method, engine, ledger, recipe.participation.quorum, watcher.task)
+        recipe, watcher, method = self.recipe, self.watcher, host.method
+        driver = Driver(method, engine, Ledger(), recipe.participation.quorum, watcher.task)
         commit = self._restore(engine)
-        examples = {client: len(index) for client, index in enumerate(split.indices)}
+        examples = {client: len(index) for client, index in enumerate(host.indices)}
         server = Server(examples, method.blueprint.shared(), public=host.public)
         cohort_size = recipe.participation.size(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
@@ -227,9 +237,7 @@ class _Run:
             server = Server(examples, public=host.public, **commit.server)
         for number in range(server.round + 1, recipe.rounds + 1):
             started = time.perf_counter()
-            server = Server(
-                examples, server.model, number, server.memory, server.moments, host.public
-            )
+            server = replace(server, round=number)
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
             server = driver.drive(method.round(server, cohort), server)
             figures = {}

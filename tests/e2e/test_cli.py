@@ -48,7 +48,10 @@ def test_a_run_from_start_to_encoder(tmp_path: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     wanted = "recipe.yaml split.npz metrics.jsonl ledger.jsonl commits encoder.safetensors"
     assert {*wanted.split(), "result.json", "run.png"} <= names
+    about = json.loads((folder / "about.json").read_text())
+    assert len(about["recipe"]) == 64 and any("encoder mean" in line for line in about["card"])
     again = harmonium("resume", str(folder), "--json")
+    assert json.loads(again.stdout)["recipe"] == about["recipe"]
     assert json.loads(again.stdout)["figures"]["knn"] >= 0
 
 
