@@ -62,7 +62,10 @@ def main() -> None:
     except Exception as error:  # click's usage errors, whichever click typer brings
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message(), 2)
+        message = error.format_message()
+        if not message or message.startswith("Usage"):  # no command at all: the help is out
+            sys.exit(2)
+        _fail(message, 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -91,7 +94,10 @@ def run(
         bool, typer.Option("--dry-run", help="Show the resolved recipe and stop.")
     ] = False,
 ) -> None:
-    """Run a method or a recipe file, e.g. `harmonium run fedavg data=digits rounds=10`."""
+    """Run a method or a recipe file.
+
+    For example: harmonium run fedavg data=digits rounds=10
+    """
     from harmonium.recipe import Recipe
     from harmonium.runs import run as run_recipe
 
@@ -118,7 +124,7 @@ def compare(
     folder: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Run methods under one recipe beside the references: untrained, alone, centralised."""
+    """Run methods beside untrained, alone and centralised."""
     names = [word for word in words if "=" not in word]
     if not names:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
@@ -128,7 +134,7 @@ def compare(
 
 @app.command()
 def demo(folder: Out = None, as_json: Json = False) -> None:
-    """Show what federation is worth on a small data set: about two minutes, no network."""
+    """Show what federation is worth, in about two minutes."""
     _compare(["demo"], [], folder, as_json)
 
 
@@ -206,7 +212,7 @@ def splits(as_json: Json = False) -> None:
 
 @app.command()
 def recipes(as_json: Json = False) -> None:
-    """List the recipes that come with Harmonium; each is a name for `harmonium run`."""
+    """List the recipes that come with Harmonium."""
     from harmonium.recipe import shipped_recipes
 
     about = {

@@ -196,6 +196,7 @@ class _Run:
         """Do whatever is left of the run."""
         recipe, path = self.recipe, self.path
         if (path / "result.json").exists():
+            self.watcher.note(f"{path} is complete already")
             return self._result()
         dataset = recipe.data.load()
         split = Split.load(path / "split.npz")
@@ -205,6 +206,7 @@ class _Run:
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
             server = self._rounds(host, engine, judge)
+            self.watcher.note("judging the final encoder on the test part")
             figures = average(
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
             )
@@ -214,6 +216,7 @@ class _Run:
                 path / "encoder.safetensors", host.method.represent(server), recipe, dataset
             )
         self._picture()
+        shutil.rmtree(path / "scratch", ignore_errors=True)
         text = json.dumps({"figures": figures, "untrained": before}, indent=1)
         store.write_atomic(path / "result.json", text.encode())
         return self._result()

@@ -73,7 +73,7 @@ def test_folder_of_different_sizes_needs_a_size(tmp_path):
     root = tmp_path / "mixed"
     paint(root / "a.png", "red", (8, 6))
     paint(root / "b.png", "red", (12, 20))
-    with pytest.raises(DataError, match=r"a.png 8x6 and b.png 12x20\): set size, e.g. size=6"):
+    with pytest.raises(DataError, match=r"a.png 8x6 and b.png 12x20\): set data.size=6"):
         Folder(path=str(root)).load()
     data = Folder(path=str(root), size=4, validation=0, test=0).load()
     assert data.train.shape == (4, 4, 3)

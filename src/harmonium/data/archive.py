@@ -50,9 +50,9 @@ class Npz(UnsplitSpec):
         """Refuse a path where no file is."""
         super().check()
         if not self.path:
-            raise ConfigError("data set 'npz' needs path=FILE.npz")
+            raise ConfigError("data set 'npz' needs data.path=FILE.npz")
         if not self._file().is_file():
-            raise DataError(f"path={self.path}: there is no such file")
+            raise DataError(f"data.path={self.path}: there is no such file")
 
     def _file(self) -> Path:
         return Path(self.path).expanduser().resolve()

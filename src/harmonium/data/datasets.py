@@ -39,7 +39,7 @@ class DataSpec:
     def check(self) -> None:
         """Refuse settings that cannot be right, before anything is read."""
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit={self.limit}: use at least 1 picture, or leave limit out")
+            raise ConfigError(f"data.limit={self.limit}: use at least 1 picture, or leave it out")
         check_share("validation", self.validation)
 
     def identity(self) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class DataSpec:
             test = parts["train"].subset(held)
         if self.limit is not None and self.limit > len(rest):
             raise DataError(
-                f"limit={self.limit}, but {self.name} has {len(rest)} training pictures: "
-                f"use limit={len(rest)} or less"
+                f"data.limit={self.limit}, but {self.name} has {len(rest)} training pictures: "
+                f"use data.limit={len(rest)} or less"
             )
         base = len(rest) if self.limit is None else self.limit
         share = 0.0 if "validation" in parts else self.validation
@@ -74,7 +74,7 @@ class DataSpec:
         if len(chosen) == 0:
             raise DataError(
                 f"no training picture is left of the {len(everything)} of {self.name}: "
-                "lower validation or test"
+                "lower data.validation or data.test"
             )
         return Dataset(
             name=self.name,
@@ -118,13 +118,13 @@ datasets: Registry[DataSpec] = Registry("data set", "harmonium.data")
 def check_share(setting: str, value: float) -> None:
     """Refuse a share that is not at least 0 and below 1."""
     if not 0 <= value < 1:
-        raise ConfigError(f"{setting}={value}: a share is at least 0 and below 1, e.g. 0.1")
+        raise ConfigError(f"data.{setting}={value}: a share is at least 0 and below 1, e.g. 0.1")
 
 
 def check_at_least(setting: str, value: float, least: float) -> None:
     """Refuse a value below the least that makes sense."""
     if not value >= least:
-        raise ConfigError(f"{setting}={value}: at least {least} is needed")
+        raise ConfigError(f"data.{setting}={value}: at least {least} is needed")
 
 
 def _sum(rows: Integers) -> str:

@@ -58,7 +58,7 @@ class Folder(UnsplitSpec):
         """Refuse a path where no folder is."""
         super().check()
         if not self.path:
-            raise ConfigError("data set 'folder' needs path=FOLDER")
+            raise ConfigError("data set 'folder' needs data.path=FOLDER")
         if self.size is not None:
             check_at_least("size", self.size, 1)
         if self.channels not in (1, 3):
@@ -66,7 +66,7 @@ class Folder(UnsplitSpec):
         if self.corrupt not in ("refuse", "skip"):
             raise ConfigError(f"corrupt={self.corrupt}: use refuse or skip")
         if not self._root().is_dir():
-            raise DataError(f"path={self.path}: there is no such folder")
+            raise DataError(f"data.path={self.path}: there is no such folder")
 
     def _root(self) -> Path:
         return Path(self.path).expanduser().resolve()
@@ -148,7 +148,7 @@ class Folder(UnsplitSpec):
         sizes = " and ".join(f"{path.name} {p.shape[1]}x{p.shape[0]}" for path, p in (one, other))
         shorter = min(*one[1].shape[:2], *other[1].shape[:2])
         raise DataError(
-            f"the pictures of {self.path} differ in size ({sizes}): set size, e.g. size={shorter}"
+            f"the pictures of {self.path} differ in size ({sizes}): set data.size={shorter}"
         )
 
     def _report(self, bad: list[_Bad], count: int, writer: Writer) -> None:
@@ -160,7 +160,9 @@ class Folder(UnsplitSpec):
         more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         what = f"{len(bad)} of {count} pictures cannot be read: {named}{more}"
         if self.corrupt == "refuse":
-            raise DataError(f"{what}. Mend or remove them, or leave them out with corrupt=skip")
+            raise DataError(
+                f"{what}. Mend or remove them, or leave them out with data.corrupt=skip"
+            )
         if len(bad) == count:
             raise DataError(what)
         writer.notes.append(f"left out: {what}")

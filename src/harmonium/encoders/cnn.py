@@ -25,8 +25,9 @@ class CnnSmall(Encoder):
     out: int = 256  # size of a feature
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.out < 1:
-            raise ConfigError("encoder.width and encoder.out must be at least 1")
+        for name in ("width", "out"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"encoder.{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
     def features(self) -> int:

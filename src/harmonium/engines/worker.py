@@ -62,5 +62,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, BrokenPipeError):  # the process that asked is gone
+        os._exit(1)

@@ -162,15 +162,14 @@ class Health:
             return (
                 f"The representation has collapsed: all pictures get nearly the same {what} "
                 f"(spread {self.spread:.3g}; healthy is above {healthy:.3g}). "
-                "Lower local.lr, check that targets get no gradient, or use a contrastive "
-                "objective, which cannot collapse this way.",
+                "Lower local.lr; if the objective has targets, check that they get no gradient.",
             )
         if self.directions < self._narrow(start):
             return (
                 f"The representation has collapsed onto few directions: of {self.dimensions} "
                 f"dimensions about {self.directions:.1f} carry what differs between pictures "
                 f"(healthy is above {NARROWED_DIRECTIONS:.1f}). Use stronger augmentation, a "
-                "wider projector, or an objective that keeps dimensions apart (vicreg, barlow).",
+                "wider projector or a lower local.lr; in the first rounds it may pass by itself.",
             )
         return ()
 

@@ -219,10 +219,12 @@ def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_C
         return [alone for _ in strengths]
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
     model = LogisticRegression(max_iter=ITERATIONS, tol=1e-4, warm_start=True)
     found = []
-    with warnings.catch_warnings():
+    # One thread: the same bits everywhere, and threads that spin cost more than they give.
+    with warnings.catch_warnings(), threadpool_limits(1):
         # Stopping at the limit is part of the protocol: a weak penalty on separable features has
         # its optimum far away, and more iterations do not change the validation accuracy.
         warnings.simplefilter("ignore", ConvergenceWarning)

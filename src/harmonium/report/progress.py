@@ -46,9 +46,8 @@ class LineWatcher(Watcher):
         self.folder = folder
         self._rounds = recipe.rounds
         self._clock = _Clock(done)
-        self._say(
-            f"{self.label}{recipe.method.name} on {recipe.data.name}, {recipe.clients} clients"
-        )
+        clients = "1 client" if recipe.clients == 1 else f"{recipe.clients} clients"
+        self._say(f"{self.label}{recipe.method.name} on {recipe.data.name}, {clients}")
         self._say(f"{self.label}run folder {folder}")
         if done:
             self._say(f"{self.label}continuing after round {done}")
@@ -143,7 +142,7 @@ def figures_of(row: Mapping[str, Any]) -> str:
     if row["loss"] is not None:
         words.append(f"loss {row['loss']:.3f}")
     if "knn" in row:
-        words.append(f"kNN {100 * row['knn']:.1f} %")
+        words.append(f"validation kNN {100 * row['knn']:.1f} %")
     words.append(f"{size_of(row['bytes_up'] + row['bytes_down'])}")
     return "  ".join(words)
 
