@@ -124,7 +124,7 @@ def main() -> None:
         for mode in ("faithful", "fast"):
             for batch, limit in LIMITS.items():
                 settings = [f"data.count={2 * words.images}", "data.test_count=2"]
-                settings += [f"local.batch={batch}", f"views.mode={mode}"]
+                settings += [f"local.batch={batch}", "local.epochs=1", f"views.mode={mode}"]
                 folder = Path(base) / f"{mode}-{batch}"
                 host = host_of(folder, *settings)
                 full, bare = rounds(host, folder), floors(host)

@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
     "data": {"name": "shapes", "count": 60, "test_count": 10, "size": 12, "validation": 0.2},
     "encoder": {"name": "cnn-small", "width": 4, "out": 16},
     "split": {"name": "dirichlet", "alpha": 1.0},
-    "local": {"batch": 6},
+    "local": {"epochs": 1, "batch": 6},
     "clients": 4,
     "rounds": 2,
 }

@@ -90,7 +90,7 @@ def test_npz_refusals(tmp_path, arrays, says):
 
 
 def test_npz_that_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="needs path"):
+    with pytest.raises(ConfigError, match="needs data.path"):
         Npz().load()
     with pytest.raises(DataError, match="no such file"):
         Npz(path=str(tmp_path / "none.npz")).load()

@@ -155,7 +155,7 @@ def test_a_folder_changed_is_decoded_again(photos):
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"path": ""}, ConfigError, "needs path"),
+        ({"path": ""}, ConfigError, "needs data.path"),
         ({"path": "nowhere"}, DataError, "no such folder"),
         ({"size": 0}, ConfigError, "size=0"),
         ({"channels": 4}, ConfigError, "channels=4"),

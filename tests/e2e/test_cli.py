@@ -21,6 +21,7 @@ SMALL = [
     "encoder.width=4",
     "encoder.out=16",
     "local.batch=8",
+    "local.epochs=1",
     "evaluate.k=5",
     "evaluate.labels_per_class=[2]",
     "engine.workers=1",

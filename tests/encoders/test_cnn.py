@@ -24,8 +24,8 @@ def test_group_norm_needs_no_buffers_and_no_modes() -> None:
 
 def test_a_picture_is_judged_on_its_own() -> None:
     network = CnnSmall(width=4, out=6).build(1, 8)
-    x = torch.randn(5, 1, 8, 8)
-    assert torch.allclose(network(x)[2], network(x[2:3])[0], atol=1e-6)
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(network(x)[2], network(x[2:3])[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 6, 8, 48, 64, 100, 1024])

@@ -63,7 +63,7 @@ def test_fit_is_plain_sgd() -> None:
     """One full batch, no momentum: exactly one gradient step."""
     model, someone = parts(), client()
     twin = parts()
-    fit(model, someone, lambda b: square(model, b), Local(batch=10, lr=0.1, momentum=0.0))
+    fit(model, someone, lambda b: square(model, b), Local(epochs=1, batch=10, lr=0.1, momentum=0.0))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     whole = Batch(order, someone.examples, someone.views, someone.rng)
     square(twin, whole).backward()
@@ -109,7 +109,7 @@ def test_after_runs_after_every_step() -> None:
 def test_gradients_are_clipped() -> None:
     model = parts()
     before = [p.clone() for p in model.parameters()]
-    local = Local(batch=10, lr=1.0, momentum=0.0, clip=1e-3)
+    local = Local(epochs=1, batch=10, lr=1.0, momentum=0.0, clip=1e-3)
     fit(model, client(), lambda b: 1e4 * square(model, b), local)
     moved = sum((a - b).square().sum() for a, b in zip(model.parameters(), before, strict=True))
     assert moved.item() ** 0.5 == pytest.approx(1e-3, rel=1e-3)
@@ -118,7 +118,8 @@ def test_gradients_are_clipped() -> None:
 def test_the_learning_rate_follows_its_schedule_over_rounds() -> None:
     cosine = Local(lr=1.0, schedule="cosine")
     assert [round(cosine.rate(r, 4), 4) for r in (1, 2, 3, 4)] == [1.0, 0.8536, 0.5, 0.1464]
-    assert Local(lr=0.3).rate(9, 10) == 0.3
+    assert Local(lr=0.3, schedule="constant").rate(9, 10) == 0.3
+    assert cosine.rate(0, 4) == 1.0  # before the first round
 
 
 def test_impossible_settings_are_refused() -> None:

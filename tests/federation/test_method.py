@@ -72,7 +72,7 @@ METHOD = Method(
     world=World(clients=2, rounds=3, channels=1, side=3),
     encoder=Flat(),
     objective=Pull(),
-    local=Local(batch=100, lr=0.1, momentum=0.0),
+    local=Local(epochs=1, batch=100, lr=0.1, momentum=0.0),
 )
 
 

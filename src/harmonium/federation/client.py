@@ -143,10 +143,10 @@ class Client:
 class Local:
     """How a client trains in a round. The optimiser starts anew each time."""
 
-    epochs: int = 5  # passes over the client's examples
-    batch: int = 32  # examples a step
+    epochs: int = 2  # passes over the client's examples
+    batch: int = 64  # examples a step
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.03  # learning rate in round 1
+    lr: float = 0.05  # learning rate in round 1
     momentum: float = 0.9  # of SGD
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine"] = "cosine"  # over rounds; constant within one
