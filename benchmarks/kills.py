@@ -21,8 +21,8 @@ from pathlib import Path
 COMPARED = ("metrics.jsonl", "ledger.jsonl", "encoder.safetensors", "result.json", "split.npz")
 RECIPE = (
     "fedavg data=shapes data.count=240 data.test_count=60 data.size=12 clients=6 rounds=6 "
-    "encoder.width=8 encoder.out=32 local.batch=16 local.epochs=1 server=sgd split=dirichlet evaluate.every=2 "
-    "evaluate.k=20 terms.proximal.mu=0.01"
+    "encoder.width=8 encoder.out=32 local.batch=16 local.epochs=1 server=sgd split=dirichlet "
+    "evaluate.every=2 evaluate.k=20 terms.proximal.mu=0.01"
 )
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 RECIPE = (
     "data=shapes data.count=10000 data.test_count=500 rounds=2 participation.fraction=1 "
-    "encoder=cnn-small encoder.width=8 local.batch=32 local.epochs=1 evaluate.every=2 evaluate.labels_per_class=[]"
+    "encoder=cnn-small encoder.width=8 local.batch=32 local.epochs=1 evaluate.every=2 "
+    "evaluate.labels_per_class=[]"
 )
 LIMIT = 1.3
 

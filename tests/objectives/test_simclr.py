@@ -56,10 +56,19 @@ def test_a_batch_of_one_has_no_gradient_and_no_nan() -> None:
 
 def test_the_projector_has_the_published_size() -> None:
     """Federated SimCLR: 512 to 2048 to 128 is 1,312,896 parameters."""
-    part = SimCLR(hidden=2048, out=128).build({}, 512, 1)["projector"]
+    part = SimCLR(hidden=2048, out=128, batch_norm=False).build({}, 512, 1)["projector"]
     assert sum(p.numel() for p in part.module.parameters()) == 1_312_896
 
 
 def test_a_temperature_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"objective.temperature is 0.0"):
         SimCLR(temperature=0.0)
+
+
+def test_the_projector_may_have_batch_norm() -> None:
+    plain, normed = (
+        SimCLR(batch_norm=flag).build({}, 8, 1)["projector"].module for flag in (False, True)
+    )
+    extra = sum(p.numel() for p in normed.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert extra == 2 * 8
+    assert any("running_mean" in key for key in normed.state_dict())

@@ -59,9 +59,10 @@ class Objective:
 objectives: Registry[Objective] = Registry("objective", "harmonium.objectives")
 
 
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of the given sizes with ReLU between them."""
+def mlp(*sizes: int, batch_norm: bool = False) -> nn.Sequential:
+    """Linear layers of the given sizes with ReLU between them, after BatchNorm if asked for."""
     layers: list[nn.Module] = []
-    for inner, outer in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(inner, outer), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    for inner, outer in zip(sizes[:-1], sizes[1:-1], strict=False):
+        norm = [nn.BatchNorm1d(outer)] if batch_norm else []
+        layers += [nn.Linear(inner, outer), *norm, nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

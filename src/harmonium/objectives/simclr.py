@@ -31,6 +31,7 @@ class SimCLR(Objective):
     temperature: float = 0.5  # of the softmax over similarities
     hidden: int | None = None  # width of the projector's inner layer; none: the encoder's
     out: int = 128  # size of a projection
+    batch_norm: bool = True  # in the projector, as the original has it; learns much faster
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -38,7 +39,8 @@ class SimCLR(Objective):
 
     def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""
-        return {"projector": Part(mlp(dim, self.hidden or dim, self.out))}
+        sizes = (dim, self.hidden or dim, self.out)
+        return {"projector": Part(mlp(*sizes, batch_norm=self.batch_norm))}
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """NT-Xent of the two projections."""
