@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 from rich.console import Console
 
 from harmonium import __version__
@@ -23,6 +24,8 @@ from harmonium.errors import ConfigError, HarmoniumError
 if TYPE_CHECKING:
     from harmonium.runs import Result, Watcher
 
+typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
+
 app = typer.Typer(
     name="harmonium",
     help="Learn one image encoder from unlabelled pictures that never leave where they are kept.",
@@ -30,8 +33,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does it
 )
-data = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at splits.")
+data = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Fetch data sets and look at splits."
+)
 app.add_typer(data, name="data")
 
 Changes = Annotated[
@@ -150,9 +156,12 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
         names, changes, folder, lambda label: Watcher() if as_json else watcher_for(err, label)
     )
     if as_json:
-        print(json.dumps({"folder": str(folder), "rows": found.rows}))
+        shown = {"folder": str(folder), "rows": found.rows, "warnings": dict(found.warnings)}
+        print(json.dumps(shown))
         return
     _table(found.shown(), found.title, digits=1)
+    for label, warning in found.warnings.items():
+        _line(f"warning  {label}: {warning}")
     _line(f"runs     {found.folder}")
     if found.picture:
         _line(f"picture  {found.picture}")
@@ -160,14 +169,21 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
 
 @app.command()
 def explain(
-    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")], changes: Changes = None
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    as_json: Json = False,
 ) -> None:
     """Show what a method sends, keeps and reveals."""
     from harmonium.federation.card import card
     from harmonium.recipe import Recipe
+    from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
-    _line(card(recipe.build_method(recipe.data.load())).text())
+    made = card(recipe.build_method(recipe.data.load()))
+    if as_json:
+        print(json.dumps({**plain(made), "meaning": made.meaning()}))
+    else:
+        _line(made.text())
 
 
 @app.command()
@@ -252,16 +268,20 @@ def data_split(
     recipe = Recipe.from_tree(apply_changes({"data": name}, changes or []))
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    if plot is not None:
+        from harmonium.report.plots import picture_kind
+
+        picture_kind(plot)  # a wrong ending is refused before anything is shown
+        if not dataset.classes:
+            raise ConfigError(
+                f"{name} has no labels, so there is nothing to draw: leave --plot out"
+            )
     summary = {**split.summary(dataset.train.labels, dataset.classes), "digest": split.digest}
     if as_json:
         print(json.dumps(summary))
     else:
         _table([{"figure": k.replace("_", " "), "value": _short(v)} for k, v in summary.items()])
     if plot is not None:
-        if not dataset.classes:
-            raise ConfigError(
-                f"{name} has no labels, so there is nothing to draw: leave --plot out"
-            )
         from harmonium.report.plots import split_map
 
         split_map(plot, split.counts(dataset.train.labels, len(dataset.classes)), dataset.classes)
@@ -354,4 +374,4 @@ def _line(text: str) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)[:16]
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -28,6 +28,7 @@ class Comparison:
     folder: Path
     rows: tuple[Mapping[str, Any], ...]
     picture: Path | None
+    warnings: Mapping[str, str]  # label -> what is wrong with the encoder; healthy ones have none
 
     @property
     def title(self) -> str:
@@ -37,12 +38,18 @@ class Comparison:
         return "Label-free figures; encoders frozen"
 
     def shown(self) -> list[dict[str, Any]]:
-        """The rows under the names that people read, accuracies in percent."""
+        """The rows under the names that people read, accuracies in percent; (!) is a warning."""
         scale = 100 if "knn" in self.rows[0] else 1
-        return [
-            {heading(k): scale * v if isinstance(v, float) else v for k, v in row.items()}
-            for row in self.rows
-        ]
+        shown = []
+        for row in self.rows:
+            label = f"{row['encoder']} (!)" if row["encoder"] in self.warnings else row["encoder"]
+            figures = {
+                heading(key): None if value is None else scale * value  # None: not a finite number
+                for key, value in row.items()
+                if key != "encoder"
+            }
+            shown.append({"encoder": label, **figures})
+        return shown
 
 
 def references(recipe: Recipe) -> dict[str, Recipe]:
@@ -79,8 +86,15 @@ def compare(
     untrained = next(iter(results.values())).untrained
     rows = [{"encoder": "untrained", **_figures(untrained)}]
     rows += [{"encoder": label, **_figures(result.figures)} for label, result in results.items()]
-    found = Comparison(out, tuple(rows), _picture(out / "compare.png", rows, results))
-    store.write_atomic(out / "compare.json", json.dumps(rows, indent=1).encode())
+    warnings = {
+        label: " ".join(result.figures["health"]["warnings"])
+        for label, result in results.items()
+        if result.figures["health"]["warnings"]
+    }
+    picture = _picture(out / "compare.png", rows, results)
+    found = Comparison(out, tuple(rows), picture, warnings)
+    held = {"rows": rows, "warnings": warnings}
+    store.write_atomic(out / "compare.json", json.dumps(held, indent=1).encode())
     store.write_atomic(out / "compare.csv", csv_text(rows).encode())
     store.write_atomic(out / "compare.md", markdown(found.shown(), digits=1).encode())
     return found
@@ -103,7 +117,7 @@ def heading(key: str) -> str:
     return PROBES.get(key, key.replace("_", " "))
 
 
-def _figures(figures: Mapping[str, Any]) -> dict[str, float]:
+def _figures(figures: Mapping[str, Any]) -> dict[str, float | None]:
     """The probes of a verdict; data without labels have label-free figures instead."""
     probes = {key: value for key, value in figures.items() if key != "health"}
     if probes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -213,13 +214,20 @@ class Recipe(BaseModel):
         return tree
 
     def yaml(self) -> str:
-        """The resolved recipe as YAML."""
-        return yaml.safe_dump(self.tree(), sort_keys=False)
+        """The resolved recipe as YAML; what the chosen views amount to stands in comments."""
+        lines = [yaml.safe_dump(self.tree(), sort_keys=False)]
+        for number, view in enumerate(self.views.build().pipelines, 1):
+            words = " ".join(f"{k}={v}" for k, v in plain(view).items())
+            lines += textwrap.wrap(
+                f"view {number}: {words}", 96, initial_indent="# ", subsequent_indent="#   "
+            )
+        return "\n".join(lines) + "\n"
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that can change a result: all but the engine."""
         tree = {key: value for key, value in self.tree().items() if key != "engine"}
+        tree["views"] = plain(self.views.build().pipelines)  # a preset is only a name for these
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:

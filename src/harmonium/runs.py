@@ -304,7 +304,9 @@ class _Run:
     def _picture(self) -> None:
         from harmonium.report.plots import run_picture
 
-        run_picture(self.path / "run.png", self.folder.read_log("metrics.jsonl"))
+        recipe = self.recipe
+        title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
+        run_picture(self.path / "run.png", self.folder.read_log("metrics.jsonl"), title)
 
     def _result(self) -> Result:
         held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))

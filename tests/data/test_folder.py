@@ -75,6 +75,10 @@ def test_folder_of_different_sizes_needs_a_size(tmp_path):
     paint(root / "b.png", "red", (12, 20))
     with pytest.raises(DataError, match=r"a.png 8x6 and b.png 12x20\): set data.size=6"):
         Folder(path=str(root)).load()
+    for name, size in (("x", 4), ("y", 5)):
+        paint(tmp_path / "classes" / name / "1.png", "red", (size, size))
+    with pytest.raises(DataError, match=r"x/1.png 4x4 and y/1.png 5x5"):
+        Folder(path=str(tmp_path / "classes")).load()
     data = Folder(path=str(root), size=4, validation=0, test=0).load()
     assert data.train.shape == (4, 4, 3)
 

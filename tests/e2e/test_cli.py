@@ -115,6 +115,8 @@ def test_comparisons_hold_the_references(tmp_path: Path) -> None:
         (["explain", "fedsck"], "unknown method or recipe 'fedsck'"),
         (["data", "fetch", "cifar11"], "did you mean 'cifar10'?"),
         (["nonsense"], "nonsense"),
+        (["rum"], "'run'"),
+        (["data", "split", "digits", "--plot", "split.jpg"], "as .png or .svg, not 'split.jpg'"),
         (["run"], "METHOD_OR_FILE"),
         (["compare", "rounds=3"], "name at least one method"),
     ],
@@ -151,6 +153,9 @@ def test_a_method_is_explained() -> None:
     text = harmonium("explain", "fedavg").stdout
     for words in ("encoder mean", "Model weights leave the clients", "never reach a client task"):
         assert words in text
+    card = json.loads(harmonium("explain", "fedavg", "--json").stdout)
+    assert card["exchanges"]["train"]["up"]["model"]["kind"] == "weights"
+    assert card["meaning"] and card["bytes_up"] > 0
 
 
 def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:
@@ -158,6 +163,7 @@ def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(shown)
     again = harmonium("run", str(tmp_path / "mine.yaml"), "--dry-run").stdout
     assert again == shown and "rounds: 3" in shown
+    assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means
 
 
 def test_a_split_is_described_and_drawn(tmp_path: Path) -> None:

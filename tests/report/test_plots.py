@@ -31,7 +31,7 @@ PICTURES = {
     "bars": lambda path: bars(path, GROUPS, "accuracy", "Title"),
     "bubbles": lambda path: split_map(path, COUNTS, ["cat", "dog", "frog"]),
     "heat": lambda path: split_map(path, np.arange(90).reshape(45, 2)),
-    "run": lambda path: run_picture(path, ROUNDS, "Title", {"untrained": 0.1}),
+    "run": lambda path: run_picture(path, ROUNDS, "Title"),
 }
 
 
@@ -78,11 +78,18 @@ def test_a_split_names_its_classes(tmp_path):
 def test_a_run_shows_what_it_has(tmp_path):
     PICTURES["run"](tmp_path / "a.svg")
     words = set(texts(tmp_path / "a.svg"))
-    assert {"kNN accuracy", "effective rank", "up", "down", "bytes sent so far"} <= words
+    assert {
+        "Title",
+        "validation kNN (%)",
+        "effective rank",
+        "up",
+        "down",
+        "bytes sent so far",
+    } <= words
     run_picture(tmp_path / "b.svg", [{"round": 1, "loss": 2.0, "bytes": 5}])
     words = set(texts(tmp_path / "b.svg"))
     assert {"training loss", "bytes sent so far"} <= words
-    assert "kNN accuracy" not in words
+    assert "validation kNN (%)" not in words
 
 
 def test_labels_are_pushed_apart():

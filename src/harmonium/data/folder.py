@@ -145,7 +145,10 @@ class Folder(UnsplitSpec):
     def _same_size(self, one: tuple[Path, Pixels], other: tuple[Path, Pixels]) -> None:
         if one[1].shape == other[1].shape:
             return
-        sizes = " and ".join(f"{path.name} {p.shape[1]}x{p.shape[0]}" for path, p in (one, other))
+        root = self._root()
+        sizes = " and ".join(
+            f"{path.relative_to(root)} {p.shape[1]}x{p.shape[0]}" for path, p in (one, other)
+        )
         shorter = min(*one[1].shape[:2], *other[1].shape[:2])
         raise DataError(
             f"the pictures of {self.path} differ in size ({sizes}): set data.size={shorter}"

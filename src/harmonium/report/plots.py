@@ -161,7 +161,6 @@ def run_picture(
     path: str | Path,
     metrics: Sequence[Mapping[str, Any]],
     title: str = "",
-    references: Mapping[str, float] | None = None,
 ) -> None:
     """One run at a glance: kNN, loss, geometry and traffic over rounds.
 
@@ -172,11 +171,10 @@ def run_picture(
             may also stand inside `health`. Rounds without a figure are skipped in its panel, and
             panels without figures are left out.
         title: name of the run.
-        references: name to kNN level.
     """
     rows = [{**row, **(row.get("health") or {})} for row in metrics]
     panels: list[tuple[str, dict[str, list[Point]]]] = [
-        ("kNN accuracy", _columns(rows, {"kNN": "knn"})),
+        ("validation kNN (%)", _columns(rows, {"kNN": "knn"}, 100)),
         ("training loss", _columns(rows, {"loss": "loss"})),
         ("uniformity (lower is wider)", _columns(rows, {"uniformity": "uniformity"})),
         ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
@@ -197,13 +195,6 @@ def run_picture(
             name, lines = panels[place]
             for i, (line, points) in enumerate(lines.items()):
                 _line(axes, i, line, points, size=3.5 if len(points) <= 15 else 0.0)
-            if name.startswith("kNN"):
-                for reference, level in (references or {}).items():
-                    axes.axhline(level, color=PALE, linewidth=1, dashes=(5, 3), zorder=1)
-                    axes.annotate(
-                        reference, (0.99, level), (0, 2), xycoords=("axes fraction", "data"),
-                        textcoords="offset points", ha="right", fontsize=7.5, color=PALE,
-                    )  # fmt: skip
             _dress(axes, "round" if place >= len(panels) - across else "", "")
             axes.set_title(name, loc="left", fontsize=9.5, color=INK)
             axes.tick_params(labelsize=8)
@@ -216,13 +207,18 @@ def run_picture(
         _headline(figure, title)
 
 
+def picture_kind(path: str | Path) -> str:
+    """`png` or `svg`, by the ending of the path."""
+    kind = Path(path).suffix.lower().lstrip(".")
+    if kind not in ("png", "svg"):
+        raise ConfigError(f"a picture is written as .png or .svg, not '{Path(path).name}'")
+    return kind
+
+
 @contextmanager
 def _picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
     """A figure that is written to `path` when the block ends well."""
-    path = Path(path)
-    kind = path.suffix.lower().lstrip(".")
-    if kind not in ("png", "svg"):
-        raise ConfigError(f"a picture is written as .png or .svg, not '{path.name}'")
+    path, kind = Path(path), picture_kind(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -363,13 +359,15 @@ def _whole_numbers(axes: Any) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10]))
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[Point]]:
-    """Points `(round, figure)` of each named key that any row holds."""
+def _columns(
+    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], scale: float = 1.0
+) -> dict[str, list[Point]]:
+    """Points `(round, scaled figure)` of each named key that any row holds."""
     found: dict[str, list[Point]] = {}
     for row in rows:
         for name, key in names.items():
             if row.get(key) is not None:
-                found.setdefault(name, []).append((float(row["round"]), float(row[key])))
+                found.setdefault(name, []).append((float(row["round"]), scale * row[key]))
     return found
 
 

@@ -40,6 +40,7 @@ class LineWatcher(Watcher):
         self.label = f"{label}: " if label else ""
         self._rounds = 0
         self._clock = _Clock()
+        self._warned = ""
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
         """Say where the run is kept and whether it continues."""
@@ -55,11 +56,18 @@ class LineWatcher(Watcher):
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""
         left = self._clock.left(row["round"], self._rounds)
-        self._say(
-            f"{self.label}round {row['round']}/{self._rounds}  {figures_of(row)}  left {left}"
-        )
-        for warning in row.get("health", {}).get("warnings", ()):
-            self.note(warning)
+        place = f"{self.label}round {row['round']}/{self._rounds}"
+        self._say(f"{place}  {figures_of(row)}  training left {left}")
+        self._warn(row)
+
+    def _warn(self, row: Mapping[str, Any]) -> None:
+        """Say what is wrong with the representation when it begins, not at every look."""
+        if "health" in row:
+            found = "; ".join(row["health"]["warnings"])
+            kind = found.partition(":")[0]  # the figures behind it differ each time
+            if found and kind != self._warned:
+                self.note(found)
+            self._warned = kind
 
     def note(self, text: str) -> None:
         """Print a remark."""
@@ -81,7 +89,7 @@ class LiveWatcher(LineWatcher):
             BarColumn(bar_width=24),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
-            TextColumn("left {task.fields[left]}"),
+            TextColumn("training left {task.fields[left]}"),
             console=self.console,
         )
         self._task = self._bar.add_task(
@@ -107,8 +115,7 @@ class LiveWatcher(LineWatcher):
             figures=figures_of(row),
             left=self._clock.left(number, self._rounds),
         )
-        for warning in row.get("health", {}).get("warnings", ()):
-            self.note(warning)
+        self._warn(row)
 
     def end(self, result: Result) -> None:
         """Leave the finished bar on the screen."""
