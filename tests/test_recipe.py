@@ -1,9 +1,18 @@
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from harmonium.errors import ConfigError
+from harmonium.data.partition import make_split
+from harmonium.encoders.cnn import CnnSmall
+from harmonium.errors import ConfigError, DataError
+from harmonium.federation.method import Method
+from harmonium.federation.sampling import Participation
+from harmonium.methods.fedavg import FedAvg
+from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe, shipped_recipes
+from harmonium.runs import _begin, make_host, open_host
 from harmonium.terms.proximal import Proximal
 
 
@@ -104,3 +113,83 @@ def test_terms_can_be_named_and_set() -> None:
 def test_paths_of_data_do_not_depend_on_where_one_stands() -> None:
     path = Path(Recipe.of("fedavg", "data=folder", "data.path=pictures").data.path)  # type: ignore
     assert path.is_absolute() and path.name == "pictures"
+
+
+@dataclass(frozen=True)
+class Wide(CnnSmall):
+    """An encoder of someone else's."""
+
+    extra: int = 3
+
+
+def test_what_is_not_ours_is_called_by_its_import_path() -> None:
+    recipe = Recipe.from_tree({"encoder": Wide(width=4, out=16, extra=5)})
+    assert recipe.tree()["encoder"]["name"] == f"{__name__}:Wide"
+    again = Recipe.from_tree(recipe.tree())
+    assert again.encoder == recipe.encoder and type(again.encoder) is Wide
+    assert again.digest == recipe.digest != Recipe.of("fedavg", "encoder.width=4").digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"encoder": SimCLR()}, "encoder is SimCLR"),
+        ({"local": Participation()}, "local is"),
+        ({"terms": [{"name": "proximal", "mu": 1}, {"name": "proximal", "mu": 2}]}, "twice"),
+        ({"encoder": "nowhere:Net"}, "cannot import encoder"),
+        ({"encoder": "harmonium.objectives.simclr:SimCLR"}, "extends Encoder"),
+        ({"method": "__main__:Mine"}, "engine.workers=0"),
+        ({"views": 5}, "views is 5"),
+        ({"method": 5}, "method is 5"),
+        ({"terms": 5}, "terms is 5"),
+    ],
+)
+def test_what_cannot_be_found_again_is_refused(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Recipe.from_tree(settings)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "local.momentum=-1", "local.weight_decay=-1", "local.clip=-1", "local.clip=0",
+        "local.lr=.nan", "objective.hidden=-1", "objective.out=0", "terms.proximal.mu=-1",
+        "evaluate.temperature=.nan", "evaluate.health=1", "evaluate.labels_per_class=[0]",
+        "server=adam server.beta1=1", "server=sgd server.lr=0", "server=adam server.epsilon=0",
+        "rounds.x=3", "seed.y=1",
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_right_are_refused_before_a_run(word: str) -> None:
+    with pytest.raises(ConfigError):
+        Recipe.of("fedavg", *word.split())
+
+
+def test_the_side_of_a_preset_reaches_the_encoder() -> None:
+    recipe = Recipe.of("fedavg", "views=fedstyle_224")
+    assert recipe.build_method(recipe.data.load()).world.side == 224
+
+
+@dataclass(frozen=True)
+class Supervised(Method):
+    """May see labels."""
+
+    uses_labels = True
+
+
+def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> None:
+    for method, labelled in ((FedAvg, False), (Supervised, True)):
+        recipe = Recipe.from_tree({"method": method, "public": "digits"})
+        data = recipe.data.load()
+        split = make_split(recipe.split, data, None, recipe.clients, recipe.seed)
+        assert make_host(recipe, data, split, tmp_path).public.labelled is labelled  # type: ignore[union-attr]
+
+
+def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
+    recipe = Recipe.of("fedavg", "public=digits")
+    _begin(tmp_path, recipe)
+    open_host(tmp_path)
+    path = tmp_path / "about.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "public": "another digest"}))
+    with pytest.raises(DataError, match="public pictures have changed"):
+        open_host(tmp_path)

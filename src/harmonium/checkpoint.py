@@ -47,12 +47,17 @@ class Folder:
         self.path = path
         self._commits = path / "commits"
 
-    def commit(self, round: int, server: codec.Tree, clients: codec.Tree) -> None:
-        """Make a round part of the run, then forget the one before the last."""
+    def commit(self, round: int, server: codec.Tree, clients: codec.Tree) -> codec.Tree:
+        """Make a round part of the run, then forget the one before the last.
+
+        Returns the server's state as it would be read back: tuples have become lists and tensors
+        lie in memory as new ones do, so that going on and resuming cannot differ.
+        """
         name = f"{round:06d}"
         for log in LOGS:
             store.sync_file(self.path / log)
-        digest = store.write_tree(self._commits / f"{name}.safetensors", server)
+        frame = codec.encode(server)
+        digest = store.write_atomic(self._commits / f"{name}.safetensors", frame)
         record = {
             "round": round,
             "server": digest,
@@ -65,6 +70,7 @@ class Folder:
         for old in self._rounds()[:-2]:
             (self._commits / f"{old:06d}.json").unlink(missing_ok=True)
             (self._commits / f"{old:06d}.safetensors").unlink(missing_ok=True)
+        return codec.decode(frame)
 
     def last(self) -> tuple[Commit | None, list[str]]:
         """The newest sound commit, and what was wrong with newer ones."""
@@ -140,6 +146,8 @@ class Folder:
     def _read(self, round: int) -> Commit:
         record = self._record(round)
         server = store.read_tree(self._commits / f"{round:06d}.safetensors", record["server"])
+        for held in record["clients"].values():
+            store.read_checked(self.path / "clients" / held["file"], held["digest"])
         return Commit(record["round"], server, record["clients"], record["sizes"])
 
 

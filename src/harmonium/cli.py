@@ -152,9 +152,21 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
 
     stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
     folder = folder or home() / "compare" / "-".join([stamp, *(Path(n).stem for n in names)])
-    found = compare_methods(
-        names, changes, folder, lambda label: Watcher() if as_json else watcher_for(err, label)
-    )
+    watchers: list[Watcher] = []
+
+    def watcher(label: str) -> Watcher:
+        watchers.append(Watcher() if as_json else watcher_for(err, label))
+        return watchers[-1]
+
+    try:
+        found = compare_methods(names, changes, folder, watcher)
+    except (HarmoniumError, KeyboardInterrupt):
+        if watchers and any(folder.glob("*/recipe.yaml")):
+            watchers[-1].note(f"nothing is lost; give the same command with --out {folder}")
+        raise
+    finally:
+        for each in watchers:
+            each.close()
     if as_json:
         shown = {"folder": str(folder), "rows": found.rows, "warnings": dict(found.warnings)}
         print(json.dumps(shown))
@@ -291,7 +303,7 @@ def data_split(
 @contextmanager
 def _watched(as_json: bool) -> Iterator[Watcher]:
     """A watcher for a run; when the run fails, say how to go on with it."""
-    from harmonium.report.progress import LiveWatcher, watcher_for
+    from harmonium.report.progress import watcher_for
     from harmonium.runs import Watcher
 
     watcher = Watcher() if as_json else watcher_for(err)
@@ -303,8 +315,7 @@ def _watched(as_json: bool) -> Iterator[Watcher]:
             watcher.note(f"nothing is lost; continue with: harmonium resume {where}")
         raise
     finally:
-        if isinstance(watcher, LiveWatcher):
-            watcher.close()
+        watcher.close()
 
 
 def _show_result(result: Result, as_json: bool) -> None:
@@ -318,13 +329,17 @@ def _show_result(result: Result, as_json: bool) -> None:
         }
         print(json.dumps(shown))
         return
-    from harmonium.compare import heading
+    from harmonium.compare import heading, times
 
     before, after = result.untrained, result.figures
     probes = [key for key in after if key != "health"]
     _table(
         [
-            {"probe": heading(key), "trained": 100 * after[key], "untrained": 100 * before[key]}
+            {
+                "probe": heading(key),
+                "trained": times(100, after[key]),
+                "untrained": times(100, before[key]),
+            }
             for key in probes
         ],
         "Test accuracy in percent; encoder frozen",

@@ -43,11 +43,7 @@ class Comparison:
         shown = []
         for row in self.rows:
             label = f"{row['encoder']} (!)" if row["encoder"] in self.warnings else row["encoder"]
-            figures = {
-                heading(key): None if value is None else scale * value  # None: not a finite number
-                for key, value in row.items()
-                if key != "encoder"
-            }
+            figures = {heading(k): times(scale, v) for k, v in row.items() if k != "encoder"}
             shown.append({"encoder": label, **figures})
         return shown
 
@@ -117,6 +113,11 @@ def heading(key: str) -> str:
     return PROBES.get(key, key.replace("_", " "))
 
 
+def times(scale: float, figure: float | None) -> float | None:
+    """A figure in other units; None, where an encoder has diverged, stays None."""
+    return None if figure is None else scale * figure
+
+
 def _figures(figures: Mapping[str, Any]) -> dict[str, float | None]:
     """The probes of a verdict; data without labels have label-free figures instead."""
     probes = {key: value for key, value in figures.items() if key != "health"}
@@ -134,7 +135,9 @@ def _picture(
 
     groups = {
         str(row["encoder"]): {
-            heading(key): (100 * value, None) for key, value in row.items() if key != "encoder"
+            heading(key): (100 * value, None)
+            for key, value in row.items()
+            if key != "encoder" and value is not None
         }
         for row in rows
     }

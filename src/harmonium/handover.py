@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harmonium import store
 from harmonium.data.images import Dataset
-from harmonium.data.views import preset
+from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
 from harmonium.errors import StoreError
 from harmonium.recipe import Recipe
@@ -28,23 +28,26 @@ class LoadedEncoder(nn.Module):
         super().__init__()
         self.network = network
         self.about = about
-        self._views = preset(about["views"]["name"], **about["views"]["changes"])
+        view = about["prepare"]
+        self._mean, self._std = (view[key] and tuple(view[key]) for key in ("mean", "std"))
+        self._size = view["size"]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (n, dim) of uint8 pictures (n, height, width, channels)."""
-        features: Tensor = self.network(self._views.plain(pixels))
+        features: Tensor = self.network(plain_pictures(pixels, self._mean, self._std, self._size))
         return features
 
 
 def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
     """Write an encoder with its architecture and its recipe's digest."""
     height, _, channels = dataset.train.shape
+    view = recipe.views.build().pipelines[0]
     about = {
         "format": 1,
         "encoder": plain(recipe.encoder),
         "channels": channels,
-        "side": recipe.views.changes.get("size") or height,
-        "views": {"name": recipe.views.name, "changes": plain(dict(recipe.views.changes))},
+        "side": view.size or height,
+        "prepare": {"mean": view.mean, "std": view.std, "size": view.size},
         "data": dataset.name,
         "method": recipe.method.name,
         "recipe": recipe.digest,

@@ -8,7 +8,6 @@ are those of the chosen dataclass, so a new method's settings are recipe keys wi
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -39,8 +38,8 @@ from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
 from harmonium.privacy.mechanisms import Randomness
-from harmonium.registry import Registry
-from harmonium.settings import check_fields, choose, coerce, make, plain, unknown
+from harmonium.registry import Registry, recipe_name
+from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
 from harmonium.terms import Term, terms
 
 SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
@@ -85,49 +84,43 @@ class ViewsChoice:
         return preset(self.name, **self.changes)
 
 
-def find_method(name: str) -> type[Method]:
-    """A method's class by its registered name or by its import path."""
-    if ":" not in name:
-        return methods[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import method '{name}': {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"'{name}' is no method: a method is a class that extends Method")
-    return found
-
-
 def _method(value: Any) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
     if isinstance(value, type) and issubclass(value, Method):
-        return MethodChoice(f"{value.__module__}:{value.__qualname__}", {}, value)
-    value = {"name": value} if isinstance(value, str) else dict(value)
-    name = str(value.pop("name", ""))
-    found = find_method(name)
-    return MethodChoice(name, check_fields(found, value, "method", SUPPLIED), found)
+        return MethodChoice(str(recipe_name(value)), {}, value)
+    found, options = named("method", methods, value)
+    name = str(recipe_name(found))
+    return MethodChoice(name, check_fields(found, options, "method", SUPPLIED), found)
 
 
 def _views(value: Any) -> ViewsChoice:
     if isinstance(value, ViewsChoice):
         return value
-    value = {"name": value} if isinstance(value, str) else dict(value)
-    name = str(value.pop("name", "simclr"))
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"views is {value!r}; give one of these names: {', '.join(PRESETS)}")
+    name = str(value.get("name", "simclr"))
     if name not in PRESETS:
         raise ConfigError(f"unknown views '{name}': {suggest(name, PRESETS)}")
-    choice = ViewsChoice(name, check_fields(View, value, "views"))
+    changes = {key: setting for key, setting in value.items() if key != "name"}
+    choice = ViewsChoice(name, check_fields(View, changes, "views"))
     choice.build()  # wrong values are refused here and not in the middle of a run
     return choice
 
 
 def _terms(value: Any) -> tuple[Term, ...]:
     if isinstance(value, str):
-        value = {name: {} for name in value.split(",") if name}
+        value = [name for name in value.split(",") if name]
     if isinstance(value, Mapping):
-        return tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
-    return tuple(choose("terms", terms, item) for item in value or ())
+        found = tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
+    elif isinstance(value, list | tuple | None):
+        found = tuple(choose("terms", terms, item) for item in value or ())
+    else:
+        raise ConfigError(f"terms is {value!r}; give one of these: {', '.join(terms.table())}")
+    if len({type(term) for term in found}) < len(found):
+        raise ConfigError("terms name one term twice; give it once, with the settings you want")
+    return found
 
 
 def _one_of(section: str, registry: Registry[Any]) -> PlainValidator:
@@ -135,7 +128,7 @@ def _one_of(section: str, registry: Registry[Any]) -> PlainValidator:
 
 
 def _fixed(section: str, cls: type[Any]) -> PlainValidator:
-    return PlainValidator(lambda v: v if isinstance(v, cls) else make(cls, v, section))
+    return PlainValidator(lambda v: v if type(v) is cls else make(cls, v, section))
 
 
 def _data(section: str, value: Any) -> DataSpec:
@@ -237,12 +230,12 @@ class Recipe(BaseModel):
     def build_method(self, dataset: Dataset) -> Method:
         """The method with everything the other sections give it."""
         height, width, channels = dataset.train.shape
-        side = self.views.changes.get("size") or height
+        views = self.views.build()
         world = World(
             clients=self.clients,
             rounds=self.rounds,
             channels=channels,
-            side=side,
+            side=views.pipelines[0].size or height,
             classes=len(dataset.classes),
             seed=self.seed,
         )
@@ -253,7 +246,7 @@ class Recipe(BaseModel):
             terms=self.terms,
             local=self.local,
             server_optimiser=self.server,
-            views=self.views.build(),
+            views=views,
             **self.method.options,
         )
 
@@ -263,13 +256,15 @@ def load_tree(name: str) -> dict[str, Any]:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         try:
-            return _read_yaml(path.read_text(encoding="utf-8"), name)
+            return read_yaml(path.read_text(encoding="utf-8"), name)
         except OSError as error:
             raise ConfigError(f"cannot read recipe {name}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"recipe {name} is not text in UTF-8") from None
     shipped = shipped_recipes()
     if name in shipped:
-        return _read_yaml(shipped[name].read_text(encoding="utf-8"), name)
-    if ":" in name or name in methods.table():
+        return read_yaml(shipped[name].read_text(encoding="utf-8"), name)
+    if ":" in name or name in methods.table():  # a name, or the way to import a class
         return {"method": name}
     known = {*shipped, *methods.table()}
     raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
@@ -305,6 +300,10 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
             held = spot.get(step)
             if isinstance(held, str):  # a bare name: of a choice, or of a term
                 held = {held: {}} if path[0] == "terms" else {"name": held}
+            if not isinstance(held, Mapping | None):
+                raise ConfigError(
+                    f"{step} is {held!r}, which has no setting '{'.'.join(path[1:])}'"
+                )
             spot[step] = dict(held or {})
             spot = spot[step]
         held = spot.get(path[-1])
@@ -356,7 +355,8 @@ _TABLES: dict[str, Registry[Any]] = {
 }
 
 
-def _read_yaml(text: str, name: str) -> dict[str, Any]:
+def read_yaml(text: str, name: str) -> dict[str, Any]:
+    """The settings in a recipe's text; `name` is what messages call it."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:

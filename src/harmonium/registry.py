@@ -1,6 +1,8 @@
 """The one name table: what a recipe may call by name, in every room of the house.
 
-Registering is a decorator on a frozen dataclass whose fields are the settings of that choice.
+Registering is a decorator on a frozen dataclass whose fields are the settings of that choice. A
+class that is not ours needs no registration: a recipe calls it `package.module:Class`, which every
+worker process can import.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ C = TypeVar("C", bound=type)
 class Registry(Generic[T]):
     """Names of one kind of thing; `package` is scanned once, so a new file needs no other edit."""
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, base: type[T]) -> None:
         """Make an empty table of `kind`; the modules of `package` fill it when first asked."""
         self.kind = kind
+        self.base = base
         self._package = package
         self._table: dict[str, type[T]] = {}
         self._scanned = False
@@ -40,11 +43,31 @@ class Registry(Generic[T]):
         return file
 
     def __getitem__(self, name: str) -> type[T]:
-        """The class called `name`, or an error that names the nearest."""
+        """The class called `name` or `module:Class`, or an error that names the nearest."""
+        if ":" in name:
+            return self._import(name)
         table = self.table()
         if name not in table:
             raise ConfigError(f"unknown {self.kind} '{name}': {suggest(name, table)}")
         return table[name]
+
+    def _import(self, path: str) -> type[T]:
+        module, _, attribute = path.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            why = str(error)
+            if module == "__main__":
+                why = (
+                    "other processes cannot find what a script or a notebook defines. Put it into "
+                    "a module, or set engine.workers=0"
+                )
+            raise ConfigError(f"cannot import {self.kind} '{path}': {why}") from None
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise ConfigError(
+                f"'{path}' is no {self.kind}: that is a class that extends {self.base.__name__}"
+            )
+        return found
 
     def table(self) -> dict[str, type[T]]:
         """All names and their classes."""
@@ -54,3 +77,18 @@ class Registry(Generic[T]):
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
         return dict(sorted(self._table.items()))
+
+
+def recipe_name(cls: type) -> str | None:
+    """What a recipe calls a class: its registered name if it is ours, else how to import it.
+
+    None for classes that are not chosen by name.
+    """
+    if not isinstance(getattr(cls, "name", None), str):
+        return None
+    ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return (
+        str(vars(cls)["name"])
+        if ours and "name" in vars(cls)
+        else f"{cls.__module__}:{cls.__qualname__}"
+    )

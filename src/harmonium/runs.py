@@ -16,25 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
-import yaml
 from torch import nn
 
 from harmonium import store
 from harmonium.checkpoint import Commit, Folder
-from harmonium.data.images import Dataset
+from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, StoreError
+from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import fault
 from harmonium.handover import save_encoder
 from harmonium.home import home, make_folder
-from harmonium.recipe import Recipe, apply_changes, load_tree
+from harmonium.recipe import Recipe, apply_changes, load_tree, read_yaml
 
 
 class Watcher:
@@ -54,6 +53,9 @@ class Watcher:
 
     def end(self, result: Result) -> None:
         """The run is complete."""
+
+    def close(self) -> None:
+        """Nothing more will come, also after an error."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,10 @@ def read_recipe(folder: Path) -> Recipe:
     path = folder / "recipe.yaml"
     if not path.exists():
         raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
-    return Recipe.from_tree(yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        return Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
+    except UnicodeDecodeError:
+        raise StoreError(f"{path} is damaged: it is not text") from None
 
 
 def open_host(folder: Path) -> Host:
@@ -122,14 +127,25 @@ def open_host(folder: Path) -> Host:
 def make_host(recipe: Recipe, dataset: Dataset, split: Split, folder: Path) -> Host:
     """The host of client tasks for a recipe and its data."""
     split.check(dataset)
+    method = recipe.build_method(dataset)
     return Host(
-        method=recipe.build_method(dataset),
+        method=method,
         images=dataset.train,
         indices=split.indices,
         folder=folder / "clients",
         noise=recipe.privacy.noise,
-        public=recipe.public.load().train if recipe.public else None,
+        public=_public(recipe, folder, labels=method.uses_labels),
     )
+
+
+def _public(recipe: Recipe, folder: Path, *, labels: bool) -> Images | None:
+    """The public pictures that the run began with; with labels if the method declares them."""
+    if recipe.public is None:
+        return None
+    public, about = recipe.public.load(), folder / "about.json"
+    if about.exists() and json.loads(about.read_text("utf-8"))["public"] != public.digest:
+        raise DataError("the public pictures have changed since the run began: start a new run")
+    return public.train if labels else public.train.without_labels()
 
 
 def _new_folder(recipe: Recipe) -> Path:
@@ -148,14 +164,17 @@ def _begin(folder: Path, recipe: Recipe) -> None:
                 f"name another folder with --out"
             )
         return
-    ours = (".lock", "split.npz", "about.json")
-    if foreign := [p.name for p in folder.iterdir() if not p.name.startswith(ours)]:
+    for torn in folder.glob("*.part"):  # left by a kill while an earlier attempt began
+        torn.unlink()
+    ours = {".lock", "split.npz", "about.json"}
+    if foreign := sorted({p.name for p in folder.iterdir()} - ours):
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     about = {
         "recipe": recipe.digest,
         "data": dataset.digest,
+        "public": recipe.public.load().digest if recipe.public else None,
         "split": split.digest,
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
@@ -235,7 +254,7 @@ class _Run:
             cohort = recipe.participation.cohort(server.everyone, 0, recipe.seed)
             figures = judge.look(method.represent(server))
             server = driver.drive(method.setup(server, cohort), server)
-            self._finish(server, driver, engine, started, figures)
+            server = self._finish(server, driver, engine, started, figures)
         else:
             server = Server(examples, public=host.public, **commit.server)
         for number in range(server.round + 1, recipe.rounds + 1):
@@ -243,17 +262,21 @@ class _Run:
             server = replace(server, round=number)
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
             server = driver.drive(method.round(server, cohort), server)
+            if reason := fault(server.model):
+                raise ConfigError(
+                    f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
+                )
             figures = {}
             if recipe.evaluate.due(number, recipe.rounds):
                 encoders = self._encoders(method, server, engine)
                 figures = average([judge.look(encoder) for encoder in encoders])
-            self._finish(server, driver, engine, started, figures)
+            server = self._finish(server, driver, engine, started, figures)
         return server
 
     def _restore(self, engine: LocalEngine) -> Commit | None:
         commit, faults = self.folder.last()
-        for fault in faults:
-            self.watcher.note(f"{fault}; continuing from the round before")
+        for why in faults:
+            self.watcher.note(f"{why}; continuing from the round before")
         self.folder.rewind(commit)
         engine.restore(commit.clients if commit else {})
         engine.prune(*self.folder.snapshots())
@@ -266,13 +289,13 @@ class _Run:
         engine: LocalEngine,
         started: float,
         figures: Mapping[str, Any],
-    ) -> None:
-        """Log and commit a round, then tell of it.
+    ) -> Server:
+        """Log and commit a round, tell of it, and go on with what a resumed run would go on with.
 
         Times have a log of their own, so that those of two runs can be compared to the byte.
         """
         ledger, folder = driver.ledger, self.folder
-        means = {name: float(np.mean(values)) for name, values in driver.reported.items()}
+        means = dict(driver.reported)
         driver.reported.clear()
         row: dict[str, Any] = {
             "round": server.round,
@@ -289,10 +312,11 @@ class _Run:
         folder.log("ledger.jsonl", ledger.take())
         folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
         kept = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
-        folder.commit(server.round, kept, engine.snapshot())
+        stored = folder.commit(server.round, kept, engine.snapshot())
         engine.prune(*folder.snapshots())
         if server.round:
             self.watcher.round(row, seconds)
+        return replace(server, **stored)
 
     def _encoders(self, method: Method, server: Server, engine: LocalEngine) -> list[nn.Module]:
         """What to judge: the federation's encoder, or those of some clients."""

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import pydantic
 
 from harmonium.errors import ConfigError, suggest
-from harmonium.registry import Registry
+from harmonium.registry import Registry, recipe_name
 
 T = TypeVar("T")
 
 
 def choose(section: str, registry: Registry[T], value: Any) -> T:
     """A registered choice from its name, or from a mapping with `name` and settings."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return typing.cast(T, value)
+    if isinstance(value, registry.base):
+        return value
     cls, options = named(section, registry, value)
     return make(cls, options, section)
 
@@ -98,8 +98,8 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f.name for f in dataclasses.fields(value) if f.init]
         values = {field: plain(getattr(value, field)) for field in fields}
-        name = getattr(type(value), "name", None)
-        return {"name": name, **values} if isinstance(name, str) and name else values
+        name = recipe_name(type(value))
+        return {"name": name, **values} if name else values
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -178,3 +178,13 @@ def test_folder_with_nothing_or_too_much(photos, tmp_path):
     paint(photos / "stray.png", "red")
     with pytest.raises(DataError, match="stray.png.*subfolders"):
         Folder(path=str(photos)).load()
+
+
+def test_a_validation_part_of_its_own_is_in_random_order(tmp_path):
+    for part in ("train", "val", "test"):
+        for name in ("cat", "dog"):
+            for number in range(20):
+                paint(tmp_path / "set" / part / name / f"{number}.png", (number, 0, 0))
+    data = Folder(path=str(tmp_path / "set")).load()
+    assert sorted(data.validation.labels) == [0] * 20 + [1] * 20
+    assert 4 <= data.validation.labels[:20].sum() <= 16  # monitoring looks at the first of them

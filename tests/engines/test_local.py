@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +12,13 @@ import torch
 
 from harmonium import codec, store
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import EngineError, WireError
-from harmonium.federation.drive import Driver
+from harmonium.errors import ConfigError, EngineError, WireError
+from harmonium.federation.drive import Driver, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import exchange, scalar, weights
+from harmonium.federation.wire import Ask, exchange, scalar, weights
 from harmonium.recipe import Recipe
-from harmonium.runs import _begin, open_host
+from harmonium.runs import _begin, open_host, run
 from harmonium.testing import TINY
 
 MODEL = {"down": {"model": weights()}, "up": {"model": weights(), "loss": scalar()}}
@@ -131,3 +133,41 @@ def test_workers_use_one_thread_and_wait_quietly(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Slow(Method):
+    """Does nothing for a long time."""
+
+    @exchange(**MODEL)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        time.sleep(60)
+
+
+def test_leaving_ends_tasks_under_way_and_starts_no_workers(tmp_path: Path) -> None:
+    _begin(tmp_path, Recipe.from_tree({**TINY, "method": f"{__name__}:Slow"}))
+    host = open_host(tmp_path)
+    model = host.method.blueprint.shared()
+    engine = LocalEngine(host, tmp_path, workers=2)
+    asked = engine.deliver(Ask("train", [0, 1, 2, 3], {"model": model}), Turn(1, 0))
+    waiting = threading.Thread(target=lambda: pytest.raises(EngineError, next, asked))
+    waiting.start()
+    deadline = time.monotonic() + 30
+    while len(engine._pool._all) < 2 and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.05)
+    started = time.monotonic()
+    workers = list(engine._pool._all)  # type: ignore[union-attr]
+    engine.__exit__(None, None, None)
+    waiting.join()
+    assert time.monotonic() - started < 10
+    assert len(workers) == 2 and all(worker._process.poll() is not None for worker in workers)
+    assert not engine._pool._all  # type: ignore[union-attr]
+
+
+def test_a_worker_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    class Hidden(Method):
+        """Nobody else can import this."""
+
+    recipe = Recipe.from_tree({**TINY, "method": Hidden, "engine": {"workers": 1}})
+    with pytest.raises(ConfigError, match="cannot import method"):
+        run(recipe, out=tmp_path / "run")

@@ -94,3 +94,23 @@ def test_impossible_settings_are_refused() -> None:
     for settings in ({"k": 0}, {"every": 0}, {"draws": 0}):
         with pytest.raises(ConfigError, match="evaluate"):
             Evaluation(**settings)
+
+
+def test_without_validation_pictures_the_test_part_is_still_judged() -> None:
+    data = Digits(validation=0.0).load()
+    assert len(data.validation) == 0
+    figures = judge(data).verdict(nn.Flatten())
+    assert figures["linear"] > 0.9 and "knn" not in judge(data).look(nn.Flatten())
+
+
+def test_an_encoder_that_diverged_gets_a_warning_and_no_figures() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1) / 0.0
+
+    found = judge()
+    assert found.look(Broken())["knn"] is None
+    figures = found.verdict(Broken())
+    assert {figures[key] for key in ("knn", "linear", "linear_3")} == {None}
+    assert "not finite" in figures["health"]["warnings"][0]
+    json.dumps(figures, allow_nan=False)

@@ -3,13 +3,17 @@
 import json
 import os
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import harmonium
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, HarmoniumError, NotEnoughReplies, StoreError
+from harmonium.federation.method import Method
+from harmonium.federation.wire import Ask
 from harmonium.recipe import Recipe
 from harmonium.runs import Result, Watcher, resume, run
 from harmonium.testing import TINY
@@ -89,10 +93,55 @@ def test_with_no_sound_commit_the_run_says_so(stopped: Path) -> None:
         resume(stopped)
 
 
-def test_a_damaged_client_state_is_named(stopped: Path) -> None:
+def test_a_damaged_client_state_is_named_and_the_commit_before_used(
+    stopped: Path, calm: Result
+) -> None:
     path = max((stopped / "clients" / "0").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StoreError, match=path.name):
+    watcher = StopAfter(99)
+    resume(stopped, watcher=watcher)
+    assert path.name in watcher.notes[0]
+    same(stopped, calm)
+
+
+@dataclass(frozen=True)
+class Remembers(Method):
+    """Keeps in the server's memory what would not be the same after reading it back."""
+
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("train", cohort, {"model": server.model})
+        table = server.memory.get("table", torch.arange(1000.0).reshape(10, 100))
+        table = (table / 3 + 0.1).T  # transposed: summed in another order than a new tensor
+        model = {key: value + table.sum() * 1e-9 for key, value in got.model.items()}
+        told, kinds = server.memory.get("told", ()), server.memory.get("kinds", ())
+        memory = {"table": table, "told": (*told, *got.ids), "kinds": [*kinds, str(type(told))]}
+        return replace(server, model=model, memory=memory)
+
+
+def test_going_on_and_resuming_see_the_same_memory(tmp_path: Path) -> None:
+    recipe = RECIPE.changed(method=Remembers, objective={"name": "simclr", "batch_norm": False})
+    calm = run(recipe, out=tmp_path / "calm")
+    with pytest.raises(Stop):
+        run(recipe, out=tmp_path / "run", watcher=StopAfter(2))
+    run(recipe, out=tmp_path / "run")
+    same(tmp_path / "run", calm)
+    ends = [(tmp_path / name / "commits" / "000004.safetensors") for name in ("calm", "run")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.parametrize("torn", [".split.npz.0a1b.part", "recipe.yaml.part", "about.json.part"])
+def test_a_run_killed_while_it_began_begins_again(tmp_path: Path, torn: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / torn).write_bytes(b"half")
+    with pytest.raises(Stop):
+        run(RECIPE, out=tmp_path / "run", watcher=StopAfter(1))
+    assert not (tmp_path / "run" / torn).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"- 1", b"a: [", b"rounds: x"])
+def test_a_damaged_recipe_is_one_line(stopped: Path, content: bytes) -> None:
+    (stopped / "recipe.yaml").write_bytes(content)
+    with pytest.raises(HarmoniumError):
         resume(stopped)
 
 

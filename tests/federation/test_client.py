@@ -148,3 +148,17 @@ def test_system_noise_is_normal_and_not_repeatable() -> None:
     assert not torch.equal(first[:9], second)
     with pytest.raises(ConfigError):
         noise.gaussian(torch.zeros(2), float("nan"))
+
+
+def test_a_released_value_must_stay_as_it_was() -> None:
+    someone, raw = client(), torch.ones(4)
+    released = someone.release("corr", raw, sensitivity=1.0, sigma=10.0)
+    assert someone.was_released("corr", released)
+    assert not someone.was_released("corr", released.clone())
+    released.copy_(raw)
+    assert not someone.was_released("corr", released)
+
+
+def test_whole_numbers_are_not_released() -> None:
+    with pytest.raises(WireError, match=r"value.double\(\)"):
+        client().release("counts", torch.zeros(4, dtype=torch.int64), sensitivity=1.0, sigma=0.5)

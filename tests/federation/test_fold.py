@@ -3,9 +3,18 @@ import itertools
 import pytest
 import torch
 
-from harmonium.errors import NotEnoughReplies
+from harmonium.errors import NotEnoughReplies, WireError
 from harmonium.federation.fold import Slot, Tally
-from harmonium.federation.wire import EXAMPLES, Exchange, Field, scalar, statistic, weights
+from harmonium.federation.wire import (
+    EXAMPLES,
+    Exchange,
+    Field,
+    check,
+    public,
+    scalar,
+    statistic,
+    weights,
+)
 
 LAYOUT = {
     "encoder.w": Slot("mean", (2,), torch.float32),
@@ -132,3 +141,27 @@ def test_weights_that_sum_to_nothing_are_an_error() -> None:
     up = {"model": weights(by="n"), "n": scalar()}
     with pytest.raises(NotEnoughReplies):
         fold(up, {0: {"model": upload(1.0), "n": 0}})
+
+
+def test_a_mean_of_whole_numbers_is_not_cut_off() -> None:
+    answers = {0: {"s": torch.tensor([1, 0])}, 1: {"s": torch.tensor([2, 1])}}
+    assert fold({"s": statistic("mean")}, answers).s.tolist() == [1.5, 0.5]
+    total = fold({"s": statistic("sum")}, answers).s
+    assert total.tolist() == [3, 1] and total.dtype == torch.int64
+
+
+def test_types_must_agree_between_clients() -> None:
+    for how in ("mean", "sum", "concat"):
+        tally = Tally(Exchange("step", {}, {"s": statistic(how)}), LAYOUT, EXAMPLES_OF)
+        tally.add(0, {"s": torch.tensor([1, 2])})
+        assert "is torch.float32" in str(tally.refusal(1, {"s": torch.tensor([1.0, 2.0])}))
+
+
+@pytest.mark.parametrize("item", ["text", None, [1, 2], 3.0])
+def test_what_is_no_tensor_is_refused_and_not_a_crash(item: object) -> None:
+    for name, field in (("model", weights()), ("any", public())):
+        declared = Exchange("step", {}, {name: field})
+        with pytest.raises(WireError, match="no tensor"):
+            check("m", declared, "up", {name: {"encoder.w": item}})
+    tally = Tally(Exchange("step", {}, {"n": scalar()}), LAYOUT, EXAMPLES_OF)
+    assert tally.refusal(0, {"n": 10**400}) == "`n` is not finite"

@@ -21,6 +21,7 @@ from harmonium.federation.method import Method, Server, World
 from harmonium.federation.optimiser import Adam, Average, Sgd
 from harmonium.federation.parts import Part, Parts
 from harmonium.objectives import Objective, Seen
+from harmonium.terms import Term
 from harmonium.terms.proximal import Proximal
 
 
@@ -301,3 +302,42 @@ def test_an_empty_merge_forgets_nothing() -> None:
         _, memory = optimiser.step({"w": torch.ones(1)}, {"w": torch.zeros(1)}, {"w"}, {})
         _, later = optimiser.step({"w": torch.ones(1)}, {}, {"w"}, memory)
         assert all(later[key] == memory[key] for key in memory if key != "steps")
+
+
+@dataclass(frozen=True)
+class Counting(Term):
+    """Counts what happens after steps, in a buffer of its own."""
+
+    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+        counter = nn.Module()
+        counter.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        return {"counter": Part(counter)}
+
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return torch.zeros(())
+
+    def after_step(self, parts):  # type: ignore[no-untyped-def]
+        parts["counter"].steps += 1
+
+
+def test_terms_are_told_of_every_step(tmp_path: Path) -> None:
+    method = replace(METHOD, terms=(Counting(),), local=Local(epochs=3, batch=2, lr=0.1))
+    host = Host(method, pictures(), [np.arange(8), np.arange(8, 16)], tmp_path)
+    with LocalEngine(host, tmp_path, 0) as engine:
+        server = Server({0: 8, 1: 8}, method.blueprint.shared(), round=1)
+        server = Driver(method, engine, Ledger()).drive(method.round(server, [0, 1]), server)
+    assert server.model["counter.steps"] == 12
+
+
+def test_a_part_with_length_zero_is_copied_too() -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(3))
+
+        def __len__(self) -> int:
+            return 0
+
+    blueprint = Parts({"queue": Part(Queue())}, {})
+    blueprint.copy_from()["queue"].rows += 1
+    assert blueprint["queue"].rows.sum() == 0

@@ -76,10 +76,15 @@ class DataSpec:
                 f"no training picture is left of the {len(everything)} of {self.name}: "
                 "lower data.validation or data.test"
             )
+        validation = parts["train"].subset(held)
+        if "validation" in parts:  # in random order too: monitoring looks at the first of them
+            given = parts["validation"]
+            held = numpy_rng(self.seed, "data", "validation").permutation(len(given))
+            validation = given.subset(held)
         return Dataset(
             name=self.name,
             train=parts["train"].subset(chosen),
-            validation=parts.get("validation", parts["train"].subset(held)),
+            validation=validation,
             test=test,
             classes=stored.classes,
             digest=digest_of([stored.digest, _sum(chosen), _sum(held), _sum(rest)]),
@@ -111,7 +116,7 @@ class UnsplitSpec(DataSpec):
         return self.test
 
 
-datasets: Registry[DataSpec] = Registry("data set", "harmonium.data")
+datasets: Registry[DataSpec] = Registry("data set", "harmonium.data", DataSpec)
 """Every data set by name."""
 
 

@@ -58,7 +58,7 @@ class SplitRule:
         raise NotImplementedError
 
 
-splits: Registry[SplitRule] = Registry("split", "harmonium.data")
+splits: Registry[SplitRule] = Registry("split", "harmonium.data", SplitRule)
 """Every way to share pictures out, by name."""
 
 

@@ -26,7 +26,7 @@ class Encoder:
         raise TypeError(f"{type(self).__name__} must define `build`")
 
 
-encoders: Registry[Encoder] = Registry("encoder", "harmonium.encoders")
+encoders: Registry[Encoder] = Registry("encoder", "harmonium.encoders", Encoder)
 
 
 def groups_of(channels: int) -> int:

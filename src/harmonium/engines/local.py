@@ -12,6 +12,7 @@ import os
 import queue
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -121,6 +122,8 @@ class _Pool:
         self._count = count
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
+        self._closing = False
+        self._lock = threading.Lock()  # no worker starts once closing has begun
         for _ in range(count):
             self._idle.put(None)  # started when first needed
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="harmonium-worker")
@@ -148,10 +151,10 @@ class _Pool:
         state = asdict(task.state) if task.state else None
         message = codec.encode({**vars(task), "state": state, "broadcast": str(shared)})
         for _ in range(TRIES):
-            worker = self._idle.get() or self._start()
+            worker = self._take()
             try:
                 result = worker.ask(message)
-            except (OSError, EOFError):
+            except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
                 self._all.discard(worker)
                 worker.end()
                 self._idle.put(None)
@@ -165,13 +168,26 @@ class _Pool:
             f"out of memory? Fewer engine.workers or a smaller local.batch need less."
         )
 
-    def _start(self) -> _Worker:
-        worker = _Worker(self._folder)
-        self._all.add(worker)
-        return worker
+    def _take(self) -> _Worker:
+        """An idle worker, started if need be; whoever takes one puts one or None back."""
+        idle = self._idle.get()
+        if idle is not None:
+            return idle
+        try:
+            with self._lock:
+                if self._closing:
+                    raise EngineError("the run is being stopped")
+                worker = _Worker(self._folder)
+                self._all.add(worker)
+                return worker
+        except BaseException:
+            self._idle.put(None)
+            raise
 
     def close(self) -> None:
-        """End every worker now."""
+        """End every worker now, also in the middle of a task."""
+        with self._lock:
+            self._closing = True
         for worker in list(self._all):
             worker.end()
         self._threads.shutdown(wait=True, cancel_futures=True)

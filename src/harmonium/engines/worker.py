@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -21,25 +22,34 @@ from harmonium.engines.local import read_frame, write_frame
 from harmonium.errors import HarmoniumError
 
 
-def serve(host: Host, tasks: IO[bytes], results: IO[bytes]) -> None:
-    """Answer tasks until there are no more."""
+def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
+    """Answer tasks until there are no more; what goes wrong is an answer as well."""
     while (frame := read_frame(tasks)) is not None:
-        write_frame(results, codec.encode(_answer(host, codec.decode(frame))))
+        try:
+            answer = _perform(_host(folder), codec.decode(frame))
+        except HarmoniumError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        except Exception:  # a fault in a method: its traceback is sent, the worker lives on
+            answer = {"error": "", "message": traceback.format_exc()}
+        write_frame(results, codec.encode(answer))
 
 
-def _answer(host: Host, message: codec.Tree) -> codec.Tree:
+@cache
+def _host(folder: Path) -> Host:
+    """Made for the first task, so that what prevents it is reported like any other fault."""
+    from harmonium.runs import open_host
+
+    return open_host(folder)
+
+
+def _perform(host: Host, message: codec.Tree) -> codec.Tree:
     state = message.pop("state")
     broadcast = message.pop("broadcast")
     task = Task(**message, state=StateRef(**state) if state else None)
-    try:
-        with Path(broadcast).open("rb") as file:
-            shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with shared:
-            return host.perform(task, shared[:])
-    except HarmoniumError as error:
-        return {"error": type(error).__name__, "message": str(error)}
-    except Exception:  # a fault in a method: its traceback goes to the server, the worker lives on
-        return {"error": "", "message": traceback.format_exc()}
+    with Path(broadcast).open("rb") as file:
+        shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with shared:
+        return host.perform(task, shared[:])
 
 
 def _leave_with(parent: int) -> None:
@@ -54,9 +64,7 @@ def main() -> None:
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    from harmonium.runs import open_host
-
-    serve(open_host(Path(sys.argv[1])), sys.stdin.buffer, results)
+    serve(Path(sys.argv[1]), sys.stdin.buffer, results)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,18 @@ class Evaluation:
     clients: int = 10  # clients whose own encoders are judged, where each has one
 
     def __post_init__(self) -> None:
-        for name in ("k", "bank", "queries", "health", "draws", "clients"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"evaluate.{name} is {getattr(self, name)}; it must be at least 1"
-                )
-        if self.every is not None and self.every < 1:
-            raise ConfigError(f"evaluate.every is {self.every}; it must be at least 1")
+        least = {"k": 1, "bank": 1, "queries": 1, "health": 2, "draws": 1, "clients": 1, "every": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ConfigError(f"evaluate.{name} is {value}; it must be at least {bound}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"evaluate.temperature is {self.temperature}; it must be above 0")
+        if any(count < 1 for count in self.labels_per_class):
+            raise ConfigError(
+                f"evaluate.labels_per_class is {list(self.labels_per_class)}; each must be at "
+                "least 1, or the list empty"
+            )
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round ends with an evaluation; the first and last always do."""
@@ -73,23 +78,27 @@ class Judge:
         validation = _some(self.data.validation, self.settings.queries)
         bank = _some(self.data.train, self.settings.bank)
         if bank.labelled and validation.labelled:
-            figures["knn"] = self._knn(self._embed(encoder, bank), bank, encoder, validation)
+            known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
+            figures["knn"] = (
+                self._knn(known, bank, asked, validation) if _finite(known, asked) else None
+            )
         return figures
 
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:
-        """Figures at the end of a run, from the test part."""
+        """Figures at the end of a run, from the test part; None where the encoder has diverged."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         train, validation, test = self.data.train, self.data.validation, self.data.test
         if not (train.labelled and test.labelled):
             return figures
-        parts = [(self._embed(encoder, part), _labels(part)) for part in (train, validation, test)]
-        (known, known_labels), (chosen, chosen_labels), (asked, asked_labels) = parts
+        known, chosen, asked = (self._embed(encoder, part) for part in (train, validation, test))
+        known_labels, asked_labels = _labels(train), _labels(test)
         settings = self.settings
-        figures["knn"] = knn_accuracy(
-            known, known_labels, asked, asked_labels, k=settings.k, temperature=settings.temperature
-        )
+        if not _finite(known, chosen, asked):
+            names = [f"linear_{count}" for count in settings.labels_per_class]
+            return figures | dict.fromkeys(["knn", "linear", *names])
+        figures["knn"] = self._knn(known, train, asked, test)
         figures["linear"] = linear_probe(
-            known, known_labels, chosen, chosen_labels, asked, asked_labels
+            known, known_labels, chosen, _labels(validation), asked, asked_labels
         ).accuracy
         for count in settings.labels_per_class:
             few = few_label_probe(
@@ -104,17 +113,19 @@ class Judge:
             figures[f"linear_{count}"] = few.accuracy
         return figures
 
-    def _knn(self, bank: Tensor, known: Images, encoder: nn.Module, queries: Images) -> float:
+    def _knn(self, known: Tensor, bank: Images, asked: Tensor, queries: Images) -> float:
         return knn_accuracy(
-            bank,
-            _labels(known),
-            self._embed(encoder, queries),
+            known,
+            _labels(bank),
+            asked,
             _labels(queries),
             k=self.settings.k,
             temperature=self.settings.temperature,
         )
 
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
+        if len(images) == 0:  # data without a validation part
+            return torch.zeros(0, 1)
         return embed(encoder, images, self.views.plain)
 
     def _health(self, encoder: nn.Module) -> dict[str, Any]:
@@ -160,6 +171,10 @@ def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _some(images: Images, count: int) -> Images:
     """The first pictures; the parts are in random order already."""
     return images if len(images) <= count else images.subset(np.arange(count))
+
+
+def _finite(*features: Tensor) -> bool:
+    return all(bool(part.isfinite().all()) for part in features)
 
 
 def _labels(images: Images) -> Tensor:

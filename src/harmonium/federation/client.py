@@ -101,7 +101,7 @@ class Client:
     public: Images | None = None  # the shared public set, the same everywhere
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
-    _released: dict[str, Any] = field(default_factory=dict)
+    _released: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # and a copy
 
     def batches(self, epochs: int, size: int, *, least: int = 2) -> Iterator[Batch]:
         """Shuffled batches; a client smaller than a batch is one batch.
@@ -130,13 +130,16 @@ class Client:
         """
         noisy = self.noise.gaussian(value, sigma)
         self.releases.append(Release(name, "gaussian", sensitivity, sigma, self.noise.source))
-        self._released[name] = noisy if then is None else then(noisy)
-        released: Tensor = self._released[name]
+        released = noisy if then is None else then(noisy)
+        self._released[name] = (released, released.clone())
         return released
 
     def was_released(self, name: str, value: Any) -> bool:
-        """Whether this very value came out of `release` under this name."""
-        return name in self._released and self._released[name] is value
+        """Whether this very value came out of `release` under this name, and is as it was then."""
+        if name not in self._released:
+            return False
+        released, then = self._released[name]
+        return released is value and torch.equal(released, then)
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,11 @@ class Local:
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.lr >= 0:
-            raise ConfigError(f"local.lr is {self.lr}; it must not be negative")
+        for name in ("lr", "momentum", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round (the first is 1)."""

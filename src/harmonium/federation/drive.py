@@ -96,7 +96,7 @@ class Driver:
     ledger: Ledger
     quorum: int = 1
     watch: Callable[[Reply], None] = field(default=lambda reply: None)
-    reported: dict[str, list[float]] = field(default_factory=dict)  # accepted scalars, by field
+    reported: dict[str, float] = field(default_factory=dict)  # what scalars came to, by field
 
     def drive(self, plan: Plan, server: Server) -> Server:
         """Run a plan to its end; `server` says which round it is and who has how many examples."""
@@ -143,7 +143,13 @@ class Driver:
                 f"round {turn.round}, `{ask.step}`: {answered} of {len(ask.to)} clients answered, "
                 f"fewer than the {least} it needs. {self.ledger.last_reason}".rstrip()
             )
-        return tally.result()
+        folded = tally.result()
+        for name, part in declared.up.items():
+            if part.kind == "scalar" and answered:
+                value = getattr(folded, name)
+                mean = sum(value.values()) / len(value) if part.fold == "each" else value
+                self.reported[name] = float(mean)
+        return folded
 
     def _count(self, reply: Reply, declared: Exchange, tally: Tally, turn: Turn) -> Entry:
         """Fold one reply, or say why not; one bad client never spoils the round."""
@@ -163,9 +169,6 @@ class Driver:
             entry.outcome, entry.why = "refused", refusal
             return entry
         tally.add(reply.client, reply.up)
-        for name, part in declared.up.items():
-            if part.kind == "scalar":
-                self.reported.setdefault(name, []).append(float(reply.up[name]))
         self.engine.accept(reply)
         return entry
 

@@ -70,12 +70,12 @@ class Tally:
         """Why an upload must not be counted, or None if it may."""
         for name, part in self._declared.up.items():
             value = up[name]
-            reason = fault(value)
+            reason = None
             if part.kind == "weights":
-                reason = _misfit(value, self._layout) or reason
+                reason = _misfit(value, self._layout)
             elif part.fold in ("mean", "sum", "concat"):
-                reason = self._sums[name].misfit(value) or reason
-            if reason:
+                reason = self._sums[name].misfit(value)
+            if reason := reason or fault(value):
                 return f"`{name}` {reason}"
             if part.by not in (None, EXAMPLES):
                 weight = float(up[part.by])
@@ -114,10 +114,14 @@ class _Sum:
         self._total: dict[str, Any] = {}
         self._dtypes: dict[str, torch.dtype | None] = {}
         self._pieces: list[Tensor] = []
+        self._dtype: torch.dtype | None = None  # of the first tensor; all others must have it too
 
     def misfit(self, value: Any) -> str | None:
         """Whether a tensor cannot be combined with those before it."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+        dtype = value.dtype if isinstance(value, Tensor) else None
+        if dtype is not None and dtype != (self._dtype or dtype):
+            return f"is {dtype}, others {self._dtype}"
         if self._field.fold == "concat":
             before = tuple(self._pieces[0].shape[1:]) if self._pieces else shape[1:]
             if not shape:
@@ -128,6 +132,8 @@ class _Sum:
         return None if shape == before else f"has shape {shape}, others {before}"
 
     def add(self, client: ClientId, value: Any, weight: float, layout: Layout) -> None:
+        if isinstance(value, Tensor):
+            self._dtype = value.dtype
         if self._field.fold == "concat":
             self._pieces.append(value)
             return
@@ -164,7 +170,8 @@ class _Sum:
             for key in self._dtypes:
                 self._total[key] = self._total[key] / self._weight
         for key, dtype in self._dtypes.items():
-            if dtype is not None:
+            # A mean of whole numbers is no whole number: it stays float64.
+            if dtype is not None and (dtype.is_floating_point or self._field.fold == "sum"):
                 self._total[key] = self._total[key].to(dtype)
         return self._total if self._field.fold == "parts" else self._total.get("")
 

@@ -5,9 +5,9 @@ This class is FedAvg. Every other method extends it and overrides only what diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client, Examples, Local, fit
+from harmonium.federation.client import Batch, Client, Examples, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.parts import Part, Parts, join
 from harmonium.federation.wire import (
@@ -109,8 +109,7 @@ class Method:
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the received model on the client's examples."""
         parts = self.pull(client, got.model)
-        loss = self.loss(parts, me=client.id, anchor=got.model)
-        done = fit(parts, client, loss, self.local, after=lambda: self.after_step(parts))
+        done = self.fit(parts, client, anchor=got.model)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -144,6 +143,24 @@ class Method:
 
         return of
 
+    def fit(
+        self,
+        parts: Parts,
+        client: Client,
+        *,
+        train: Iterable[str] | None = None,
+        local: Local | None = None,
+        **given: Any,
+    ) -> Fitted:
+        """Train the named parts (default: all) by the method's loss on the client's examples.
+
+        `local` replaces the recipe's local training; `given` reaches `score` and the terms, which
+        may count on `me` and, where the model came by message, on `anchor`.
+        """
+        loss = self.loss(parts, **{"me": client.id, **given})
+        after = partial(self.after_step, parts)
+        return fit(parts, client, loss, local or self.local, train=train, after=after)
+
     def after_step(self, parts: Parts) -> None:
         """What the objective and the terms do after every step."""
         self.objective.after_step(parts)
@@ -161,7 +178,11 @@ class Method:
             id=-1,
             round=server.round,
             rounds=self.world.rounds,
-            examples=Examples(server.public, np.arange(len(server.public))),
+            examples=Examples(
+                server.public,
+                np.arange(len(server.public)),
+                labels_for=self.name if self.uses_labels else None,
+            ),
             views=self.views,
             rng=rng,
             noise=Noise("simulated", rng),

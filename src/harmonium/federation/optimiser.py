@@ -6,13 +6,15 @@ The step treats `current - average` as a gradient (Reddi et al., Adaptive Federa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from harmonium.errors import ConfigError
 from harmonium.federation.wire import Weights
 from harmonium.registry import Registry
 
@@ -33,7 +35,9 @@ class ServerOptimiser:
         return average, memory
 
 
-optimisers: Registry[ServerOptimiser] = Registry("server optimiser", "harmonium.federation")
+optimisers: Registry[ServerOptimiser] = Registry(
+    "server optimiser", "harmonium.federation", ServerOptimiser
+)
 
 
 @optimisers("average")
@@ -49,6 +53,9 @@ class Sgd(ServerOptimiser):
 
     lr: float = 1.0
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("lr",), shares=("momentum",))
 
     def step(
         self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
@@ -73,6 +80,9 @@ class Adam(ServerOptimiser):
     beta2: float = 0.999
     epsilon: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _check(self, positive=("lr", "epsilon"), shares=("beta1", "beta2"))
+
     def step(
         self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
     ) -> tuple[Weights, Memory]:
@@ -92,3 +102,14 @@ class Adam(ServerOptimiser):
             "second": {**memory.get("second", {}), **second},
         }
         return model, {**memory, **moments, "steps": count}
+
+
+def _check(settings: ServerOptimiser, positive: Sequence[str], shares: Sequence[str]) -> None:
+    for name in positive:
+        if not 0 < getattr(settings, name) < math.inf:
+            raise ConfigError(f"server.{name} is {getattr(settings, name)}; it must be above 0")
+    for name in shares:
+        if not 0 <= getattr(settings, name) < 1:
+            raise ConfigError(
+                f"server.{name} is {getattr(settings, name)}; it must be at least 0 and below 1"
+            )

@@ -109,7 +109,10 @@ def _duplicate(module: Module, values: Mapping[int, Tensor], made: dict[int, Any
     fresh = made[id(module)] = object.__new__(type(module))
     for name, value in vars(module).items():
         if name == "_modules":
-            value = {key: child and _duplicate(child, values, made) for key, child in value.items()}
+            value = {
+                key: None if child is None else _duplicate(child, values, made)
+                for key, child in value.items()
+            }
         elif name in ("_parameters", "_buffers"):
             value = {key: _copy_tensor(tensor, values, made) for key, tensor in value.items()}
         elif isinstance(value, dict | set) and not value:

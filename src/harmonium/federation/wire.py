@@ -138,6 +138,8 @@ def check(
                 f"{where} sends `{name}` {way} as {type(value).__name__}, but it is declared "
                 f"{fields[name].kind}, which is {wanted[0]}."
             )
+        if isinstance(value, dict) and not all(isinstance(t, Tensor) for t in value.values()):
+            raise WireError(f"{where} sends `{name}` {way} with something in it that is no tensor.")
 
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -167,7 +169,10 @@ def fault(value: Any) -> str | None:
             or bool(torch.isfinite(value).all())
         )
     else:
-        finite = math.isfinite(value)
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # a whole number beyond any float
+            finite = False
     return None if finite else "is not finite"
 
 

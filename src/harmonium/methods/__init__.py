@@ -3,4 +3,4 @@
 from harmonium.federation.method import Method
 from harmonium.registry import Registry
 
-methods: Registry[Method] = Registry("method", "harmonium.methods")
+methods: Registry[Method] = Registry("method", "harmonium.methods", Method)

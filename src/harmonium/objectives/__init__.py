@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.registry import Registry
@@ -27,6 +28,16 @@ class Seen:
     batch: Batch
     h: list[Tensor]  # features, each (n, dim)
     z: list[Tensor]  # projections, each (n, dim_z)
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """The projections of two views, for objectives that compare exactly two."""
+        if len(self.z) != 2:
+            raise ConfigError(
+                f"this objective compares 2 views, but these views are {len(self.z)}: choose other "
+                "views, e.g. views=simclr"
+            )
+        first, second = self.z
+        return first, second
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Objective:
         """Called after every optimiser step."""
 
 
-objectives: Registry[Objective] = Registry("objective", "harmonium.objectives")
+objectives: Registry[Objective] = Registry("objective", "harmonium.objectives", Objective)
 
 
 def mlp(*sizes: int, batch_norm: bool = False) -> nn.Sequential:

@@ -36,6 +36,9 @@ class SimCLR(Objective):
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ConfigError(f"objective.temperature is {self.temperature}; it must be positive")
+        for name, size in (("hidden", self.hidden), ("out", self.out)):
+            if size is not None and size < 1:
+                raise ConfigError(f"objective.{name} is {size}; it must be at least 1")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""
@@ -44,8 +47,7 @@ class SimCLR(Objective):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """NT-Xent of the two projections."""
-        first, second = seen.z
-        return nt_xent(first, second, self.temperature)
+        return nt_xent(*seen.pair(), self.temperature)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, WireError
 
 Randomness = Literal["simulated", "system"]
 
@@ -42,6 +42,11 @@ class Noise:
 
     def gaussian(self, value: Tensor, sigma: float) -> Tensor:
         """The value plus independent N(0, sigma squared) in every entry."""
+        if not value.is_floating_point():
+            raise WireError(
+                f"noise cannot be added to {value.dtype}: rounding would take most of it away. "
+                "Release value.double() instead."
+            )
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ConfigError(f"the noise's sigma is {sigma}; it must be finite and not negative")
         if self.source == "simulated":

@@ -148,7 +148,7 @@ def figures_of(row: Mapping[str, Any]) -> str:
         words.append(f"{row['missing']} missing")
     if row["loss"] is not None:
         words.append(f"loss {row['loss']:.3f}")
-    if "knn" in row:
+    if row.get("knn") is not None:
         words.append(f"validation kNN {100 * row['knn']:.1f} %")
     words.append(f"{size_of(row['bytes_up'] + row['bytes_down'])}")
     return "  ".join(words)

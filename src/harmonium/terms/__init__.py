@@ -34,4 +34,4 @@ class Term:
         """Called after every optimiser step, e.g. to keep rows at unit length."""
 
 
-terms: Registry[Term] = Registry("term", "harmonium.terms")
+terms: Registry[Term] = Registry("term", "harmonium.terms", Term)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harmonium.errors import ConfigError
 from harmonium.federation.parts import Parts
 from harmonium.objectives import Seen
 from harmonium.terms import Term, terms
@@ -24,6 +25,10 @@ class Proximal(Term):
     """(mu / 2) times the squared distance of the trained parameters from the received ones."""
 
     mu: float = 0.01  # strength of the pull
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise ConfigError(f"terms.proximal.mu is {self.mu}; it must be 0 or more")
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The pull; its gradient is mu * (w - w_received)."""
