@@ -54,7 +54,7 @@ def main() -> None:
     """Run a command; a mistake of the user's is one line and exit code 2."""
     sys.path.append(os.getcwd())  # `harmonium run mymodule:MyMethod` finds what python -m would
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)  # 130 after Ctrl-C
     except HarmoniumError as error:
         _fail(str(error), 2)
     except typer.Exit as end:
@@ -69,8 +69,11 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         message = error.format_message()
-        if not message or message.startswith("Usage"):  # no command at all: the help is out
+        if "\n" in message:  # no command at all: the message is the help
+            err.print(message, markup=False, highlight=False)
             sys.exit(2)
+        if "No such option" in message:
+            message = f"{message} Settings are written key=value, without dashes."
         _fail(message, 2)
 
 
@@ -109,7 +112,11 @@ def run(
 
     recipe = Recipe.of(what, *(changes or []))
     if dry_run:
-        out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+        recipe.check()
+        if as_json:
+            print(json.dumps({"recipe": recipe.tree(), "digest": recipe.digest}))
+        else:
+            out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
         return
     with _watched(as_json) as watcher:
         _show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)
@@ -257,7 +264,10 @@ def data_fetch(
         Path | None, typer.Option("--from", help="Use this archive or folder instead.")
     ] = None,
 ) -> None:
-    """Download a data set and check it, e.g. `harmonium data fetch cifar10`."""
+    """Download a data set and check it.
+
+    For example: harmonium data fetch cifar10
+    """
     from harmonium.data.sources import fetch
     from harmonium.report.progress import transfer
 
@@ -273,17 +283,24 @@ def data_split(
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw who holds what here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how pictures would be shared out, e.g. `data split digits split=dirichlet`."""
+    """Show how pictures would be shared out among clients.
+
+    For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
+    """
     from harmonium.data.partition import make_split
+    from harmonium.home import make_folder
     from harmonium.recipe import Recipe, apply_changes
 
     recipe = Recipe.from_tree(apply_changes({"data": name}, changes or []))
     dataset = recipe.data.load()
+    for note in dataset.notes:
+        err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     if plot is not None:
         from harmonium.report.plots import picture_kind
 
         picture_kind(plot)  # a wrong ending is refused before anything is shown
+        make_folder(plot.absolute().parent)
         if not dataset.classes:
             raise ConfigError(
                 f"{name} has no labels, so there is nothing to draw: leave --plot out"

@@ -15,7 +15,7 @@ from harmonium import store
 from harmonium.data.images import Dataset
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
-from harmonium.errors import StoreError
+from harmonium.errors import DataError, StoreError
 from harmonium.recipe import Recipe
 from harmonium.settings import choose, plain
 
@@ -34,6 +34,11 @@ class LoadedEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (n, dim) of uint8 pictures (n, height, width, channels)."""
+        channels = self.about["channels"]
+        if pixels.ndim == 4 and pixels.shape[3] != channels:
+            raise DataError(
+                f"this encoder takes pictures of {channels} channel(s), got {pixels.shape[3]}"
+            )
         features: Tensor = self.network(plain_pictures(pixels, self._mean, self._std, self._size))
         return features
 

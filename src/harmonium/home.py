@@ -20,14 +20,15 @@ def home() -> Path:
 
 def make_folder(path: Path) -> Path:
     """Create a folder that will be written to, or say in one line why it cannot be."""
+    at_home = path.absolute().is_relative_to(home())
+    advice = (
+        "Set HARMONIUM_HOME to a folder you can write to." if at_home else "Name another place."
+    )
     try:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK)
     except OSError as error:
-        raise StoreError(f"cannot create {path}: {error.strerror}. {_ELSEWHERE}") from None
+        raise StoreError(f"cannot create {path}: {error.strerror}. {advice}") from None
     if not writable:
-        raise StoreError(f"cannot write to {path}. {_ELSEWHERE}")
+        raise StoreError(f"cannot write to {path}. {advice}")
     return path
-
-
-_ELSEWHERE = "Set HARMONIUM_HOME to a folder you can write to, or name one with --out."

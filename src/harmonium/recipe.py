@@ -193,10 +193,16 @@ class Recipe(BaseModel):
             recipe = cls(**checked)
         except ValidationError as error:  # what is left: numbers below their least
             first = error.errors()[0]
-            key = str(first["loc"][0])
-            raise ConfigError(f"{key}={tree.get(key)}: {first['msg'].lower()}") from None
+            key, least = str(first["loc"][0]), first["ctx"]["ge"]
+            raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
         recipe.participation.size(recipe.clients)
         return recipe
+
+    def check(self) -> None:
+        """Refuse data whose settings or files cannot be right, without reading them."""
+        self.data.check()
+        if self.public is not None:
+            self.public.check()
 
     def tree(self) -> dict[str, Any]:
         """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""
@@ -284,11 +290,13 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
     {'data': {'name': 'digits', 'limit': 5}}
     """
     changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
-    pairs = []
+    pairs: list[tuple[list[str], Any]] = []
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
             raise ConfigError(f"'{change}' is no setting: write key=value, e.g. rounds=10")
+        if key in (".".join(path) for path, _ in pairs):
+            raise ConfigError(f"{key} is given twice: leave one out")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -358,12 +366,26 @@ _TABLES: dict[str, Registry[Any]] = {
 def read_yaml(text: str, name: str) -> dict[str, Any]:
     """The settings in a recipe's text; `name` is what messages call it."""
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", error)
-        raise ConfigError(f"recipe {name}{line} is not YAML: {problem}") from None
+        raise ConfigError(f"recipe {name}{line} cannot be read: {problem}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"recipe {name} holds no settings: write lines such as `rounds: 20`")
     return tree
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain values only, and no key twice: YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)

@@ -55,8 +55,9 @@ class Registry(Generic[T]):
         module, _, attribute = path.partition(":")
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            why = str(error)
+        except Exception as error:  # noqa: BLE001  (someone else's module may raise anything)
+            plain = isinstance(error, ImportError | AttributeError)
+            why = str(error) if plain else f"{type(error).__name__}: {error}"
             if module == "__main__":
                 why = (
                     "other processes cannot find what a script or a notebook defines. Put it into "

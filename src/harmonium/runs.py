@@ -249,6 +249,8 @@ class _Run:
         server = Server(examples, method.blueprint.shared(), public=host.public)
         cohort_size = recipe.participation.size(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
+        for note in judge.data.notes:
+            watcher.note(note)
         if commit is None:
             started = time.perf_counter()
             cohort = recipe.participation.cohort(server.everyone, 0, recipe.seed)

@@ -25,7 +25,7 @@ def choose(section: str, registry: Registry[T], value: Any) -> T:
     if isinstance(value, registry.base):
         return value
     cls, options = named(section, registry, value)
-    return make(cls, options, section)
+    return cls(**check_fields(cls, options, section, others=registry.table()))
 
 
 def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dict[str, Any]]:
@@ -45,26 +45,43 @@ def make(cls: type[T], options: Mapping[str, Any], section: str, skip: Collectio
 
 
 def check_fields(
-    cls: type[Any], options: Mapping[str, Any], section: str, skip: Collection[str] = ()
+    cls: type[Any],
+    options: Mapping[str, Any],
+    section: str,
+    skip: Collection[str] = (),
+    others: Mapping[str, type[Any]] | None = None,
 ) -> dict[str, Any]:
-    """The options as values of the dataclass's field types; unknown names are refused."""
+    """The options as values of the dataclass's field types; unknown names are refused.
+
+    `others` are the choices that the section could name instead, for a better message.
+    """
+    others = others or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
             f"{section} is {options!r}; it takes settings such as {section}.key=value"
         )
     hints = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in skip]
+    known = [name for name in _names(cls) if name not in skip]
     checked = {}
     for key, value in options.items():
         if key not in known:
+            name = getattr(cls, "name", "") or "as chosen"
+            if elsewhere := [o for o in others if key in _names(others[o])]:
+                raise ConfigError(
+                    f"unknown key '{section}.{key}': {section}={name} does not have it, "
+                    f"{section}={elsewhere[0]} does"
+                )
             if not known:
-                name = getattr(cls, "name", "") or "as chosen"
                 raise ConfigError(
                     f"unknown key '{section}.{key}': {section}={name} has no settings"
                 )
             raise ConfigError(unknown(f"{section}.{key}", (f"{section}.{name}" for name in known)))
         checked[key] = coerce(f"{section}.{key}", hints[key], value)
     return checked
+
+
+def _names(cls: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def coerce(key: str, wanted: Any, value: Any) -> Any:
@@ -75,7 +92,8 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
         return pydantic.TypeAdapter(wanted).validate_python(value)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{key}={value}: {_plainly(first)}") from None
+        shown = "" if value is None else value
+        raise ConfigError(f"{key}={shown}: {_plainly(first)}") from None
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

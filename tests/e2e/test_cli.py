@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +117,14 @@ def test_comparisons_hold_the_references(tmp_path: Path) -> None:
         (["data", "fetch", "cifar11"], "did you mean 'cifar10'?"),
         (["nonsense"], "nonsense"),
         (["rum"], "'run'"),
+        (["run", "fedavg", "--rounds", "3"], "key=value"),
+        (["run", "fedavg", "split.alpha=0.1"], "split=dirichlet does"),
+        (["run", "fedavg", "rounds=3", "rounds=4"], "given twice"),
+        (["run", "fedavg", "data.validation=1.5", "--dry-run"], "data.validation=1.5"),
+        (["run", "fedavg", "data=folder", "data.path=setup.cfg"], "no such folder"),
+        (["run", "fedavg", "data=npz", "data.path=."], "data=folder"),
+        (["run", "fedavg", "data=folder", f"data.path={__file__}"], "data=npz"),
+        (["explain", "harmonium.nowhere:X"], "cannot import method"),
         (["data", "split", "digits", "--plot", "split.jpg"], "as .png or .svg, not 'split.jpg'"),
         (["run"], "METHOD_OR_FILE"),
         (["compare", "rounds=3"], "name at least one method"),
@@ -126,6 +135,49 @@ def test_mistakes_are_one_line_and_exit_code_2(words: list[str], message: str, h
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_recipe_files_that_cannot_be_right_are_named(tmp_path: Path) -> None:
+    for name, content, says in (
+        ("twice", b"rounds: 3\nrounds: 4\n", "line 2 cannot be read: rounds is given twice"),
+        ("binary", b"\xff\xfe\x00", "not text"),
+        ("torn", b"rounds: [", "line 1"),
+        ("list", b"- 1", "no settings"),
+    ):
+        path = tmp_path / f"{name}.yaml"
+        path.write_bytes(content)
+        done = harmonium("run", str(path), "--dry-run", code=2)
+        assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    (tmp_path / "broken.py").write_text("def (")
+    done = harmonium("explain", "broken:X", code=2, PYTHONPATH=str(tmp_path))
+    assert "SyntaxError" in done.stderr and "broken.py, line 1" in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["data"]])
+def test_without_a_command_the_help_is_shown(words: list[str]) -> None:
+    assert "Commands:" in harmonium(*words, code=2).stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_ctrl_c_stops_with_130_and_loses_nothing(tmp_path: Path, flag: list[str]) -> None:
+    words = ["run", "fedavg", *SMALL, "rounds=500", "--out", str(tmp_path / "run"), *flag]
+    words.remove("rounds=2")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harmonium", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run").glob("commits/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    said, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "" and "Traceback" not in told
+    assert flag or "harmonium resume" in told
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -163,6 +215,8 @@ def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(shown)
     again = harmonium("run", str(tmp_path / "mine.yaml"), "--dry-run").stdout
     assert again == shown and "rounds: 3" in shown
+    document = json.loads(harmonium("run", "demo", "rounds=3", "--dry-run", "--json").stdout)
+    assert document["recipe"]["rounds"] == 3 and len(document["digest"]) == 64
     assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means
 
 
@@ -171,6 +225,18 @@ def test_a_split_is_described_and_drawn(tmp_path: Path) -> None:
     done = harmonium("data", "split", "digits", *words, "--plot", str(tmp_path / "s.png"), "--json")
     assert json.loads(done.stdout)["clients"] == 5
     assert (tmp_path / "s.png").stat().st_size > 1000
+    harmonium("data", "split", "digits", *words, "--plot", str(tmp_path / "new" / "s.svg"))
+    assert (tmp_path / "new" / "s.svg").exists()
+
+
+def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (80, 10, 10, 1), dtype=np.uint8)
+    np.savez(tmp_path / "pm.npz", x=pixels, y=np.arange(80) % 2 * 2 - 1)
+    words = [word for word in SMALL if not word.startswith("data")]
+    words += ["data=npz", f"data.path={tmp_path / 'pm.npz'}", "--out", str(tmp_path / "run")]
+    done = harmonium("run", "fedavg", *words)
+    assert "40 of 80 train pictures are labelled -1" in done.stderr
+    assert "kNN" not in done.stdout
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:

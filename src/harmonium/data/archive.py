@@ -51,6 +51,8 @@ class Npz(UnsplitSpec):
         super().check()
         if not self.path:
             raise ConfigError("data set 'npz' needs data.path=FILE.npz")
+        if self._file().is_dir():
+            raise DataError(f"data.path={self.path} is a folder: for picture files use data=folder")
         if not self._file().is_file():
             raise DataError(f"data.path={self.path}: there is no such file")
 
@@ -86,6 +88,12 @@ class _Reader:
     def write(self, writer: Writer) -> tuple[str, ...]:
         parts = self._parts()
         labels = {part: self._labels(columns) for part, columns in parts.items()}
+        for part, column in labels.items():
+            if 0 < (missing := int((column == UNKNOWN).sum())) < len(column):
+                writer.notes.append(
+                    f"{missing} of {len(column)} {part} pictures are labelled -1, which means that "
+                    "their class is not known"
+                )
         names = self._class_names(labels.values())
         for part, columns in parts.items():
             pixels = self._pixels(columns.pixels)
@@ -147,9 +155,10 @@ class _Reader:
             return no_labels(count)
         shape, kind = self.shapes[columns.labels]
         if shape not in ((count,), (count, 1)) or kind not in "iu":
+            what = f"have shape {shape}" if kind in "iu" else "are not whole numbers"
             raise DataError(
-                f"the labels '{columns.labels}' of {self.path} have shape {shape}; expected one "
-                f"integer for each of the {count} pictures"
+                f"the labels '{columns.labels}' of {self.path} {what}; expected one whole number "
+                f"for each of the {count} pictures"
             )
         return np.asarray(self.archive[columns.labels], np.int64).reshape(count)
 

@@ -62,9 +62,11 @@ class Folder(UnsplitSpec):
         if self.size is not None:
             check_at_least("size", self.size, 1)
         if self.channels not in (1, 3):
-            raise ConfigError(f"channels={self.channels}: use 1 (grey) or 3 (colour)")
+            raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
         if self.corrupt not in ("refuse", "skip"):
-            raise ConfigError(f"corrupt={self.corrupt}: use refuse or skip")
+            raise ConfigError(f"data.corrupt={self.corrupt}: use refuse or skip")
+        if self._root().is_file():
+            raise DataError(f"data.path={self.path} is a file: for an .npz archive use data=npz")
         if not self._root().is_dir():
             raise DataError(f"data.path={self.path}: there is no such folder")
 

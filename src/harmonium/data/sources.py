@@ -115,7 +115,8 @@ def fetch(
                 break
             except DataError as error:
                 tried.append(str(error))
-                tell(str(error), 0, None)
+                if route is not routes[-1]:
+                    tell(str(error), 0, None)
         else:
             raise DataError(f"{name} could not be fetched. {_list(tried)}")
     return final
@@ -378,13 +379,18 @@ def unpack(
                     shutil.copyfileobj(content, file, BLOCK)
                 found.add(name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{archive.name} is not a whole tar archive: {error}") from error
+        raise DataError(f"{archive.name} is not a whole tar archive: {_first(error)}") from error
     except OSError as error:
         if error.errno is not None:  # the disk's fault, not the archive's
             raise
-        raise DataError(f"{archive.name} is not a whole tar archive: {error}") from error
+        raise DataError(f"{archive.name} is not a whole tar archive: {_first(error)}") from error
     for names in (members, or_else):
         if names and found.issuperset(names):
             return to
     missing = sorted(set(members) - found)
     raise DataError(f"{archive.name} lacks {len(missing)} expected files, e.g. {missing[0]}")
+
+
+def _first(error: Exception) -> str:
+    """The first line of what a library says; tarfile lists every format it tried."""
+    return str(error).partition("\n")[0].rstrip(":") or type(error).__name__

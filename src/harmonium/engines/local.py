@@ -202,6 +202,7 @@ class _Worker:
             [sys.executable, "-m", "harmonium.engines.worker", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
             env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium import seeds
-from harmonium.data.images import Dataset, Images
+from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.data.views import Views
 from harmonium.errors import ConfigError
 from harmonium.evaluate.features import embed, evaluating
@@ -77,7 +77,7 @@ class Judge:
         figures: dict[str, Any] = {"health": self._health(encoder)}
         validation = _some(self.data.validation, self.settings.queries)
         bank = _some(self.data.train, self.settings.bank)
-        if bank.labelled and validation.labelled:
+        if self._probed and validation.labelled:
             known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
             figures["knn"] = (
                 self._knn(known, bank, asked, validation) if _finite(known, asked) else None
@@ -88,7 +88,7 @@ class Judge:
         """Figures at the end of a run, from the test part; None where the encoder has diverged."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         train, validation, test = self.data.train, self.data.validation, self.data.test
-        if not (train.labelled and test.labelled):
+        if not (self._probed and test.labelled):
             return figures
         known, chosen, asked = (self._embed(encoder, part) for part in (train, validation, test))
         known_labels, asked_labels = _labels(train), _labels(test)
@@ -122,6 +122,12 @@ class Judge:
             k=self.settings.k,
             temperature=self.settings.temperature,
         )
+
+    @cached_property
+    def _probed(self) -> bool:
+        """Whether there are classes to tell apart: naming the only one is always right."""
+        known = self.data.train.labels
+        return len(np.unique(known[known != UNKNOWN])) > 1
 
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
         if len(images) == 0:  # data without a validation part
@@ -163,6 +169,8 @@ def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
             mean[key] = all(values)
         elif None in values:
             mean[key] = None
+        elif all(value == first for value in values):
+            mean[key] = first
         else:
             mean[key] = float(np.mean(values))
     return mean

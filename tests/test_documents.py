@@ -1,0 +1,79 @@
+"""The code in the documents is run as it is printed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harmonium.recipe import Recipe, known_keys
+
+ROOT = Path(__file__).parents[1]
+FILES = {  # a word of the block -> the file that the text calls it
+    "class Choosy(": "choosy.py",
+    "def test_only_the_client": "test_choosy.py",
+    "class AlignUniform(": "align_uniform.py",
+    "class Decorrelate(": "decorrelate.py",
+    "class Linear(": "linear.py",
+    "class Stripes(": "stripes.py",
+    "class InOrder(": "in_order.py",
+}
+
+
+def blocks(document: str, language: str = "") -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of CONTRIBUTING.md."""
+    for word, name in FILES.items():
+        (code,) = [block for block in blocks("CONTRIBUTING.md", "python") if word in block]
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(words: str, where: Path) -> str:
+    command = words.replace("\\\n", " ").replace("harmonium ", f"{sys.executable} -m harmonium ", 1)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=where, env=os.environ.copy()
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_worked_example_passes_its_test_and_the_contract(workshop: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_choosy.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=workshop)
+    assert done.returncode == 0, done.stdout
+    (words,) = [block for block in blocks("CONTRIBUTING.md") if "check_method(" in block]
+    check = next(line for line in words.splitlines() if "check_method(" in line)
+    assert "resume is exact" in shell(check.replace("python", sys.executable, 1), workshop)
+
+
+def test_pieces_of_ones_own_run_from_the_current_folder(workshop: Path) -> None:
+    (words,) = [block for block in blocks("CONTRIBUTING.md") if "stripes:Stripes" in block]
+    assert "linear" in shell(f"{words.strip()} --out run", workshop)
+
+
+def test_the_readmes_recipe_and_python_work(workshop: Path) -> None:
+    for text in blocks("README.md", "yaml"):
+        Recipe.from_tree(yaml.safe_load(text))
+    for number, code in enumerate(blocks("README.md", "python")):
+        (workshop / f"example{number}.py").write_text(code)
+        shell(f"{sys.executable} example{number}.py", workshop)
+
+
+def test_the_recipe_page_names_every_key_and_only_those() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([a-z_.0-9]+)` \|", text, re.MULTILINE))
+    keys = {key for key in known_keys() if "." in key}
+    assert keys <= named, sorted(keys - named)
+    assert {key for key in named if "." in key and not key.startswith("terms.")} <= keys
