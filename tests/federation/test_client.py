@@ -63,7 +63,12 @@ def test_fit_is_plain_sgd() -> None:
     """One full batch, no momentum: exactly one gradient step."""
     model, someone = parts(), client()
     twin = parts()
-    fit(model, someone, lambda b: square(model, b), Local(epochs=1, batch=10, lr=0.1, momentum=0.0))
+    fit(
+        model,
+        someone,
+        lambda b: square(model, b),
+        Local(epochs=1, batch=10, lr=0.1, momentum=0.0, clip=None),
+    )
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     whole = Batch(order, someone.examples, someone.views, someone.rng)
     square(twin, whole).backward()

@@ -73,7 +73,7 @@ METHOD = Method(
     world=World(clients=2, rounds=3, channels=1, side=3),
     encoder=Flat(),
     objective=Pull(),
-    local=Local(epochs=1, batch=100, lr=0.1, momentum=0.0),
+    local=Local(epochs=1, batch=100, lr=0.1, momentum=0.0, clip=None),
 )
 
 
@@ -175,7 +175,7 @@ def test_a_proximal_pull_of_zero_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_proximal_pull_adds_mu_times_the_gap(tmp_path: Path) -> None:
     """Two full-batch steps: in the second the pull's gradient is mu (w1 - w0)."""
-    two = replace(METHOD, local=Local(epochs=2, batch=100, lr=0.1, momentum=0.0))
+    two = replace(METHOD, local=Local(epochs=2, batch=100, lr=0.1, momentum=0.0, clip=None))
     plain, _, _ = rounds(two, tmp_path / "a", sizes=(16,))
     pulled, _, _ = rounds(replace(two, terms=(Proximal(mu=0.5),)), tmp_path / "b", sizes=(16,))
     gap = pooled_step(METHOD, 0.1) - METHOD.blueprint["encoder"][1].weight.detach()

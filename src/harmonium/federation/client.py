@@ -153,7 +153,7 @@ class Local:
     momentum: float = 0.9  # of SGD
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine"] = "cosine"  # over rounds; constant within one
-    clip: float | None = None  # largest gradient norm; none: unlimited
+    clip: float | None = 1.0  # largest gradient norm; none: unlimited
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
