@@ -249,7 +249,7 @@ class _Run:
         server = Server(examples, method.blueprint.shared(), public=host.public)
         cohort_size = recipe.participation.size(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
-        for note in judge.data.notes:
+        for note in judge.notes:
             watcher.note(note)
         if commit is None:
             started = time.perf_counter()

@@ -72,6 +72,17 @@ class Judge:
     seed: int
     untrained: nn.Module  # the encoder as first drawn, for telling collapse from birth defects
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures should know."""
+        notes, voters = list(self.data.notes), len(_some(self.data.train, self.settings.bank))
+        if self._probed and self.settings.k > voters:
+            notes.append(
+                f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all of "
+                "them do, and kNN says little. Set a smaller evaluate.k"
+            )
+        return notes
+
     def look(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures during training, from validation pictures only."""
         figures: dict[str, Any] = {"health": self._health(encoder)}

@@ -202,8 +202,7 @@ def run_picture(
             if name.startswith("bytes"):
                 axes.yaxis.set_major_formatter(_size_text)
                 axes.set_ylim(bottom=0)
-                if len(lines) > 1:
-                    axes.legend(frameon=False, fontsize=8, loc="upper left")
+                axes.legend(frameon=False, fontsize=8, loc="upper left")
         _headline(figure, title)
 
 
@@ -372,7 +371,7 @@ def _columns(
 
 
 def _traffic(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """Bytes summed over rounds, up and down apart where they are known apart."""
+    """Bytes summed over rounds, up and down apart where they are known apart and differ."""
     lines = _columns(rows, {"up": "bytes_up", "down": "bytes_down"})
     lines = lines or _columns(rows, {"both ways": "bytes"})
     for points in lines.values():
@@ -380,6 +379,8 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
         points[:] = [
             (place, float(total)) for (place, _), total in zip(points, totals, strict=True)
         ]
+    if lines.get("up") and lines.get("up") == lines.get("down"):
+        return {"up, and as much down": lines["up"]}
     return lines
 
 
