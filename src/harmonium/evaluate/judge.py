@@ -78,8 +78,8 @@ class Judge:
         notes, voters = list(self.data.notes), len(_some(self.data.train, self.settings.bank))
         if self._probed and self.settings.k > voters:
             notes.append(
-                f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all of "
-                "them do, and kNN says little. Set a smaller evaluate.k"
+                f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all "
+                "of them do, and kNN says little. Set a smaller evaluate.k"
             )
         return notes
 
