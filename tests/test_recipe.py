@@ -66,14 +66,14 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "round=3"], "unknown key 'round': did you mean 'rounds'?"),
         (["fedavg", "alpha=3"], "unknown key 'alpha': did you mean 'split.alpha'?"),
         (["fedavg", "local.lrr=3"], "unknown key 'local.lrr': did you mean 'local.lr'?"),
-        (["fedavg", "split.alpha=3"], "unknown key 'split.alpha': split=iid has no settings"),
+        (["fedavg", "split.alpha=3"], "split=iid does not have it, split=dirichlet does"),
         (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),
         (["fedavg", "data=digitz"], "unknown data set 'digitz': did you mean 'digits'?"),
         (["fedavg", "views=simcrl"], "unknown views 'simcrl': did you mean 'simclr'?"),
         (["fedavg", "rounds=many"], "rounds=many: should be a whole number"),
         (["fedavg", "local.epochs=1.5"], "local.epochs=1.5: should be a whole number"),
         (["fedavg", "local.schedule=cosinus"], "local.schedule=cosinus: should be one of"),
-        (["fedavg", "clients=0"], "clients=0"),
+        (["fedavg", "clients=0"], "clients is 0; it must be at least 1"),
         (["fedavg", "participation.number=11"], "participation.number is 11, but there are 10"),
         (["fedavg", "participation.fraction=2"], "above 0 and at most 1"),
         (["fedavg", "objective.temperature=0"], "it must be positive"),
@@ -93,7 +93,7 @@ def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: 
 def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("rounds: 3\nlocal: {lr: 1\n")
-    with pytest.raises(ConfigError, match="broken.yaml line 3 is not YAML"):
+    with pytest.raises(ConfigError, match="broken.yaml line 3 cannot be read"):
         Recipe.of(str(path))
 
 

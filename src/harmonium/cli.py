@@ -5,6 +5,7 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -205,44 +206,20 @@ def explain(
         _line(made.text())
 
 
-@app.command()
-def methods(as_json: Json = False) -> None:
-    """List the methods."""
-    from harmonium.methods import methods as table
+def _lists(kind: str, module: str, what: str) -> None:
+    """A command that lists a registry: `harmonium methods` and its like."""
 
-    _names(table.table(), as_json, of_module=True)
-
-
-@app.command()
-def objectives(as_json: Json = False) -> None:
-    """List the objectives."""
-    from harmonium.objectives import objectives as table
-
-    _names(table.table(), as_json)
+    @app.command(kind, help=f"List {what}.")
+    def command(as_json: Json = False) -> None:
+        table = getattr(importlib.import_module(module), kind).table()
+        _names(table, as_json, of_module=kind == "methods")
 
 
-@app.command()
-def encoders(as_json: Json = False) -> None:
-    """List the encoders."""
-    from harmonium.encoders import encoders as table
-
-    _names(table.table(), as_json)
-
-
-@app.command()
-def datasets(as_json: Json = False) -> None:
-    """List the data sets."""
-    from harmonium.data.datasets import datasets as table
-
-    _names(table.table(), as_json)
-
-
-@app.command()
-def splits(as_json: Json = False) -> None:
-    """List the ways to share pictures out among clients."""
-    from harmonium.data.partition import splits as table
-
-    _names(table.table(), as_json)
+_lists("methods", "harmonium.methods", "the methods")
+_lists("objectives", "harmonium.objectives", "the objectives")
+_lists("encoders", "harmonium.encoders", "the encoders")
+_lists("datasets", "harmonium.data.datasets", "the data sets")
+_lists("splits", "harmonium.data.partition", "the ways to share pictures out among clients")
 
 
 @app.command()

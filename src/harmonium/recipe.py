@@ -366,7 +366,7 @@ _TABLES: dict[str, Registry[Any]] = {
 def read_yaml(text: str, name: str) -> dict[str, Any]:
     """The settings in a recipe's text; `name` is what messages call it."""
     try:
-        tree = yaml.load(text, _StrictLoader)
+        tree = _StrictLoader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

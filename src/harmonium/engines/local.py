@@ -199,7 +199,7 @@ class _Worker:
     def __init__(self, folder: Path) -> None:
         quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harmonium.engines.worker", str(folder)],
+            [sys.executable, "-m", "harmonium.engines.worker", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle

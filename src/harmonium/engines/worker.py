@@ -1,4 +1,4 @@
-"""A worker process: `python -m harmonium.engines.worker RUN_FOLDER`.
+"""A worker process: `python -m harmonium.engines.worker RUN_FOLDER PARENT`.
 
 It builds its own host from the run's folder, then answers one task after another until its input
 ends, which happens at the latest when the process that started it is gone.
@@ -14,16 +14,19 @@ import time
 import traceback
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-from harmonium import codec
-from harmonium.engines.host import Host, StateRef, Task
-from harmonium.engines.local import read_frame, write_frame
 from harmonium.errors import HarmoniumError
+
+if TYPE_CHECKING:
+    from harmonium.engines.host import Host
 
 
 def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
     """Answer tasks until there are no more; what goes wrong is an answer as well."""
+    from harmonium import codec
+    from harmonium.engines.local import read_frame, write_frame
+
     while (frame := read_frame(tasks)) is not None:
         try:
             answer = _perform(_host(folder), codec.decode(frame))
@@ -42,7 +45,9 @@ def _host(folder: Path) -> Host:
     return open_host(folder)
 
 
-def _perform(host: Host, message: codec.Tree) -> codec.Tree:
+def _perform(host: Host, message: Any) -> Any:
+    from harmonium.engines.host import StateRef, Task
+
     state = message.pop("state")
     broadcast = message.pop("broadcast")
     task = Task(**message, state=StateRef(**state) if state else None)
@@ -60,8 +65,11 @@ def _leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Take the standard streams for frames; whatever a method prints goes to standard error."""
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    """Take the standard streams for frames; whatever a method prints goes to standard error.
+
+    Torch is imported later: a process whose parent is gone must not even begin with that.
+    """
+    threading.Thread(target=_leave_with, args=(int(sys.argv[2]),), daemon=True).start()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(Path(sys.argv[1]), sys.stdin.buffer, results)
