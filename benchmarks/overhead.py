@@ -53,7 +53,7 @@ class Idle(Method):
 
 
 def host_of(folder: Path, *words: str, method: str = "fedavg") -> Host:
-    recipe = Recipe.of("fedavg", "data=shapes", "data.validation=0", "clients=2", *words)
+    recipe = Recipe.of("fedavg", "data=shapes", "data.validation=0", *words)
     folder.mkdir()
     _begin(folder, recipe)
     host = open_host(folder)
@@ -123,7 +123,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as base:
         for mode in ("faithful", "fast"):
             for batch, limit in LIMITS.items():
-                settings = [f"data.count={2 * words.images}", "data.test_count=2"]
+                settings = ["clients=2", f"data.count={2 * words.images}", "data.test_count=2"]
                 settings += [f"local.batch={batch}", "local.epochs=1", f"views.mode={mode}"]
                 folder = Path(base) / f"{mode}-{batch}"
                 host = host_of(folder, *settings)
