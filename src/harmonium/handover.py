@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, dataset: Datase
 def load_encoder(path: str | Path) -> LoadedEncoder:
     """The encoder of a run's folder or of an `encoder.safetensors`, ready for pictures.
 
-    Features of uint8 pictures (n, height, width, channels) are `load_encoder(run)(pixels)`.
+    Features of uint8 pictures (n, height, width, channels) are `load_encoder(run)(pixels)`. An
+    encoder that is not ours needs its module to be imported already.
     """
     path = Path(path)
     path = path / "encoder.safetensors" if path.is_dir() else path
@@ -79,6 +81,14 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
         raise StoreError(f"there is no encoder {path}: {why}") from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
+    name = str(about["encoder"]["name"])
+    if (
+        ":" in name and name.partition(":")[0] not in sys.modules
+    ):  # a file must not choose what runs
+        raise StoreError(
+            f"{path} is an encoder of {name}, which is not part of Harmonium: import that module "
+            "first, if you trust it"
+        )
     with torch.random.fork_rng(devices=[]):
         network = choose("encoder", encoders, about["encoder"]).build(
             about["channels"], about["side"]

@@ -100,6 +100,21 @@ def test_the_encoder_can_be_used_elsewhere(tmp_path: Path) -> None:
     assert encoder.about["method"] == "fedavg"
 
 
+def test_an_encoder_file_cannot_choose_what_is_imported(tmp_path: Path) -> None:
+    import safetensors.torch
+    import torch
+
+    from harmonium import load_encoder
+    from harmonium.errors import StoreError
+
+    about = {"encoder": {"name": "this:Encoder"}, "channels": 1, "side": 8}
+    path = tmp_path / "encoder.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1)}, path, {"harmonium": json.dumps(about)})
+    with pytest.raises(StoreError, match="import that module first"):
+        load_encoder(path)
+    assert "this" not in sys.modules
+
+
 def test_pictures_in_a_folder_without_labels(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
