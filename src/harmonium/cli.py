@@ -55,7 +55,8 @@ def main() -> None:
     """Run a command; a mistake of the user's is one line and exit code 2."""
     sys.path.append(os.getcwd())  # `harmonium run mymodule:MyMethod` finds what python -m would
     try:
-        sys.exit(app(standalone_mode=False) or 0)  # 130 after Ctrl-C
+        if code := app(standalone_mode=False):
+            _fail("stopped", code)  # Ctrl-C
     except HarmoniumError as error:
         _fail(str(error), 2)
     except typer.Exit as end:

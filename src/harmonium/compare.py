@@ -109,7 +109,7 @@ def heading(key: str) -> str:
     """
     name, _, count = key.partition("_")
     if count.isdigit():
-        return f"{PROBES[name]}, {count} labels a class"
+        return f"{PROBES[name]}, {count} {'label' if count == '1' else 'labels'} a class"
     return PROBES.get(key, key.replace("_", " "))
 
 

@@ -71,6 +71,9 @@ def check_fields(
                     f"unknown key '{section}.{key}': {section}={name} does not have it, "
                     f"{section}={elsewhere[0]} does"
                 )
+            everywhere = {name for other in others.values() for name in _names(other)}
+            if near := difflib.get_close_matches(key, everywhere - set(skip), n=1, cutoff=0.75):
+                known = [*known, *near]
             if not known:
                 raise ConfigError(
                     f"unknown key '{section}.{key}': {section}={name} has no settings"
@@ -140,6 +143,8 @@ _WORDS = {
     "bool_type": "should be true or false",
     "string_type": "should be text",
     "tuple_type": "should be a list, e.g. [1, 2]",
+    "missing": "has too few values",
+    "too_long": "has too many values",
 }
 
 

@@ -214,10 +214,6 @@ def test_a_split_is_the_same_everywhere():
         (Dirichlet(), [-1, -1], 1, DataError, "'dirichlet' needs labels.*use split=iid"),
         (ByClass(), [-1, -1], 1, DataError, "'by_class' needs labels"),
         (Dirichlet(), [0, -1], 1, DataError, "1 of 2 have none"),
-        (Dirichlet(0.0), [0, 1], 1, ConfigError, "alpha=0.0"),
-        (Dirichlet(float("nan")), [0, 1], 1, ConfigError, "alpha=nan"),
-        (Dirichlet(float("inf")), [0, 1], 1, ConfigError, "alpha=inf"),
-        (ByClass(0), [0, 1], 1, ConfigError, "classes_per_client=0"),
         (ByClass(3), [0, 1], 1, DataError, "classes_per_client=3, but .* 2 classes"),
         (ByClass(1), [0, 1, 2, 3], 3, DataError, "hold 3 of 4 classes.*at least 4 clients"),
         (ByClass(2), [0, 1, 1, 1], 2, DataError, "class 0 has 1 pictures, but 2 clients"),
@@ -226,6 +222,20 @@ def test_a_split_is_the_same_everywhere():
 def test_what_cannot_be_done_is_refused_with_the_reason(rule, labels, clients, error, says):
     with pytest.raises(error, match=says):
         make_split(rule, pictures(labels), "d", clients, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "says"),
+    [
+        (Dirichlet, 0.0, "split.alpha is 0.0"),
+        (Dirichlet, float("nan"), "split.alpha is nan"),
+        (Dirichlet, float("inf"), "split.alpha is inf"),
+        (ByClass, 0, "split.classes_per_client is 0"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused_at_once(rule, value, says):
+    with pytest.raises(ConfigError, match=says):
+        rule(value)
 
 
 def test_a_refusal_names_the_data_set():

@@ -123,7 +123,7 @@ class _Reader:
                 return {"train": self._columns("", pixels, labels)}
         raise DataError(
             f"{self.path} holds {', '.join(self.shapes) or 'nothing'}; expected train_x (train_y, "
-            "test_x, test_y), train_images (train_labels, …) or x (y)"
+            "test_x, test_y), train_images (train_labels, …), x (y) or images (labels)"
         )
 
     def _columns(self, prefix: str, pixels: str, labels: str) -> _Columns:

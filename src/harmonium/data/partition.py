@@ -89,11 +89,9 @@ class Dirichlet(SplitRule):
 
     needs_labels: ClassVar[bool] = True
 
-    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse a concentration that is not a positive number."""
+    def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"alpha={self.alpha}: a number above 0 is needed, e.g. 0.1")
-        super().check(images, clients, called)
+            raise ConfigError(f"split.alpha is {self.alpha}; it must be above 0, e.g. 0.1")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Client by client, as many as possible of the wanted pictures at a time."""
@@ -161,11 +159,14 @@ class ByClass(SplitRule):
 
     needs_labels: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.classes_per_client < 1:
+            each = self.classes_per_client
+            raise ConfigError(f"split.classes_per_client is {each}; it must be at least 1")
+
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
         """Refuse what would leave a class unheld or a client short."""
         each = self.classes_per_client
-        if each < 1:
-            raise ConfigError(f"classes_per_client={each}: at least 1 is needed")
         super().check(images, clients, called)
         values, counts = np.unique(images.labels, return_counts=True)
         if each > len(values):

@@ -77,7 +77,7 @@ class View:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise ConfigError(
-                    f"view.{name} is {value!r}: {suggest(str(value), get_args(kind))}"
+                    f"views.{name} is {value!r}: {suggest(str(value), get_args(kind))}"
                 )
         for name in ("flip", "jitter", "gray", "blur", "solarise", "solarise_threshold"):
             _within(name, getattr(self, name), 0, 1)
@@ -88,7 +88,7 @@ class View:
         _within("pad_crop", self.pad_crop, 0, math.inf, whole=True)
         _within("blur_kernel", self.blur_kernel, 0, math.inf, whole=True)
         if self.blur_kernel and self.blur_kernel % 2 == 0:
-            raise ConfigError(f"view.blur_kernel is {self.blur_kernel}: give an odd number, or 0")
+            raise ConfigError(f"views.blur_kernel is {self.blur_kernel}: give an odd number, or 0")
         if self.size is not None:
             _within("size", self.size, 1, math.inf, whole=True)
         _ordered("crop_min and crop_max", (self.crop_min, self.crop_max), greatest=1)
@@ -148,24 +148,24 @@ class View:
         new = (height, width) if self.size is None else (self.size, self.size)
         if self.quarter_turn and new[0] != new[1]:
             raise ConfigError(
-                f"view.quarter_turn needs square views but pictures are {height} x {width}: "
+                f"views.quarter_turn needs square views but pictures are {height} x {width}: "
                 "set view.size"
             )
         if self.pad_crop:
             pad = self.pad_crop
             if self.pad_mode == "reflect" and pad >= min(height, width):
                 raise ConfigError(
-                    f"view.pad_crop is {pad} but pictures are {height} x {width}: "
+                    f"views.pad_crop is {pad} but pictures are {height} x {width}: "
                     "give fewer pixels than a side, or pad_mode=zero"
                 )
             if max(new[0] - height, new[1] - width) > 2 * pad:
                 raise ConfigError(
-                    f"view.size is {self.size} but pictures of {height} x {width} padded by {pad} "
+                    f"views.size is {self.size} but pictures of {height} x {width} padded by {pad} "
                     "are smaller: give a smaller size or a larger pad_crop"
                 )
         if self.blur > 0 and self._taps(new) // 2 >= min(new):
             raise ConfigError(
-                f"view.blur_kernel is {self._taps(new)} but views are {new[0]} x {new[1]}: "
+                f"views.blur_kernel is {self._taps(new)} but views are {new[0]} x {new[1]}: "
                 "give a narrower kernel"
             )
         return new
@@ -342,7 +342,7 @@ def _within(name: str, value: Any, least: float, greatest: float, whole: bool = 
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= greatest:
         kind = "a whole number" if whole else "a number"
         upper = f" to {greatest:g}" if greatest < math.inf else " up"
-        raise ConfigError(f"view.{name} is {value!r}: give {kind} from {least:g}{upper}")
+        raise ConfigError(f"views.{name} is {value!r}: give {kind} from {least:g}{upper}")
 
 
 def _ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
@@ -350,7 +350,7 @@ def _ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
     numbers = isinstance(pair, tuple) and all(isinstance(value, int | float) for value in pair)
     if not numbers or len(pair) != 2 or not 0 < pair[0] <= pair[1] <= greatest:
         limit = f", the second at most {greatest:g}" if greatest < math.inf else ""
-        raise ConfigError(f"view.{name}: {pair!r}: give two numbers, 0 < first <= second{limit}")
+        raise ConfigError(f"views.{name}: {pair!r}: give two numbers, 0 < first <= second{limit}")
 
 
 def check_normalisation(mean: Any, std: Any) -> None:
@@ -361,10 +361,10 @@ def check_normalisation(mean: Any, std: Any) -> None:
         numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
         if not numbers or len(value) not in (1, 3):
             raise ConfigError(
-                f"view.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
+                f"views.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
             )
     if min(std) <= 0:
-        raise ConfigError(f"view.std is {std!r}: give numbers above 0")
+        raise ConfigError(f"views.std is {std!r}: give numbers above 0")
 
 
 def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
@@ -386,7 +386,7 @@ def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ..
     for name, value in (("mean", mean), ("std", std)):
         if len(value) not in (1, channels):
             raise ConfigError(
-                f"view.{name} has {len(value)} numbers but pictures have {channels} channel(s): "
+                f"views.{name} has {len(value)} numbers but pictures have {channels} channel(s): "
                 f"give 1 or {channels}"
             )
     if len(mean) == len(std) == 1:

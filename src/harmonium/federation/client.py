@@ -156,9 +156,11 @@ class Local:
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be at least 1")
+        for name, least in (("epochs", 1), ("batch", 2)):  # contrast and BatchNorm need two
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"local.{name} is {getattr(self, name)}; it must be at least {least}"
+                )
         for name in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")

@@ -379,7 +379,8 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
         points[:] = [
             (place, float(total)) for (place, _), total in zip(points, totals, strict=True)
         ]
-    if lines.get("up") and lines.get("up") == lines.get("down"):
+    ends = [points[-1][1] for points in lines.values()]
+    if len(ends) == 2 and math.isclose(*ends, rel_tol=0.01):  # one line would hide the other
         return {"up, and as much down": lines["up"]}
     return lines
 

@@ -132,10 +132,14 @@ class _Clock:
 
     def __init__(self, done: int = 0) -> None:
         self._first, self._start = done, time.perf_counter()
+        self._warm: float | None = None
 
     def left(self, number: int, rounds: int) -> str:
-        seen = max(number - self._first, 1)
-        seconds = round((time.perf_counter() - self._start) / seen * (rounds - number))
+        now, seen = time.perf_counter(), number - self._first
+        if self._warm is None:
+            self._warm = now  # the first round also starts the workers: later ones tell more
+        pace = (now - self._warm) / (seen - 1) if seen > 1 else now - self._start
+        seconds = round(pace * (rounds - number))
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -143,7 +147,7 @@ class _Clock:
 
 def figures_of(row: Mapping[str, Any]) -> str:
     """Clients, loss, kNN and bytes of a round in a few words."""
-    words = [f"{row['answered']} clients"]
+    words = [f"{row['answered']} client{'' if row['answered'] == 1 else 's'}"]
     if row["missing"]:
         words.append(f"{row['missing']} missing")
     if row["loss"] is not None:

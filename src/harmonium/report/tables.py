@@ -71,7 +71,12 @@ def table(
     for key, heading in names.items():
         # Text objects, because a plain string would be read as markup and "[x]" would vanish.
         right = _numeric(rows, key)
-        drawn.add_column(Text(heading), justify="right" if right else "left", no_wrap=right)
+        drawn.add_column(
+            Text(heading),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="ellipsis" if right else "fold",
+        )
     for cells in _cells(rows, names, digits):
         drawn.add_row(*(Text(cell) for cell in cells))
     return drawn
