@@ -59,11 +59,7 @@ def main() -> None:
             _fail("stopped", code)  # Ctrl-C
     except HarmoniumError as error:
         _fail(str(error), 2)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before or after the command itself
         _fail("stopped", 130)
     except BrokenPipeError:
         sys.exit(0)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -63,13 +62,6 @@ def test_hidden_labels_are_gone():
     hidden = part.without_labels()
     assert part.labelled and not hidden.labelled and not hidden.factors
     assert which(hidden) == [5, 0] and hidden.labels.tolist() == [-1, -1]
-
-
-def test_a_message_carries_only_the_rows_picked():
-    whole = Images(numbered(200), np.arange(200))
-    sent = pickle.dumps(whole.subset([150, 3]))
-    assert len(sent) < whole.pixels.nbytes / 10
-    assert which(pickle.loads(sent)) == [150, 3]
 
 
 @pytest.mark.parametrize(

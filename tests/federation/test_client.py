@@ -10,11 +10,11 @@ from harmonium.federation.client import Batch, Client, Decline, Examples, Local,
 from harmonium.privacy.mechanisms import Noise
 
 
-def client(count: int = 10, labels_for: str | None = None, seed: int = 0) -> Client:
+def client(count: int = 10, uses_labels: bool = False, seed: int = 0) -> Client:
     pixels = np.random.default_rng(0).integers(0, 255, (20, 6, 6, 1), dtype=np.uint8)
     images = Images(pixels, np.arange(20) % 3)
     rng = torch.Generator().manual_seed(seed)
-    examples = Examples(images, np.arange(5, 5 + count), labels_for=labels_for)
+    examples = Examples(images, np.arange(5, 5 + count), uses_labels=uses_labels)
     return Client(0, 1, 4, examples, preset("digits"), rng, Noise("simulated", rng))
 
 
@@ -44,7 +44,7 @@ def test_a_batch_shows_its_clients_pictures_and_no_others() -> None:
 def test_labels_need_permission() -> None:
     with pytest.raises(WireError, match="uses_labels = True"):
         _ = next(iter(client().batches(1, 4))).labels
-    allowed = client(labels_for="some method")
+    allowed = client(uses_labels=True)
     batch = next(iter(allowed.batches(1, 4)))
     assert torch.equal(batch.labels, (batch.index + 5) % 3)
 

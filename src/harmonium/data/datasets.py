@@ -44,11 +44,11 @@ class DataSpec:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that change whenever the decoded content would."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define `identity`")
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Write part "train", and "test" and "validation" where they exist; return the classes."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define `decode`")
 
     def test_share(self) -> float:
         """Share to hold out for testing where the data bring no test part."""

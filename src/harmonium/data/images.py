@@ -107,10 +107,6 @@ class _Picked(Images):
         picked: Pixels = self._store[self._rows[np.asarray(index)]]
         return picked
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A message to another process carries the rows picked, not the array they lie in.
-        return Images, (self._store[self._rows], self.labels, dict(self.factors))
-
     def without_labels(self) -> Images:
         return _Picked(self._store, self._rows, np.full(len(self), UNKNOWN, np.int64), {})
 

@@ -55,7 +55,7 @@ class SplitRule:
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> list[Integers]:
         """The sorted indices of each client's pictures."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define `assign`")
 
 
 splits: Registry[SplitRule] = Registry("split", "harmonium.data", SplitRule)

@@ -65,7 +65,7 @@ class Host:
             examples=Examples(
                 self.images,
                 self.indices[task.client],
-                labels_for=method.name if method.uses_labels else None,
+                uses_labels=method.uses_labels,
             ),
             views=method.views,
             rng=seeds.torch_rng(seed, *path),

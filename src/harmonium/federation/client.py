@@ -32,11 +32,11 @@ class Decline(Exception):
 class Examples:
     """One client's pictures. Labels are there only for methods that declare `uses_labels`."""
 
-    def __init__(self, images: Images, index: np.ndarray, *, labels_for: str | None = None) -> None:
-        """Show the pictures at `index`; `labels_for` names the method allowed to see labels."""
+    def __init__(self, images: Images, index: np.ndarray, *, uses_labels: bool = False) -> None:
+        """Show the pictures at `index`; their labels only to a method that declares them."""
         self._images = images
         self._index = index
-        self._labels_for = labels_for
+        self._uses_labels = uses_labels
 
     def __len__(self) -> int:
         return len(self._index)
@@ -48,7 +48,7 @@ class Examples:
 
     def labels(self, index: Tensor | None = None) -> Tensor:
         """Labels (n,) int64, -1 where unknown."""
-        if self._labels_for is None:
+        if not self._uses_labels:
             raise WireError(
                 "this method reads labels without permission. Declare `uses_labels = True` in the "
                 "method's class, or do without them."

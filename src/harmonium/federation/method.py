@@ -181,7 +181,7 @@ class Method:
             examples=Examples(
                 server.public,
                 np.arange(len(server.public)),
-                labels_for=self.name if self.uses_labels else None,
+                uses_labels=self.uses_labels,
             ),
             views=self.views,
             rng=rng,
