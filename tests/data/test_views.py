@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from harmonium.data import view_draws as draw
 from harmonium.data import view_ops as ops
@@ -246,6 +246,45 @@ def test_pad_and_crop_cuts_windows_of_the_padded_picture(pad_mode):
     assert found.values.max() < 0.05
     assert torch.equal(made.flatten(1), windows[found.indices])
     assert len(found.indices.unique()) == 81
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flip_quarter_turn_and_padding_as_pillow(mode):
+    pixels = pictures(3)
+    flipped = View(mode=mode, **OFF | {"flip": 1.0})(pixels, rng()).permute(0, 2, 3, 1) * 255
+    turned = quarter_turns(plain(pixels, None, None), torch.tensor([1, 2, 3])) * 255
+    turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
+    padded = View(mode=mode, **OFF | {"pad_crop": 4, "pad_mode": "zero", "size": 40})(pixels, rng())
+    for index, image in enumerate(pillow(pixels)):
+        assert np.array_equal(flipped[index].round().numpy(), np.asarray(ImageOps.mirror(image)))
+        want = np.asarray(image.transpose(turns[index]))
+        assert np.array_equal(turned[index].permute(1, 2, 0).round().numpy(), want)
+        want = np.asarray(ImageOps.expand(image, 4))
+        assert np.array_equal((padded[index] * 255).permute(1, 2, 0).round().numpy(), want)
+
+
+def test_rotation_as_pillow():
+    """Nearest pixels; where a point falls between two, rounding may pick the other one."""
+    pixels = pictures(12)
+    degrees = torch.linspace(-15, 15, 12)
+    turned = ops.rotate_planes(planes_of(pixels), degrees) * 255
+    for index, image in enumerate(pillow(pixels)):
+        want = np.asarray(image.rotate(float(degrees[index])), np.float32)
+        apart = np.abs(turned[:, index].permute(1, 2, 0).numpy() - want).max(2)
+        assert (apart < 0.01).mean() > 0.98
+        assert (apart[4:-4, 4:-4] < 40).all()  # a neighbour's value, never one from elsewhere
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
+def test_blur_as_pillow(sigma):
+    """Pillow approximates the Gaussian by three boxes: within 5 of 255 inside, 1 on average."""
+    pixels = pictures(3, 64, 64)
+    wide = {"blur": 1.0, "blur_sigma": (sigma, sigma), "blur_kernel": 23}
+    made = View(**OFF | wide)(pixels, rng()).permute(0, 2, 3, 1) * 255
+    for index, image in enumerate(pillow(pixels)):
+        want = np.asarray(image.filter(ImageFilter.GaussianBlur(sigma)), np.float32)
+        assert np.abs(made[index].numpy() - want)[8:-8, 8:-8].max() < 5
+        assert np.abs(made[index].numpy() - want)[8:-8, 8:-8].mean() < 1
 
 
 # ---- statistics ----------------------------------------------------------------------------------
@@ -593,6 +632,18 @@ def test_lists_from_a_recipe_become_tuples_and_changes_reach_every_pipeline():
     assert [view.mean for view in views.pipelines] == [(0.1, 0.2, 0.3)] * 2
     assert [view.blur for view in views.pipelines] == [0.5, 0.1]
     assert hash(views) == hash(dataclasses.replace(views))
+
+
+def test_every_published_recipe_has_its_preset():
+    published = "fedsimclr fedstyle fedstyle_224 fedca fedsc orchestra orchestra_turned orch_simclr"
+    published += " orch_byol orch_spec orch_rot easyfl fedx fedx_svhn hao"
+    assert set(published.split()) <= set(PRESETS)
+    turned = PRESETS["orchestra_turned"]
+    assert turned[:2] == PRESETS["orchestra"]
+    assert turned[2] == dataclasses.replace(turned[0], quarter_turn=True)
+    assert PRESETS["fedstyle_224"][0].size == 224
+    assert PRESETS["fedsc"][0].mean == (0.4914, 0.4822, 0.4465)
+    assert not any(view.blur for view in PRESETS["fedsimclr"] + PRESETS["hao"] + PRESETS["easyfl"])
 
 
 def test_presets_say_what_the_papers_say():

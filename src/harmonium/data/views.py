@@ -1,8 +1,8 @@
 """Random views of pictures: what self-supervised learning compares, made for a batch at a time.
 
 A `View` is one random pipeline whose fields are settings of a recipe; a `Views` is the two or more
-pipelines that a method compares; `preset` gives the ones of the published systems by name; `plain`
-is no view at all, for evaluation.
+pipelines that a method compares; `preset` gives the ones of the published systems by name, as
+`views.yaml` lists them; `plain` is no view at all, for evaluation.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from harmonium.data.view import View, check_normalisation, check_pixels, normalise
@@ -72,51 +74,20 @@ def plain(
         made = pixels.float().div_(255)
         normalise(made, mean, std)
         return made.permute(0, 3, 1, 2)
-    return View(size=size, mean=mean, std=std, **_OFF)(pixels, torch.Generator())
+    still = View(size=size, mean=mean, std=std, crop_min=1.0, flip=0.0, jitter=0.0, gray=0.0)
+    return still(pixels, torch.Generator())
 
 
-_OFF: dict[str, Any] = {"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0}
-_CIFAR10: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2434, 0.2615)}
-_SVHN: dict[str, Any] = {"mean": (0.4377, 0.4438, 0.4728), "std": (0.1980, 0.2010, 0.1970)}
+def _presets() -> dict[str, tuple[View, ...]]:
+    """The published systems' views, which are data: see views.yaml."""
+    text = (resources.files("harmonium.data") / "views.yaml").read_text(encoding="utf-8")
+    return {
+        name: tuple(View(**settings) for settings in pipelines)
+        for name, pipelines in yaml.safe_load(text).items()
+    }
 
-_SIMCLR = View()
-_EASYFL = View(
-    crop_min=0.08, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, mean=None, std=None
-)
-_ORCHESTRA = View(crop_min=0.5, saturation=0.2, blur=0.5, interpolation="bicubic")
-_ORCHESTRA_PRIME = dataclasses.replace(_ORCHESTRA, blur=0.1, solarise=0.2)
-_ORCHESTRA_STRONG = View(blur=0.5, interpolation="bicubic")  # of its spectral baseline
-_FEDX = View(**_OFF | _CIFAR10 | {"pad_crop": 4, "flip": 0.5})
-_FEDX_SVHN = View(
-    pad_crop=4, pad_mode="zero", flip=0, jitter=1, hue=0.4, gray=0, rotate=15, **_SVHN
-)
 
-# The views of the published systems. Papers that normalise by their data set have CIFAR-10's
-# figures here; for other data pass `mean` and `std`.
-PRESETS: dict[str, tuple[View, ...]] = {
-    "simclr": (_SIMCLR, _SIMCLR),
-    "fedsimclr": (_SIMCLR, _SIMCLR),  # Federated SimCLR, appendix A
-    "fedstyle": (_SIMCLR, _SIMCLR),  # FedStyle at 32 pixels; flip=0 for digits
-    "fedstyle_224": (View(size=224, blur=0.5),) * 2,  # FedStyle's larger pictures
-    "fedca": (View(blur=0.5),) * 2,  # FedCA
-    "fedsc": (View(**_CIFAR10),) * 2,  # FedSC and its baselines
-    "orchestra": (_ORCHESTRA, _ORCHESTRA_PRIME),
-    "orchestra_turned": (
-        _ORCHESTRA,
-        _ORCHESTRA_PRIME,
-        dataclasses.replace(_ORCHESTRA, quarter_turn=True),
-    ),
-    "orch_simclr": (_ORCHESTRA, _ORCHESTRA),  # Orchestra's SimCLR and SimSiam baselines
-    "orch_byol": (dataclasses.replace(_ORCHESTRA, blur=1), _ORCHESTRA_PRIME),
-    "orch_spec": (View(crop_min=0.08, jitter=0, gray=0), _ORCHESTRA_STRONG),
-    "orch_rot": (View(**_OFF, quarter_turn=True),),
-    "easyfl": (_EASYFL, _EASYFL),  # FedU and FedEMA
-    "fedx": (_FEDX, _FEDX),  # weak on purpose: its colour jitter has strength 0
-    "fedx_svhn": (_FEDX_SVHN, _FEDX_SVHN),
-    "hao": (_SIMCLR, _SIMCLR),  # spectral contrastive learning
-    "digits": (View(crop_min=0.5, flip=0, gray=0),) * 2,  # mirrored digits are other digits
-    "none": (View(**_OFF),) * 2,
-}
+PRESETS: dict[str, tuple[View, ...]] = _presets()
 
 
 def preset(name: str, **changes: Any) -> Views:
