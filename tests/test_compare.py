@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from harmonium.compare import Comparison
+import numpy as np
+import pytest
+
+from harmonium.compare import Comparison, references
+from harmonium.data.partition import make_split
+from harmonium.recipe import Recipe
 
 
 def test_encoders_with_a_warning_are_marked():
@@ -15,3 +20,18 @@ def test_figures_that_are_not_finite_stay_empty():
     rows = ({"encoder": "fedavg", "spread": None, "uniformity": -1.5},)
     shown = Comparison(Path(), rows, None, {}).shown()
     assert shown == [{"encoder": "fedavg", "spread": None, "uniformity": -1.5}]
+
+
+@pytest.mark.parametrize("rule", ["dirichlet", "rotation", "by_class"])
+def test_the_centralised_reference_holds_what_all_clients_hold_together(rule, home):
+    recipe = Recipe.of("fedavg", "clients=10", f"split={rule}", "split.labels=0.2", "seed=3")
+    reference = references(recipe)["centralised"]
+    data = recipe.data.load()
+    apart = make_split(recipe.split, data, None, 10, 3)
+    together = make_split(reference.split, data, None, reference.clients, 3)
+    assert len(together) == reference.clients == 1
+    order = np.argsort(np.concatenate(apart.indices))
+    np.testing.assert_array_equal(together.indices[0], np.concatenate(apart.indices)[order])
+    if rule == "rotation":
+        np.testing.assert_array_equal(together.angles[0], np.concatenate(apart.angles)[order])
+    np.testing.assert_array_equal(together.seen(data.train).labels, apart.seen(data.train).labels)

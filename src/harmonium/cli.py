@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import typer.core
-from rich.console import Console
 
 from harmonium import __version__
+from harmonium.cli_data import data, datasets
 from harmonium.errors import ConfigError, HarmoniumError
+from harmonium.terminal import Changes, Json, err, out, say, show_table
 
 if TYPE_CHECKING:
     from harmonium.runs import Result, Watcher
@@ -36,19 +37,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     suggest_commands=False,  # click does it
 )
-data = typer.Typer(
-    suggest_commands=False, no_args_is_help=True, help="Fetch data sets and look at splits."
-)
 app.add_typer(data, name="data")
 
-Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=10")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
-
-out = Console()
-err = Console(stderr=True)
 
 
 def main() -> None:
@@ -176,12 +167,12 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
         shown = {"folder": str(folder), "rows": found.rows, "warnings": dict(found.warnings)}
         print(json.dumps(shown))
         return
-    _table(found.shown(), found.title, digits=1)
+    show_table(found.shown(), found.title, digits=1)
     for label, warning in found.warnings.items():
-        _line(f"warning  {label}: {warning}")
-    _line(f"runs     {found.folder}")
+        say(f"warning  {label}: {warning}")
+    say(f"runs     {found.folder}")
     if found.picture:
-        _line(f"picture  {found.picture}")
+        say(f"picture  {found.picture}")
 
 
 @app.command()
@@ -200,7 +191,7 @@ def explain(
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
     else:
-        _line(made.text())
+        say(made.text())
 
 
 def _lists(kind: str, module: str, what: str) -> None:
@@ -215,7 +206,7 @@ def _lists(kind: str, module: str, what: str) -> None:
 _lists("methods", "harmonium.methods", "the methods")
 _lists("objectives", "harmonium.objectives", "the objectives")
 _lists("encoders", "harmonium.encoders", "the encoders")
-_lists("datasets", "harmonium.data.datasets", "the data sets")
+app.command()(datasets)
 _lists("splits", "harmonium.data.partition", "the ways to share pictures out among clients")
 
 
@@ -229,66 +220,6 @@ def recipes(as_json: Json = False) -> None:
         for name, file in shipped_recipes().items()
     }
     _list(about, as_json)
-
-
-@data.command("fetch")
-def data_fetch(
-    name: str,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Use this archive or folder instead.")
-    ] = None,
-) -> None:
-    """Download a data set and check it.
-
-    For example: harmonium data fetch cifar10
-    """
-    from harmonium.data.sources import fetch
-    from harmonium.report.progress import transfer
-
-    with transfer(err) as report:
-        where = fetch(name, from_path=source, progress=report)
-    _line(f"{name} is in {where}")
-
-
-@data.command("split")
-def data_split(
-    name: str,
-    changes: Changes = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw who holds what here.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show how pictures would be shared out among clients.
-
-    For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
-    """
-    from harmonium.data.partition import make_split
-    from harmonium.home import make_folder
-    from harmonium.recipe import Recipe, apply_changes
-
-    recipe = Recipe.from_tree(apply_changes({"data": name}, changes or []))
-    dataset = recipe.data.load()
-    for note in dataset.notes:
-        err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-    if plot is not None:
-        from harmonium.report.plots import picture_kind
-
-        picture_kind(plot)  # a wrong ending is refused before anything is shown
-        make_folder(plot.absolute().parent)
-        if not dataset.classes:
-            raise ConfigError(
-                f"{name} has no labels, so there is nothing to draw: leave --plot out"
-            )
-    summary = {**split.summary(dataset.train.labels, dataset.classes), "digest": split.digest}
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        _table([{"figure": k.replace("_", " "), "value": _short(v)} for k, v in summary.items()])
-    if plot is not None:
-        from harmonium.report.plots import split_map
-
-        split_map(plot, split.counts(dataset.train.labels, len(dataset.classes)), dataset.classes)
-        err.print(f"picture  {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -324,7 +255,7 @@ def _show_result(result: Result, as_json: bool) -> None:
 
     before, after = result.untrained, result.figures
     probes = [key for key in after if key != "health"]
-    _table(
+    show_table(
         [
             {
                 "probe": heading(key),
@@ -338,7 +269,7 @@ def _show_result(result: Result, as_json: bool) -> None:
     )
     health = after["health"]
     names = ("spread", "effective_rank", "uniformity", "alignment")
-    _table(
+    show_table(
         [
             {"health": k.replace("_", " "), "trained": health[k], "untrained": before["health"][k]}
             for k in names
@@ -347,9 +278,9 @@ def _show_result(result: Result, as_json: bool) -> None:
         digits=2,
     )
     for warning in health["warnings"]:
-        _line(f"warning  {warning}")
-    _line(f"run      {result.folder}")
-    _line(f"picture  {result.folder / 'run.png'}")
+        say(f"warning  {warning}")
+    say(f"run      {result.folder}")
+    say(f"picture  {result.folder / 'run.png'}")
 
 
 def _names(table: dict[str, type[Any]], as_json: bool, *, of_module: bool = False) -> None:
@@ -365,19 +296,4 @@ def _list(about: dict[str, str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(about))
         return
-    _table([{"name": name, "what": line} for name, line in about.items()])
-
-
-def _table(rows: list[dict[str, Any]], title: str = "", digits: int | None = None) -> None:
-    from harmonium.report.tables import table
-
-    if rows:
-        out.print(table(rows, title=title, digits=digits))
-
-
-def _line(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    show_table([{"name": name, "what": line} for name, line in about.items()])

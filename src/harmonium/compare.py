@@ -17,8 +17,9 @@ from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
 from harmonium.report.tables import csv_text, markdown
 from harmonium.runs import Result, Watcher, run
+from harmonium.settings import plain
 
-PROBES = {"knn": "kNN", "linear": "linear"}
+PROBES = {"knn": "kNN", "linear": "linear", "linear_labelled": "linear, held-out labels"}
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,11 @@ class Comparison:
 def references(recipe: Recipe) -> dict[str, Recipe]:
     """Recipes for each client alone and for all pictures in one place, under the same budget."""
     everyone = {"fraction": 1.0}
+    together = {**plain(recipe.split), "merge": recipe.split.merge * recipe.clients}
     return {
         "alone": recipe.changed(method="alone", server="average"),
         "centralised": recipe.changed(
-            method="fedavg", server="average", clients=1, split="iid", participation=everyone
+            method="fedavg", server="average", clients=1, split=together, participation=everyone
         ),
     }
 

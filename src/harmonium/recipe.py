@@ -21,9 +21,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic import Field as Setting
 
-from harmonium.data.datasets import DataSpec, Digits, datasets
+from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Dataset
-from harmonium.data.partition import IID, SplitRule, splits
+from harmonium.data.partition import SplitRule, splits
+from harmonium.data.sets.digits import Digits
+from harmonium.data.splits.iid import IID
 from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
@@ -131,17 +133,24 @@ def _fixed(section: str, cls: type[Any]) -> PlainValidator:
     return PlainValidator(lambda v: v if type(v) is cls else make(cls, v, section))
 
 
-def _data(section: str, value: Any) -> DataSpec:
-    """A data set; a relative path becomes absolute, for the run may be resumed from elsewhere."""
-    spec: DataSpec = choose(section, datasets, value)
-    if path := getattr(spec, "path", None):
-        settings: dict[str, Any] = {"path": type(path)(Path(path).expanduser().absolute())}
-        spec = replace(spec, **settings)
-    return spec
+def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
+    """A choice whose relative paths become absolute, for the run may be resumed from elsewhere."""
+    spec = choose(section, registry, value)
+    named = {name: getattr(spec, name, None) for name in ("path", "root")}
+    absolute = {k: str(Path(v).expanduser().absolute()) for k, v in named.items() if v}
+    return replace(spec, **absolute) if absolute else spec
 
 
-def _public(value: Any) -> DataSpec | None:
-    return None if value is None else _data("public", value)
+def _data(value: Any) -> Any:
+    return _with_files("data", datasets, value)
+
+
+def _public(value: Any) -> Any:
+    return None if value is None else _with_files("public", datasets, value)
+
+
+def _split(value: Any) -> Any:
+    return _with_files("split", splits, value)
 
 
 class Recipe(BaseModel):
@@ -159,9 +168,9 @@ class Recipe(BaseModel):
     objective: Annotated[Objective, _one_of("objective", objectives)] = SimCLR()
     terms: Annotated[tuple[Term, ...], PlainValidator(_terms)] = ()
     encoder: Annotated[Encoder, _one_of("encoder", encoders)] = CnnSmall()
-    data: Annotated[DataSpec, PlainValidator(lambda value: _data("data", value))] = Digits()
+    data: Annotated[DataSpec, PlainValidator(_data)] = Digits()
     public: Annotated[DataSpec | None, PlainValidator(_public)] = None
-    split: Annotated[SplitRule, _one_of("split", splits)] = IID()
+    split: Annotated[SplitRule, PlainValidator(_split)] = IID()
     views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
     local: Annotated[Local, _fixed("local", Local)] = Local()
     server: Annotated[ServerOptimiser, _one_of("server", optimisers)] = Average()

@@ -22,6 +22,7 @@ from harmonium import store
 from harmonium.checkpoint import Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split
+from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, DataError, StoreError
@@ -125,27 +126,42 @@ def open_host(folder: Path) -> Host:
 
 
 def make_host(recipe: Recipe, dataset: Dataset, split: Split, folder: Path) -> Host:
-    """The host of client tasks for a recipe and its data."""
+    """The host of client tasks for a recipe and its data.
+
+    Labels that a task may not see are taken off here, so that no task can come by them.
+    """
     split.check(dataset)
     method = recipe.build_method(dataset)
+    held = as_held(dataset, split).train
     return Host(
         method=method,
-        images=dataset.train,
+        images=split.seen(held) if method.uses_labels else held.without_labels(),
         indices=split.indices,
         folder=folder / "clients",
         noise=recipe.privacy.noise,
-        public=_public(recipe, folder, labels=method.uses_labels),
+        public=_public(recipe, dataset, folder, labels=method.uses_labels),
     )
 
 
-def _public(recipe: Recipe, folder: Path, *, labels: bool) -> Images | None:
+def _public(recipe: Recipe, dataset: Dataset, folder: Path, *, labels: bool) -> Images | None:
     """The public pictures that the run began with; with labels if the method declares them."""
-    if recipe.public is None:
+    public, about = load_public(recipe, dataset), folder / "about.json"
+    if public is None:
         return None
-    public, about = recipe.public.load(), folder / "about.json"
     if about.exists() and json.loads(about.read_text("utf-8"))["public"] != public.digest:
         raise DataError("the public pictures have changed since the run began: start a new run")
     return public.train if labels else public.train.without_labels()
+
+
+def load_public(recipe: Recipe, dataset: Dataset) -> Dataset | None:
+    """The public pictures, brought to the shape of the clients' unless the recipe says another."""
+    spec = recipe.public
+    if spec is None:
+        return None
+    height, width, channels = dataset.train.shape
+    if spec.size is None and height == width:
+        spec = replace(spec, size=height)
+    return replace(spec, channels=spec.channels or channels).load()
 
 
 def _new_folder(recipe: Recipe) -> Path:
@@ -171,15 +187,16 @@ def _begin(folder: Path, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    public = load_public(recipe, dataset)
     about = {
         "recipe": recipe.digest,
         "data": dataset.digest,
-        "public": recipe.public.load().digest if recipe.public else None,
+        "public": public.digest if public else None,
         "split": split.digest,
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
         "card": card(recipe.build_method(dataset)).text().splitlines(),
-        "notes": list(dataset.notes),
+        "notes": [*dataset.notes, *split.notes],
     }
     split.save(folder / "split.npz")
     store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
@@ -220,6 +237,7 @@ class _Run:
         dataset = recipe.data.load()
         split = Split.load(path / "split.npz")
         host = make_host(recipe, dataset, split, path)
+        dataset = as_held(dataset, split)
         workers = recipe.engine.workers
         untrained = host.method.blueprint.copy_from().eval()["encoder"]
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)

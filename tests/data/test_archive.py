@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harmonium.data.archive import Npz
+from harmonium.data.sets.npz import Npz
 from harmonium.errors import ConfigError, DataError
 
 

@@ -9,12 +9,13 @@ import threading
 
 import numpy as np
 import pytest
+from harmonium.data.cifar10 import Cifar10, Content
 
 from harmonium.data import cifar10, store
-from harmonium.data.archive import Npz
-from harmonium.data.cifar10 import Cifar10, Content
-from harmonium.data.datasets import DataSpec, Digits, datasets
+from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Images
+from harmonium.data.sets.digits import Digits
+from harmonium.data.sets.npz import Npz
 from harmonium.errors import ConfigError, DataError, StoreError
 
 

@@ -5,13 +5,20 @@ import os
 import pytest
 from PIL import Image
 
-from harmonium.data.folder import Folder, read_picture
+from harmonium.data import decoding, pictures
+from harmonium.data.picture import read_picture
+from harmonium.data.pictures import write_pictures
+from harmonium.data.sets.folder import Folder
+from harmonium.data.store import Writer
 from harmonium.errors import ConfigError, DataError
+
+CORES = decoding._cores
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
+def surroundings(home, monkeypatch):
+    """A home of its own, and no decoding processes, which take longer to start than to decode."""
+    monkeypatch.setattr(decoding, "_cores", lambda: 0)
 
 
 def which(images):
@@ -73,14 +80,144 @@ def test_folder_of_different_sizes_needs_a_size(tmp_path):
     root = tmp_path / "mixed"
     paint(root / "a.png", "red", (8, 6))
     paint(root / "b.png", "red", (12, 20))
-    with pytest.raises(DataError, match=r"a.png 8x6 and b.png 12x20\): set data.size=6"):
-        Folder(path=str(root)).load()
-    for name, size in (("x", 4), ("y", 5)):
-        paint(tmp_path / "classes" / name / "1.png", "red", (size, size))
-    with pytest.raises(DataError, match=r"x/1.png 4x4 and y/1.png 5x5"):
-        Folder(path=str(tmp_path / "classes")).load()
-    data = Folder(path=str(root), size=4, validation=0, test=0).load()
-    assert data.train.shape == (4, 4, 3)
+    for mixed in ("convert", "refuse"):
+        with pytest.raises(DataError) as caught:
+            Folder(path=str(root), mixed=mixed).load()
+        said = str(caught.value)
+        assert "1 of 2 pictures differ in size" in said and "are 8x6: b.png (12x20)" in said
+        assert "data.size=6" in said and "data.mixed=skip" in said and "\n" not in said
+    data = Folder(path=str(root), size=4, mixed="refuse", validation=0, test=0).load()
+    assert data.train.shape == (4, 4, 3) and data.notes == ()
+
+
+def test_most_pictures_say_the_size(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # held upright: 4x8 is meant
+    for number in range(3):
+        paint(tmp_path / "set" / "x" / f"{number}.png", (number, 0, 0), (4, 8))
+    paint(tmp_path / "set" / "x" / "turned.png", (3, 0, 0), (8, 4), exif=exif)
+    for number in range(8):
+        paint(tmp_path / "set" / "a" / f"{number}.png", (9, 0, 0), (number + 10, 8))
+    data = Folder(path=str(tmp_path / "set"), mixed="skip", validation=0, test=0).load()
+    assert sorted(which(data.train)) == [0, 1, 2, 3] and data.train.shape == (8, 4, 3)
+    assert data.classes == ("a", "x") and set(data.train.labels.tolist()) == {1}
+    (note,) = data.notes
+    assert note.startswith("left out: 8 of 12 pictures differ in size from most, which are 4x8: ")
+    assert note.count(".png") == 5 and "a/4.png (14x8) and 3 more" in note
+
+
+def modes(root):
+    for number in range(4):
+        paint(root / f"{number}.jpg", (number * 60, 0, 0))
+    paint(root / "grey.png", 128, mode="L")
+    paint(root / "grey.jpg", 128, mode="L")
+    paint(root / "clear.png", (10, 10, 10, 0), mode="RGBA")
+    (root / "broken.png").write_bytes(b"")
+    return root
+
+
+def test_uncommon_modes_are_converted_and_counted(tmp_path):
+    root = modes(tmp_path / "set")
+    for size in (None, 6):
+        settings = {"path": str(root), "corrupt": "skip", "size": size, "test": 0}
+        data = Folder(**settings, validation=0).load()
+        assert len(data.train) == 7
+        left_out, converted = data.notes
+        assert left_out == "left out: 1 of 8 pictures cannot be read: broken.png (empty)"
+        assert converted == (
+            "converted to colour: 1 with transparency, 2 grey among 8 pictures: "
+            "clear.png (with transparency), grey.jpg (grey), grey.png (grey)"
+        )
+    data = Folder(path=str(root), corrupt="skip", channels=1).load()
+    assert data.notes[1].startswith("converted to grey: 4 colour, 1 with transparency among 8")
+
+
+def test_uncommon_modes_are_refused_or_skipped_if_asked(tmp_path):
+    root = modes(tmp_path / "set")
+    with pytest.raises(DataError) as caught:
+        Folder(path=str(root), mixed="refuse").load()
+    said = str(caught.value)
+    assert "3 of 8 pictures differ in mode from most, which are colour: clear.png (with t" in said
+    assert "data.mixed=convert" in said and "data.mixed=skip" in said
+    assert "1 of 8 pictures cannot be read: broken.png (empty)" in said  # all in one go
+    settings = {"mixed": "skip", "corrupt": "skip", "validation": 0, "test": 0}
+    data = Folder(path=str(root), size=3, **settings).load()
+    assert sorted(which(data.train)) == pytest.approx([0, 60, 120, 180], abs=2)
+    assert [note.partition(":")[0] for note in data.notes] == ["left out", "left out"]
+
+
+def test_processes_decode_unless_told(photos, monkeypatch):
+    monkeypatch.setattr(decoding, "_cores", CORES)
+    started = []
+    start = decoding._start
+    monkeypatch.setattr(decoding, "_start", lambda: started.append(start()) or started[-1])
+    test_folder_of_classes(photos)
+    assert started and all(process.returncode is not None for process in started)
+
+
+def test_the_number_of_workers_changes_nothing(damaged, tmp_path):
+    made = set()
+    for workers in (0, 1, 2):
+        folder = tmp_path / f"made{workers}"
+        folder.mkdir()
+        writer = Writer(folder, 5)
+        spec = Folder(path=str(damaged), size=5, corrupt="skip")
+        write_pictures(writer, spec._listing().files, spec, workers)
+        writer.finish({})
+        writer.close()
+        made.add(tuple(path.read_bytes() for path in sorted(folder.iterdir())))
+    assert len(made) == 1
+
+
+def test_large_pictures_are_written_in_small_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "CHUNK_BYTES", 6 * 6 * 3 * 2)
+    for number in range(5):
+        paint(tmp_path / "set" / f"{number}.png", (number, 0, 0))
+    pieces = []
+    append = Writer.append
+
+    def count(self, part, pixels, *columns):
+        pieces.append(len(pixels))
+        append(self, part, pixels, *columns)
+
+    monkeypatch.setattr(Writer, "append", count)
+    data = Folder(path=str(tmp_path / "set"), validation=0, test=0).load()
+    assert pieces == [2, 2, 1] and sorted(which(data.train)) == [0, 1, 2, 3, 4]
+
+
+# ---- styles --------------------------------------------------------------------------------------
+
+
+def test_folders_of_styles(tmp_path):
+    root = tmp_path / "set"
+    for style, base in (("Real World", 100), ("Art", 0)):
+        for number in range(4):
+            paint(
+                root / style / ("cat" if number % 2 else "dog") / f"{number}.png",
+                (base + number,) * 3,
+            )
+    paint(root / "Sketch" / "7.png", (207,) * 3)
+    data = Folder(path=str(root), styles=True, validation=0, test=0).load()
+    assert data.names == {"style": ("Art", "Real World", "Sketch")}
+    assert data.classes == ("cat", "dog")
+    order = which(data.train)
+    assert sorted(order) == [0, 1, 2, 3, 100, 101, 102, 103, 207]
+    assert data.train.factors["style"].tolist() == [number // 100 for number in order]
+    labels = [-1 if number == 207 else 1 - number % 2 for number in order]
+    assert data.train.labels.tolist() == labels
+
+
+def test_styles_with_parts_and_strays(tmp_path):
+    root = tmp_path / "set"
+    for part, styles in (("train", "ab"), ("test", "b")):
+        for style in styles:
+            paint(root / part / style / "1.png", "red")
+    data = Folder(path=str(root), styles=True, validation=0).load()
+    assert sorted(data.train.factors["style"].tolist()) == [0, 1] and data.classes == ()
+    assert data.test.factors["style"].tolist() == [1] and not data.test.labelled
+    paint(root / "train" / "stray.png", "red")
+    with pytest.raises(DataError, match=r"stray.png.*data.styles=true"):
+        Folder(path=str(root), styles=True).load()
 
 
 def test_the_middle_is_cut_out():
@@ -164,6 +301,7 @@ def test_a_folder_changed_is_decoded_again(photos):
         ({"size": 0}, ConfigError, "size=0"),
         ({"channels": 4}, ConfigError, "channels=4"),
         ({"corrupt": "ignore"}, ConfigError, "refuse or skip"),
+        ({"mixed": "ignore"}, ConfigError, "convert, refuse or skip"),
     ],
 )
 def test_folder_refusals(photos, settings, error, says):

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harmonium.data.heterogeneity import counts, summary
 from harmonium.data.images import Dataset, Images
-from harmonium.data.partition import IID, ByClass, Dirichlet, Split, make_split, splits
+from harmonium.data.partition import Split, make_split, splits
+from harmonium.data.splits.by_class import ByClass
+from harmonium.data.splits.dirichlet import Dirichlet
+from harmonium.data.splits.iid import IID
 from harmonium.errors import ConfigError, DataError, StoreError
 
 
@@ -25,7 +29,7 @@ def even(classes, each):
 
 
 def mean_summary(rule, images, clients, seeds=range(6)):
-    found = [make_split(rule, images, "d", clients, s).summary(images.labels) for s in seeds]
+    found = [summary(make_split(rule, images, "d", clients, s), images.labels) for s in seeds]
     return {key: np.mean([one[key] for one in found]) for key in found[0]}
 
 
@@ -80,7 +84,7 @@ def test_dirichlet_in_blocks_draws_like_one_at_a_time():
     rngs = [np.random.default_rng(seed) for seed in range(60)]
     slow = [one_at_a_time(images.labels, 12, 0.3, rng) for rng in rngs]
     fast = [
-        make_split(Dirichlet(0.3), images, "d", 12, seed).summary(images.labels)["classes_mean"]
+        summary(make_split(Dirichlet(0.3), images, "d", 12, seed), images.labels)["classes_mean"]
         for seed in range(60)
     ]
     spread = np.hypot(np.std(slow), np.std(fast)) / 60**0.5
@@ -91,22 +95,22 @@ def test_dirichlet_in_blocks_draws_like_one_at_a_time():
 def test_tiny_concentration_gives_one_class_while_it_lasts(alpha):
     images = even(20, 30)
     split = make_split(Dirichlet(alpha), images, "d", 20, 0)
-    first = split.counts(images.labels)[0]
+    first = counts(split, images.labels)[0]
     assert first.max() == 30
-    assert split.summary(images.labels)["dropped"] == 0
+    assert summary(split, images.labels)["dropped"] == 0
 
 
 def test_large_concentration_is_nearly_even():
     images = even(4, 500)
-    counts = make_split(Dirichlet(1e6), images, "d", 4, 0).counts(images.labels)
-    assert counts.min() > 90
+    held = counts(make_split(Dirichlet(1e6), images, "d", 4, 0), images.labels)
+    assert held.min() > 90
 
 
 def test_prior_follows_the_shares_of_unequal_classes():
     """With a large alpha every client repeats the global shares; without prior it cannot."""
     images = pictures([0] * 900 + [1] * 100)
     share = [
-        make_split(Dirichlet(1e5, prior), images, "d", 10, 0).counts(images.labels)[0, 1] / 100
+        counts(make_split(Dirichlet(1e5, prior), images, "d", 10, 0), images.labels)[0, 1] / 100
         for prior in (True, False)
     ]
     assert share[0] == pytest.approx(0.1, abs=0.08)
@@ -137,11 +141,11 @@ def test_by_class_gives_the_published_blocks(classes, clients, each):
 
 def test_by_class_shares_each_class_equally():
     images = even(10, 60)
-    counts = make_split(ByClass(3), images, "d", 7, 0).counts(images.labels)
-    holders = (counts > 0).sum(0)
+    held = counts(make_split(ByClass(3), images, "d", 7, 0), images.labels)
+    holders = (held > 0).sum(0)
     assert holders.max() - holders.min() <= 1
-    assert ((counts > 0).sum(1) == 3).all()
-    for column in counts.T:
+    assert ((held > 0).sum(1) == 3).all()
+    for column in held.T:
         shares = column[column > 0]
         assert shares.sum() == 60 and shares.max() - shares.min() <= 1
 
@@ -180,7 +184,7 @@ def test_no_picture_is_held_twice_and_few_are_dropped(labels, clients, seed, rul
     assert set(joined) <= set(range(len(labels)))
     assert all(len(index) and (np.diff(index) > 0).all() for index in split.indices)
     dropped = len(labels) - len(joined)
-    assert split.summary(images.labels)["dropped"] == dropped
+    assert summary(split, images.labels)["dropped"] == dropped
     if isinstance(rule, ByClass):
         assert dropped == 0
     else:
@@ -246,30 +250,6 @@ def test_a_refusal_names_the_data_set():
     assert make_split(IID(), dataset, None, 3, 0).data == "abc"
 
 
-# ---- summary -------------------------------------------------------------------------------------
-
-
-def test_summary_by_hand():
-    labels = np.array([0, 0, 0, 1, 0, 1, 0])
-    indices = (np.array([0, 1, 2, 3]), np.array([4, 5]))
-    found = Split(indices, {}, "d", "x").summary(labels, ("cat", "dog", "fox"))
-    three_to_one = -(0.75 * np.log2(0.75) + 0.25 * np.log2(0.25))
-    assert found == pytest.approx(
-        {
-            **{"clients": 2, "pictures": 6, "dropped": 1},
-            **{"size_min": 2, "size_mean": 3, "size_max": 4},
-            **{"classes_min": 2, "classes_mean": 2, "classes_max": 2},
-            **{"dominant_share": (0.75 + 0.5) / 2, "label_entropy_bits": (three_to_one + 1) / 2},
-        }
-    )
-
-
-def test_summary_without_labels_keeps_the_sizes():
-    images = pictures([-1] * 7)
-    found = make_split(IID(), images, "d", 3, 0).summary(images.labels)
-    assert found["size_mean"] == 2 and found["dropped"] == 1 and "classes_mean" not in found
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -296,7 +276,7 @@ def test_the_digest_covers_everything(split):
     assert len(digests) == 4 and split.digest in digests
 
 
-@pytest.mark.parametrize("part", ["indices", "sizes", "spec", "data"])
+@pytest.mark.parametrize("part", ["indices", "indices_sizes", "spec", "data"])
 def test_a_changed_file_is_refused(split, tmp_path, part):
     path = tmp_path / "split.npz"
     split.save(path)

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from harmonium.data.shapes import SHAPES, STYLES, TEXTURES, Shapes
+from harmonium.data.sets.shapes import SHAPES, STYLES, TEXTURES, Shapes
 from harmonium.errors import ConfigError, DataError
 
 

@@ -11,10 +11,10 @@ import threading
 
 import numpy as np
 import pytest
+from harmonium.data.cifar10 import Content
 from PIL import Image
 
 from harmonium.data import cifar10
-from harmonium.data.cifar10 import Content
 from harmonium.data.sources import SOURCES, Patience, Source, download, fetch, unpack
 from harmonium.errors import DataError, StoreError
 

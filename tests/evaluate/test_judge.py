@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from harmonium.data.datasets import Digits
 from harmonium.data.images import Dataset, Images
+from harmonium.data.sets.digits import Digits
 from harmonium.data.views import preset
 from harmonium.errors import ConfigError
 from harmonium.evaluate.judge import Evaluation, Judge, average
@@ -30,6 +30,16 @@ def test_a_verdict_holds_every_probe_of_the_test_part() -> None:
     assert figures["knn"] > 0.9 and figures["linear"] > 0.9
     assert 0.5 < figures["linear_3"] < figures["linear"]
     json.dumps(figures, allow_nan=False)
+
+
+def test_a_held_out_labelled_part_has_a_probe_of_its_own() -> None:
+    data = Digits(labelled=0.1).load()
+    figures = judge(data).verdict(nn.Flatten())
+    assert figures["linear_3"] < figures["linear_labelled"] < figures["linear"]
+    # It learns from the labelled part alone: with wrong labels there it knows nothing.
+    assert data.labelled is not None
+    wrong = data.labelled.relabelled((data.labelled.labels + 1) % 10)
+    assert judge(replace(data, labelled=wrong)).verdict(nn.Flatten())["linear_labelled"] < 0.1
 
 
 def test_training_never_looks_at_the_test_part() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harmonium.data.partition import IID, make_split
+from harmonium.data.partition import make_split
+from harmonium.data.splits.iid import IID
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, NotEnoughReplies, WireError
 from harmonium.federation.client import Decline, fit

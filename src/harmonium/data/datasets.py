@@ -1,7 +1,8 @@
 """What every data set has in common, and the table of their names.
 
 A data set is a frozen dataclass whose fields are its settings. It says what identifies its content
-and how to decode it; everything else (cache, held-out parts, limits) is done here, once.
+and how to decode it; everything else (cache, size, held-out parts, limits) is done here, once, so
+that all methods see the same training, validation and test parts.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from harmonium.data.images import Dataset, Images, Integers
+from harmonium.data.images import UNKNOWN, Dataset, Integers
+from harmonium.data.labels import stratified
 from harmonium.data.store import Stored, Writer, decoded, digest_of
 from harmonium.errors import ConfigError, DataError
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader should know of a data set before using it."""
+
+    shape: tuple[int, int, int] | None  # height, width, channels; None: pictures of many sizes
+    classes: int | None
+    train: int | None  # pictures in the training part
+    test: int | None  # and in the test part; 0: a share of the others is held out
+    licence: str  # as its makers state it, or that they do not
 
 
 @dataclass(frozen=True)
@@ -26,21 +39,40 @@ class DataSpec:
 
     limit: int | None = None  # use only so many training pictures; None: all
     validation: float = 0.1  # share of the training pictures kept apart from the clients
+    labelled: float = 0.0  # share kept apart with labels, for probes with few; at least 1 a class
+    size: int | None = None  # shorter side scaled to this, centre cut out as a square; None: as is
+    channels: int | None = None  # 3: colour, 1: grey; None: as the data are
     seed: int = 0  # which pictures are held out
 
     name: ClassVar[str] = ""
+    about: ClassVar[About | None] = None
 
     def load(self) -> Dataset:
         """The data set, decoded on the first call and memory-mapped from then on."""
+        return self._select(self.stored())
+
+    def stored(self) -> Stored:
+        """All parts as decoded, before anything is held out."""
         self.check()
-        stored = decoded(self.name, self.identity(), self.decode)
-        return self._select(stored)
+        shape = {"size": self.size, "channels": self.channels}
+        return decoded(
+            self.name,
+            {**shape, **self.identity()},
+            self.decode,
+            size=self.size,
+            channels=self.channels,
+        )
 
     def check(self) -> None:
         """Refuse settings that cannot be right, before anything is read."""
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"data.limit={self.limit}: use at least 1 picture, or leave it out")
         check_share("validation", self.validation)
+        check_share("labelled", self.labelled)
+        if self.size is not None:
+            check_at_least("size", self.size, 1)
+        if self.channels not in (None, 1, 3):
+            raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
 
     def identity(self) -> dict[str, Any]:
         """Plain values that change whenever the decoded content would."""
@@ -71,24 +103,30 @@ class DataSpec:
         share = 0.0 if "validation" in parts else self.validation
         order, held = self._hold_out("validation", rest, share, base)
         chosen = order[:base]
+        kept = chosen[:0]
+        if self.labelled:
+            kept, chosen = self._keep_labelled(chosen, parts["train"].labels)
         if len(chosen) == 0:
             raise DataError(
                 f"no training picture is left of the {len(everything)} of {self.name}: "
-                "lower data.validation or data.test"
+                "lower data.validation, data.labelled or data.test"
             )
         validation = parts["train"].subset(held)
         if "validation" in parts:  # in random order too: monitoring looks at the first of them
             given = parts["validation"]
             held = numpy_rng(self.seed, "data", "validation").permutation(len(given))
             validation = given.subset(held)
+        selected = [_sum(chosen), _sum(held), _sum(rest), *([_sum(kept)] if len(kept) else [])]
         return Dataset(
             name=self.name,
             train=parts["train"].subset(chosen),
             validation=validation,
             test=test,
             classes=stored.classes,
-            digest=digest_of([stored.digest, _sum(chosen), _sum(held), _sum(rest)]),
+            digest=digest_of([stored.digest, *selected]),
             notes=stored.notes,
+            names=stored.names,
+            labelled=parts["train"].subset(kept) if len(kept) else None,
         )
 
     def _hold_out(
@@ -98,6 +136,16 @@ class DataSpec:
         order = numpy_rng(self.seed, "data", purpose).permutation(rows)
         cut = len(rows) - round(share * base)
         return order[:cut], order[cut:]
+
+    def _keep_labelled(self, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
+        """The labelled part that no client gets, the same share of every class, and the rest."""
+        if not (labels[rows] != UNKNOWN).any():
+            raise DataError(
+                f"data.labelled={self.labelled}, but {self.name} has no labels: leave it out"
+            )
+        rng = numpy_rng(self.seed, "data", "labelled")
+        picked = stratified(labels[rows], self.labelled, rng)
+        return rows[picked], np.delete(rows, picked)
 
 
 @dataclass(frozen=True)
@@ -116,7 +164,7 @@ class UnsplitSpec(DataSpec):
         return self.test
 
 
-datasets: Registry[DataSpec] = Registry("data set", "harmonium.data", DataSpec)
+datasets: Registry[DataSpec] = Registry("data set", "harmonium.data.sets", DataSpec)
 """Every data set by name."""
 
 
@@ -132,32 +180,10 @@ def check_at_least(setting: str, value: float, least: float) -> None:
         raise ConfigError(f"data.{setting}={value}: at least {least} is needed")
 
 
-def _sum(rows: Integers) -> str:
-    return hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
-
-
-@datasets("digits")
-@dataclass(frozen=True)
-class Digits(UnsplitSpec):
-    """The 1,797 handwritten digits of scikit-learn, 8x8 grey: small enough for a first try."""
-
-    def identity(self) -> dict[str, Any]:
-        """The set never changes."""
-        return {}
-
-    def decode(self, writer: Writer) -> Sequence[str]:
-        """Stretch the 17 grey levels over a byte."""
-        from sklearn.datasets import load_digits
-
-        found = load_digits()
-        pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-        writer.append("train", pixels, found.target)
-        return tuple(str(digit) for digit in range(10))
-
-
 def no_labels(count: int) -> Integers:
     """Labels for pictures whose classes are not known."""
-    return np.full(count, -1, np.int64)
+    return np.full(count, UNKNOWN, np.int64)
 
 
-__all__ = ["DataSpec", "Dataset", "Digits", "Images", "UnsplitSpec", "datasets"]
+def _sum(rows: Integers) -> str:
+    return hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()

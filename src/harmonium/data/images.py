@@ -73,7 +73,11 @@ class Images:
 
     def without_labels(self) -> Images:
         """The same pictures with every label unknown and no further columns."""
-        return Images(self.pixels, np.full(len(self), UNKNOWN, np.int64))
+        return self.relabelled(np.full(len(self), UNKNOWN, np.int64))
+
+    def relabelled(self, labels: Integers) -> Images:
+        """The same pictures with other labels and no further columns."""
+        return Images(self.pixels, labels)
 
     def _pick(self, rows: Integers, labels: Integers, factors: Mapping[str, Integers]) -> Images:
         if len(rows) and (np.diff(rows) == 1).all():
@@ -107,8 +111,8 @@ class _Picked(Images):
         picked: Pixels = self._store[self._rows[np.asarray(index)]]
         return picked
 
-    def without_labels(self) -> Images:
-        return _Picked(self._store, self._rows, np.full(len(self), UNKNOWN, np.int64), {})
+    def relabelled(self, labels: Integers) -> Images:
+        return _Picked(self._store, self._rows, _column("labels", labels, len(self)), {})
 
     def _pick(self, rows: Integers, labels: Integers, factors: Mapping[str, Integers]) -> Images:
         return _Picked(self._store, self._rows[rows], labels, factors)
@@ -125,6 +129,8 @@ class Dataset:
     classes: tuple[str, ...]  # the name of each label; empty where nothing is labelled
     digest: str  # sha256 over the content and over which pictures were selected
     notes: tuple[str, ...] = ()  # what a reader of the results should know, e.g. skipped files
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a factor's values
+    labelled: Images | None = None  # held out of the training part with labels; see `labels`
 
 
 def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:

@@ -24,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.data.images import Images, Integers, Pixels, check_pixels
+from harmonium.data.picture import shaped
 from harmonium.errors import DataError, StoreError
 from harmonium.home import home, make_folder
 
-FORMAT = 1
+FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
 _LEFTOVER_SECONDS = 24 * 3600
@@ -85,17 +86,20 @@ class Stored:
     parts: Mapping[str, Images]  # "train", and "test" and "validation" where the data bring them
     classes: tuple[str, ...]
     notes: tuple[str, ...]
+    names: Mapping[str, tuple[str, ...]]  # of the values of factors that have names
     digest: str  # over the content alone: the same wherever the files lie
 
 
 class Writer:
     """Receives decoded pictures in pieces and writes each piece at once."""
 
-    def __init__(self, folder: Path) -> None:
-        """Write into `folder`, which exists and is empty."""
+    def __init__(self, folder: Path, size: int | None = None, channels: int | None = None) -> None:
+        """Write into `folder`, which exists and is empty; every picture with this size if given."""
         self._folder = folder
+        self.size, self.channels = size, channels
         self._parts: dict[str, _Part] = {}
         self.classes: tuple[str, ...] = ()
+        self.names: dict[str, tuple[str, ...]] = {}
         self.notes: list[str] = []
 
     def append(
@@ -105,8 +109,12 @@ class Writer:
         labels: npt.NDArray[Any],
         factors: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
-        """Add pictures to a part; all pieces of a data set have pictures of one size."""
+        """Add pictures to a part; the pieces of a data set have pictures of one size.
+
+        They are scaled and turned to grey or colour if the data's settings ask for it.
+        """
         check_pixels(pixels, f"the {part} pictures")
+        pixels = shaped(pixels, self.size, self.channels)
         if part not in self._parts:
             self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
         self._parts[part].append(pixels, labels, factors or {})
@@ -120,7 +128,8 @@ class Writer:
             raise DataError(f"the parts hold pictures of different shapes: {sorted(shapes)}")
         parts = {name: part.finish(self._folder, name) for name, part in self._parts.items()}
         meta = {"classes": self.classes, "notes": self.notes, "parts": parts, **about}
-        meta["digest"] = digest_of([self.classes, parts])
+        named = [self.names] if self.names else []
+        meta |= {"names": self.names, "digest": digest_of([self.classes, parts, *named])}
         with open(self._folder / "meta.json", "w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1)
             _flush(file)
@@ -183,7 +192,12 @@ def _flush(file: Any) -> None:
 
 
 def decoded(
-    name: str, identity: Mapping[str, Any], decode: Callable[[Writer], Sequence[str]]
+    name: str,
+    identity: Mapping[str, Any],
+    decode: Callable[[Writer], Sequence[str]],
+    *,
+    size: int | None = None,
+    channels: int | None = None,
 ) -> Stored:
     """The data set with this identity, decoded now if it never was.
 
@@ -191,6 +205,8 @@ def decoded(
         name: the data set's name, for the folder.
         identity: everything that changes the content; plain values.
         decode: writes all parts and returns the class names.
+        size: side that every picture is brought to.
+        channels: 1 or 3, likewise.
     """
     key = digest_of([FORMAT, name, identity])
     folder = home() / "cache" / f"{name}-{key[:16]}"
@@ -198,7 +214,7 @@ def decoded(
     if stored is not None:
         return stored
     with building(folder, replace=folder.exists()) as temporary:
-        writer = Writer(temporary)
+        writer = Writer(temporary, size, channels)
         try:
             writer.classes = tuple(decode(writer))
             writer.finish({"name": name, "key": key, "identity": identity})
@@ -217,7 +233,9 @@ def _open(folder: Path, key: str) -> Stored | None:
         if meta["key"] != key:
             return None
         parts = {part: _open_part(folder, part, about) for part, about in meta["parts"].items()}
-        return Stored(parts, tuple(meta["classes"]), tuple(meta["notes"]), meta["digest"])
+        names = {factor: tuple(values) for factor, values in meta["names"].items()}
+        classes, notes = tuple(meta["classes"]), tuple(meta["notes"])
+        return Stored(parts, classes, notes, names, meta["digest"])
     except (OSError, ValueError, KeyError, TypeError, DataError):
         return None
 

@@ -102,15 +102,26 @@ class Judge:
         if not (self._probed and test.labelled):
             return figures
         known, chosen, asked = (self._embed(encoder, part) for part in (train, validation, test))
+        kept = self.data.labelled
         known_labels, asked_labels = _labels(train), _labels(test)
         settings = self.settings
         if not _finite(known, chosen, asked):
             names = [f"linear_{count}" for count in settings.labels_per_class]
-            return figures | dict.fromkeys(["knn", "linear", *names])
+            held = ["linear_labelled"] if kept is not None else []
+            return figures | dict.fromkeys(["knn", "linear", *held, *names])
         figures["knn"] = self._knn(known, train, asked, test)
         figures["linear"] = linear_probe(
             known, known_labels, chosen, _labels(validation), asked, asked_labels
         ).accuracy
+        if kept is not None:
+            figures["linear_labelled"] = linear_probe(
+                self._embed(encoder, kept),
+                _labels(kept),
+                chosen,
+                _labels(validation),
+                asked,
+                asked_labels,
+            ).accuracy
         for count in settings.labels_per_class:
             few = few_label_probe(
                 known,

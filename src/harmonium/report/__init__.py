@@ -3,11 +3,13 @@
 matplotlib and rich are imported only by the functions that draw with them.
 """
 
-from harmonium.report.plots import bars, curves, run_picture, split_map
+from harmonium.report.plots import bars, curves, run_picture
+from harmonium.report.split_plots import contact_sheet, split_map, split_sizes
 from harmonium.report.tables import csv_text, estimate, markdown, plus_minus, table
 
 __all__ = [
     "bars",
+    "contact_sheet",
     "csv_text",
     "curves",
     "estimate",
@@ -15,5 +17,6 @@ __all__ = [
     "plus_minus",
     "run_picture",
     "split_map",
+    "split_sizes",
     "table",
 ]

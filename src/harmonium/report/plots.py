@@ -1,4 +1,4 @@
-"""Pictures of runs: curves over rounds, bars of methods, who holds what, and one run at a glance.
+"""Pictures of runs: curves over rounds, bars of methods, and one run at a glance.
 
 PNG or SVG by the ending of the path; the same input gives the same bytes (no dates inside). Each
 function makes its own Figure, so nothing leaks between pictures or into a notebook.
@@ -47,15 +47,15 @@ def curves(
         title: what the picture shows.
         references: name to level, such as an untrained encoder or centralised training.
     """
-    with _picture(path, WIDTH, 4.1) as figure:
+    with picture(path, WIDTH, 4.1) as figure:
         axes = figure.add_subplot()
         labels = [_line(axes, i, name, points) for i, (name, points) in enumerate(series.items())]
         for name, level in (references or {}).items():
             axes.axhline(level, color=PALE, linewidth=1.1, dashes=(5, 3), zorder=1)
             labels.append((level, name, PALE))
-        _headline(figure, title)
-        _dress(axes, xlabel, ylabel)
-        _whole_numbers(axes)
+        headline(figure, title)
+        dress(axes, xlabel, ylabel)
+        whole_numbers(axes)
         places = [point[0] for points in series.values() for point in points]
         if places and min(places) < max(places):
             axes.set_xlim(right=max(places))  # lines end at the edge, beside their names
@@ -82,7 +82,7 @@ def bars(
     kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
     thick = 0.8 / max(1, len(kinds))
     height = 1.25 + 0.21 * len(groups) * max(len(kinds), 1.6)
-    with _picture(path, WIDTH, height) as figure:
+    with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         for i, kind in enumerate(kinds):
             rows = [(y, group[kind]) for y, group in enumerate(groups.values()) if kind in group]
@@ -101,60 +101,14 @@ def bars(
         axes.set_yticks(range(len(groups)), list(groups))
         axes.set_ylim(len(groups) - 0.45, -0.55)  # the first group on top
         axes.margins(x=0.09)
-        _headline(figure, title)
-        _dress(axes, ylabel, "")
+        headline(figure, title)
+        dress(axes, ylabel, "")
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         if len(kinds) > 1:
             figure.legend(
                 loc="outside lower center", ncols=min(5, len(kinds)), frameon=False, fontsize=9
             )
-
-
-def split_map(
-    path: str | Path,
-    counts: np.ndarray,
-    class_names: Sequence[str] | None = None,
-    title: str = "Who holds what",
-) -> None:
-    """Who holds how many pictures of which class, with each client's total above.
-
-    Bubbles whose area is the count; beyond 40 clients or 25 classes a heat map of the same.
-
-    Args:
-        path: where to, `.png` or `.svg`.
-        counts: pictures `(clients, classes)`.
-        class_names: names of the classes; their numbers when left out.
-        title: what the picture shows.
-    """
-    counts = np.asarray(counts)
-    if counts.ndim != 2 or counts.size == 0:
-        raise ConfigError(f"a split is a table (clients, classes) of counts, got {counts.shape}")
-    clients, classes = counts.shape
-    names = [str(name) for name in class_names or range(classes)]
-    small = clients <= 40 and classes <= 25
-    height = 1.9 + (0.26 * classes if small else min(5.0, max(2.5, 0.09 * classes)))
-    with _picture(path, WIDTH, height) as figure:
-        above, axes = figure.subplots(
-            2, 1, sharex=True, height_ratios=[0.75, height - 1.6], gridspec_kw={"hspace": 0.03}
-        )
-        above.bar(range(clients), counts.sum(axis=1), 0.62 if small else 1.0, color="#9db8c9")
-        _headline(figure, title)
-        _dress(above, "", "pictures")
-        above.grid(visible=False, axis="x")
-        above.tick_params(axis="x", length=0, labelbottom=False)
-        above.locator_params(axis="y", nbins=3)
-        _dress(axes, "client", "class")
-        axes.grid(visible=False)
-        step = 1 if small else max(1, math.ceil(classes / 20))
-        axes.set_yticks(range(0, classes, step), names[::step], fontsize=8.5)
-        axes.set_xlim(-0.7, clients - 0.3)
-        axes.set_ylim(classes - 0.4, -0.6)
-        _whole_numbers(axes)
-        if small:
-            _bubbles(figure, axes, counts)
-        else:
-            _heat(figure, [above, axes], counts)
 
 
 def run_picture(
@@ -186,7 +140,7 @@ def run_picture(
         raise ConfigError("there is nothing to draw yet: the run has no figures for any round")
     across = min(3, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
-    with _picture(path, max(3.6, 2.4 * across), 0.4 + 2.15 * down) as figure:
+    with picture(path, max(3.6, 2.4 * across), 0.4 + 2.15 * down) as figure:
         grid = figure.subplots(down, across, squeeze=False).flatten()
         for place, axes in enumerate(grid):
             if place >= len(panels):
@@ -195,15 +149,15 @@ def run_picture(
             name, lines = panels[place]
             for i, (line, points) in enumerate(lines.items()):
                 _line(axes, i, line, points, size=3.5 if len(points) <= 15 else 0.0)
-            _dress(axes, "round" if place >= len(panels) - across else "", "")
+            dress(axes, "round" if place >= len(panels) - across else "", "")
             axes.set_title(name, loc="left", fontsize=9.5, color=INK)
             axes.tick_params(labelsize=8)
-            _whole_numbers(axes)
+            whole_numbers(axes)
             if name.startswith("bytes"):
                 axes.yaxis.set_major_formatter(_size_text)
                 axes.set_ylim(bottom=0)
                 axes.legend(frameon=False, fontsize=8, loc="upper left")
-        _headline(figure, title)
+        headline(figure, title)
 
 
 def picture_kind(path: str | Path) -> str:
@@ -215,13 +169,15 @@ def picture_kind(path: str | Path) -> str:
 
 
 @contextmanager
-def _picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
+def picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
     """A figure that is written to `path` when the block ends well."""
     path, kind = Path(path), picture_kind(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from harmonium.store import write_atomic
 
     # The salt fixes the ids inside an SVG; text stays text, so that it can be searched.
     settings: Any = {
@@ -234,10 +190,10 @@ def _picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
         figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
-        picture = io.BytesIO()
+        drawn = io.BytesIO()
         undated = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        figure.savefig(picture, format=kind, metadata=undated)
-    path.write_bytes(picture.getvalue())
+        figure.savefig(drawn, format=kind, metadata=undated)
+    write_atomic(path, drawn.getvalue())
 
 
 def _line(
@@ -300,47 +256,14 @@ def _apart(wanted: Sequence[float], gap: float) -> list[float]:
     ]
 
 
-def _bubbles(figure: Any, axes: Any, counts: np.ndarray) -> None:
-    """Circles of area proportional to the count, the largest filling its cell, with a key."""
-    clients, classes = counts.shape
-    most = max(1, int(counts.max()))
-    x, y = np.nonzero(counts)
-    drawn = axes.scatter(x, y, color=COLOURS[0], linewidth=0, zorder=2)
-    amounts = sorted({most, max(1, most // 4)}, reverse=True)
-    for amount in amounts:
-        axes.scatter([], [], color=COLOURS[0], linewidth=0, label=f"{amount} pictures")
-    key = figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5)
-    figure.draw_without_rendering()  # cells have a size only after the layout
-    box = axes.get_window_extent()
-    cell = min(box.width / (clients + 0.4), box.height / (classes + 0.2)) * 72 / figure.dpi
-    area = (0.94 * cell) ** 2 / most
-    drawn.set_sizes(counts[x, y] * area)
-    for handle, amount in zip(key.legend_handles, amounts, strict=True):
-        handle.set_sizes([amount * area])
-
-
-def _heat(figure: Any, both: Sequence[Any], counts: np.ndarray) -> None:
-    """Counts as colours, white for none; square-root steps, so that small counts show as well."""
-    from matplotlib.colors import PowerNorm
-
-    shade = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
-    drawn = both[1].imshow(
-        counts.T, aspect="auto", cmap="Blues", norm=shade, interpolation="nearest"
-    )
-    bar = figure.colorbar(drawn, ax=both, pad=0.015, aspect=30)
-    bar.set_label("pictures", fontsize=9, color=INK)
-    bar.ax.tick_params(labelsize=8.5, colors=PALE, labelcolor=INK)
-    bar.outline.set_visible(False)
-
-
-def _headline(figure: Any, title: str) -> None:
+def headline(figure: Any, title: str) -> None:
     """The title at the left edge, on as many lines as it needs."""
     if title:
         lines = textwrap.fill(title, int(10 * figure.get_figwidth()))
         figure.suptitle(lines, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK)
 
 
-def _dress(axes: Any, xlabel: str, ylabel: str) -> None:
+def dress(axes: Any, xlabel: str, ylabel: str) -> None:
     """The common look: no box, a light grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#9a9a9a")
@@ -351,7 +274,7 @@ def _dress(axes: Any, xlabel: str, ylabel: str) -> None:
     axes.set_ylabel(ylabel, fontsize=10, color=INK)
 
 
-def _whole_numbers(axes: Any) -> None:
+def whole_numbers(axes: Any) -> None:
     """Rounds and clients are counted, so no ticks between whole numbers."""
     from matplotlib.ticker import MaxNLocator
 

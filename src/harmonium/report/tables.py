@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ def table(
     title: str = "",
     *,
     digits: int | None = None,
+    by_row: bool = False,
+    unbroken: Collection[str] = (),
 ) -> Table:
     """A table for the terminal; print it with a `rich` console, which respects NO_COLOR.
 
@@ -61,6 +63,8 @@ def table(
             in the order of first appearance when left out.
         title: a line above the table.
         digits: decimals of every number; chosen for each column when left out.
+        by_row: choose them for each row instead, where each row is a quantity of its own.
+        unbroken: columns of text that never go over into the next line; those of numbers do not.
     """
     from rich import box
     from rich.table import Table
@@ -74,10 +78,10 @@ def table(
         drawn.add_column(
             Text(heading),
             justify="right" if right else "left",
-            no_wrap=right,
+            no_wrap=right or key in unbroken,
             overflow="ellipsis" if right else "fold",
         )
-    for cells in _cells(rows, names, digits):
+    for cells in _cells(rows, names, digits, by_row):
         drawn.add_row(*(Text(cell) for cell in cells))
     return drawn
 
@@ -157,17 +161,22 @@ def _numeric(rows: Sequence[Row], key: str) -> bool:
     return bool(values) and all(_number(value) or _pair(value) for value in values)
 
 
-def _cells(rows: Sequence[Row], names: Mapping[str, str], digits: int | None) -> list[list[str]]:
-    """All cells as text, each column with its own fixed number of decimals."""
-    decimals = {key: _digits(rows, key) if digits is None else digits for key in names}
+def _cells(
+    rows: Sequence[Row], names: Mapping[str, str], digits: int | None, by_row: bool = False
+) -> list[list[str]]:
+    """All cells as text, each column (or row) with its own fixed number of decimals."""
+    if by_row and digits is None:
+        return [line for row in rows for line in _cells([row], names, _digits(row.values()))]
+    decimals = {
+        key: _digits(row.get(key) for row in rows) if digits is None else digits for key in names
+    }
     return [[_text(row.get(key), decimals[key]) for key in names] for row in rows]
 
 
-def _digits(rows: Sequence[Row], key: str) -> int:
-    """Decimals that show about four figures of the largest number of a column."""
+def _digits(values: Iterable[object]) -> int:
+    """Decimals that show about four figures of the largest of these numbers."""
     sizes = [0.0]
-    for row in rows:
-        value = row.get(key)
+    for value in values:
         pair = _pair(value)
         mean = pair[0] if pair else value
         if isinstance(mean, Real) and not isinstance(mean, Integral) and math.isfinite(mean):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,10 @@ CHUNK = 4096  # pictures handed on at once
 _KEYS = (("x", "y"), ("images", "labels"))  # what the pixels and the labels are called
 _PREFIXES = {"train": "train_", "validation": "val_", "test": "test_"}
 _CLASS_NAMES = ("classes", "class_names")
+_FAULTS = (
+    *(OSError, ValueError, KeyError, EOFError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError),
+)
 
 
 class _Columns(NamedTuple):
@@ -66,23 +72,42 @@ class Npz(UnsplitSpec):
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Bring every layout into one."""
-        try:
-            if not zipfile.is_zipfile(self._file()):
-                raise DataError(f"{self.path} is not an .npz archive")
-            with np.load(self._file(), allow_pickle=False) as archive:
-                return _Reader(self.path, archive).write(writer)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # a full disk is not the archive's fault
-            raise DataError(f"{self.path} cannot be read: {error}") from error
+        return read_archive(self._file(), writer)
+
+
+def read_archive(path: Path, writer: Writer, known: int | None = None) -> tuple[str, ...]:
+    """Write all parts of an archive, in any of the layouts above, and return the classes.
+
+    Args:
+        path: the archive.
+        writer: receives the pictures.
+        known: how many classes there are, where that is known: labels below it stay as they are.
+    """
+    with open_archive(path) as archive:
+        return _Reader(str(path), archive, known).write(writer)
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Any]:
+    """The arrays of an archive by name; whatever is wrong with it becomes one error."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise DataError(f"{path} is not an .npz archive")
+        with np.load(path, allow_pickle=False) as archive:
+            yield archive
+    except _FAULTS as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # a full disk is not the archive's fault
+        raise DataError(f"{path} cannot be read: {error}") from error
 
 
 class _Reader:
     """One archive, whose arrays are read one at a time: together they may not fit in memory."""
 
-    def __init__(self, path: str, archive: Any) -> None:
+    def __init__(self, path: str, archive: Any, known: int | None) -> None:
         self.path = path
         self.archive = archive
+        self.known = known
         self.shapes = dict(_headers(archive))
 
     def write(self, writer: Writer) -> tuple[str, ...]:
@@ -176,6 +201,8 @@ class _Reader:
                     f"'{key}' names {len(names)} classes"
                 )
             return names
+        if self.known and len(values) and values[0] >= 0 and values[-1] < self.known:
+            return tuple(str(label) for label in range(self.known))
         for column in columns:
             known = column != UNKNOWN
             column[known] = np.searchsorted(values, column[known])
@@ -193,5 +220,7 @@ def _headers(archive: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
                 else np.lib.format.read_array_header_2_0
             )
             shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize > archive.zip.getinfo(f"{key}.npy").file_size:
+            raise ValueError(f"'{key}' is said to have shape {shape}, but is shorter")
         if len(shape):
             yield key, (shape, dtype.kind)

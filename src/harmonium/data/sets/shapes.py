@@ -24,6 +24,7 @@ from harmonium.seeds import numpy_rng
 Field = npt.NDArray[Any]  # (pictures, height, width) float32: one number for every pixel
 RENDERING = 1  # raise when the pictures change, so that old caches are not used
 CHUNK = 512  # pictures drawn at once: large enough for NumPy, small enough for little memory
+CHUNK_PIXELS = CHUNK * 64 * 64  # fewer where they are larger than 64x64
 
 
 # ---- content: distance to the edge of a shape of radius 1 around the origin, negative inside -----
@@ -177,17 +178,18 @@ class Shapes(DataSpec):
     def identity(self) -> dict[str, Any]:
         """All settings but those that only select."""
         settings = asdict(self)
-        for selects in ("limit", "validation"):
+        for selects in ("limit", "validation", "labelled"):
             del settings[selects]
         return {"rendering": RENDERING, **settings}
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Draw both parts."""
+        chunk = max(1, min(CHUNK, CHUNK_PIXELS // self.size**2))
         for part, count in (("train", self.count), ("test", self.test_count)):
             scene = self.scene(part, count)
-            for start in range(0, count, CHUNK):
-                piece = {name: column[start : start + CHUNK] for name, column in scene.items()}
-                rng = numpy_rng(self.seed, "shapes", part, "pixels", start // CHUNK)
+            for start in range(0, count, chunk):
+                piece = {name: column[start : start + chunk] for name, column in scene.items()}
+                rng = numpy_rng(self.seed, "shapes", part, "pixels", start // chunk)
                 pixels = self.draw(piece, rng)
                 labels = piece.pop("shape")
                 if self.unlabelled:

@@ -1,0 +1,138 @@
+"""Write the tables of data sets and splits into the pages, from the classes themselves.
+
+`python docs/tables.py` rewrites what stands between the markers in docs/*.md. A test compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+import typing
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.partition import SplitRule, splits
+
+HERE = Path(__file__).parent
+HEAD = "| key | type | default | meaning |\n|---|---|---|---|\n"
+DEFAULTS = {"data": "digits", "split": "iid"}
+
+
+def comments(cls: type) -> dict[str, str]:
+    """The comment behind every field in a class's source."""
+    source = inspect.getsource(cls)
+    lines = source.splitlines()
+    found = {}
+    for node in ast.parse(inspect.cleandoc(source)).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            comment = lines[node.end_lineno - 1].partition("#")[2].strip()
+            found[node.target.id] = comment[:1].upper() + comment[1:]
+    return found
+
+
+def words(kind: Any) -> str:
+    """A type as people read it."""
+    plain = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    if kind in plain:
+        return plain[kind]
+    inside = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(f"`{choice}`" for choice in inside)
+    if typing.get_origin(kind) is tuple:
+        return f"list of {words(inside[0])}s".replace("texts", "names")
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return " or ".join("none" if one is type(None) else words(one) for one in inside)
+    raise TypeError(f"no words for {kind}")
+
+
+def shown(default: Any) -> str:
+    """A default as it is typed."""
+    if default is MISSING or default == "":
+        return "(needed)" if default is MISSING else "(none)"
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(str, default))}]"
+    if isinstance(default, float):
+        return f"{default:.4g}"
+    return {None: "none", True: "true", False: "false"}.get(default, str(default))
+
+
+def row(section: str, cls: type, field: Field[Any]) -> str:
+    """One setting."""
+    owner = next(k for k in cls.__mro__ if field.name in vars(k).get("__annotations__", {}))
+    kind = typing.get_type_hints(owner)[field.name]
+    meaning = comments(owner)[field.name].replace("None:", "none:")
+    default = shown(field.default)
+    if field.name == "path" and default == "(none)":
+        default = "(needed)"
+    return f"| `{section}.{field.name}` | {words(kind)} | {default} | {meaning} |\n"
+
+
+def settings(section: str, registry: Any, base: type) -> str:
+    """Tables of the common settings and of each choice's own."""
+    common = {field.name: field for field in fields(base)}
+    text = f"Settings of every {registry.kind}:\n\n{HEAD}"
+    text += "".join(row(section, base, field) for field in common.values())
+    groups: dict[str, list[str]] = {}
+    for name, cls in registry.table().items():
+        own = [f for f in fields(cls) if f.init and common.get(f.name) != f and differs(f, common)]
+        table = "".join(row(section, cls, field) for field in own)
+        if table:
+            groups.setdefault(table, []).append(name)
+    for table, names in groups.items():
+        listed = ", ".join(f"`{section}={name}`" for name in names)
+        text += f"\nSettings of {listed}:\n\n{HEAD}{table}"
+    return text
+
+
+def differs(field: Field[Any], common: dict[str, Field[Any]]) -> bool:
+    """Whether a choice's field is its own or has another default."""
+    return field.name not in common or common[field.name].default != field.default
+
+
+def choices(section: str, registry: Any) -> str:
+    """The names and what they are."""
+    text = "| choice | what |\n|---|---|\n"
+    for name, cls in registry.table().items():
+        mark = " (default)" if name == DEFAULTS[section] else ""
+        text += f"| `{name}`{mark} | {(cls.__doc__ or '').strip().splitlines()[0]} |\n"
+    return text
+
+
+def sets() -> str:
+    """What is known of every data set."""
+    text = "| data set | pictures | shape | classes | licence, as its makers state it |\n"
+    text += "|---|---|---|---|---|\n"
+    for name, cls in datasets.table().items():
+        if (about := cls.about) is None:
+            continue
+        count = "" if about.train is None else f"{about.train:,}"
+        count += f" + {about.test:,}" if about.test else ""
+        shape = "x".join(map(str, about.shape)) if about.shape else "any"
+        text += f"| `{name}` | {count} | {shape} | {about.classes or ''} | {about.licence} |\n"
+    return text
+
+
+TABLES = {
+    "data": lambda: choices("data", datasets) + "\n" + settings("data", datasets, DataSpec),
+    "split": lambda: choices("split", splits) + "\n" + settings("split", splits, SplitRule),
+    "sets": sets,
+}
+
+
+def filled(text: str) -> str:
+    """A page with fresh tables between its markers."""
+    for name, make in TABLES.items():
+        start, end = f"<!-- {name}: from docs/tables.py -->", f"<!-- end of {name} -->"
+        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+        if pattern.search(text):
+            text = pattern.sub(lambda _: f"{start}\n\n{make()}\n{end}", text)  # noqa: B023
+    return text
+
+
+if __name__ == "__main__":
+    for page in HERE.glob("*.md"):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

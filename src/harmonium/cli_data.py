@@ -1,0 +1,330 @@
+"""The commands about data: what there is, fetching it, looking at it, and sharing it out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harmonium.terminal import Changes, Json, err, out, say, show_table
+
+if TYPE_CHECKING:
+    from harmonium.data.heterogeneity import Heterogeneity
+    from harmonium.data.images import Dataset, Integers
+    from harmonium.data.partition import Split
+    from harmonium.recipe import Recipe
+
+FLAT = 130  # columns of a terminal from which a data set needs no more than a line or two
+ENDS = 6  # of many clients or classes, how many a table shows at either end
+
+data = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and look at them."
+)
+
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it here, .png or .svg.")]
+
+
+def datasets(as_json: Json = False) -> None:
+    """List the data sets."""
+    from harmonium.data.catalogue import catalogue
+
+    known = catalogue()
+    if as_json:
+        print(json.dumps(known))
+        return
+    rows = [{"name": name, **_facts(about)} for name, about in known.items()]
+    if out.width < FLAT:
+        rows = [_stacked(row) for row in rows]
+    show_table(rows, unbroken=("name", "shape", "pictures"))
+
+
+@data.command("fetch")
+def fetch(
+    name: str,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Use this archive or folder instead.")
+    ] = None,
+) -> None:
+    """Download a data set and check it.
+
+    For example: harmonium data fetch cifar10
+    """
+    from harmonium.data.sources import fetch
+    from harmonium.report.progress import transfer
+
+    with transfer(err) as report:
+        where = fetch(name, from_path=source, progress=report)
+    say(f"{name} is in {where}")
+
+
+@data.command("show")
+def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = False) -> None:
+    """Show what a data set holds.
+
+    For example: harmonium data show digits --plot digits.png
+    """
+    from harmonium.data.catalogue import examples, overview
+
+    _check_plot(plot)
+    dataset = _recipe(name, changes).data.load()
+    about = overview(dataset)
+    if plot is not None:
+        from harmonium.report.split_plots import SHEET, contact_sheet
+
+        rows, left_out = examples(dataset, *SHEET)
+        contact_sheet(plot, rows, dataset.name, left_out)
+        about["picture"] = str(plot)
+    if as_json:
+        print(json.dumps(about))
+        return
+    _notes(dataset.notes)
+    _show_overview(about)
+
+
+@data.command("split")
+def split(
+    name: str,
+    changes: Changes = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The folder for the files.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Show how pictures would be shared out among clients, and keep it.
+
+    For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
+    """
+    from harmonium.data.heterogeneity import heterogeneity
+    from harmonium.data.partition import make_split
+
+    _check_plot(plot)
+    recipe = _recipe(name, changes)
+    dataset = recipe.data.load()
+    made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    found = heterogeneity(made, dataset)
+    notes = [*dataset.notes, *made.notes]
+    about = {
+        "recipe": {key: recipe.tree()[key] for key in ("data", "split", "clients", "seed")},
+        "digest": made.digest,
+        "notes": notes,
+        "figures": found.figures,
+        "clients": [{"client": number, **row} for number, row in enumerate(found.rows())],
+    }
+    files = _write(folder or _folder(recipe, made), made, about, found, dataset)
+    if plot is not None:
+        _draw([plot], found, dataset)
+        files["plot"] = str(plot)
+    if as_json:
+        print(json.dumps({**about, "files": files}))
+        return
+    _notes(notes)
+    _show_split(about, found, dataset)
+    say("\n".join(["", *(f"{what:<8} {path}" for what, path in files.items())]))
+
+
+# ---- what `split` writes -------------------------------------------------------------------------
+
+
+def _folder(recipe: Recipe, made: Split) -> Path:
+    """A place of its own for each split; `module:Class` gives the class's name only."""
+    from harmonium.home import home
+    from harmonium.registry import recipe_name
+
+    words = [str(recipe_name(type(one))) for one in (recipe.data, recipe.split)]
+    words = [word.rpartition(":")[2] for word in words]
+    return home() / "splits" / "-".join([*words, made.digest[:8]])
+
+
+def _write(
+    folder: Path, made: Split, about: dict[str, Any], found: Heterogeneity, dataset: Dataset
+) -> dict[str, str]:
+    """The four files of a split; others in the folder are left alone."""
+    from harmonium.home import make_folder
+    from harmonium.store import write_atomic
+
+    make_folder(folder)
+    paths = {
+        "split": folder / "split.npz",
+        "figures": folder / "split.json",
+        "png": folder / "split.png",
+        "svg": folder / "split.svg",
+    }
+    made.save(paths["split"])
+    write_atomic(paths["figures"], (json.dumps(about, indent=1) + "\n").encode())
+    _draw([paths["png"], paths["svg"]], found, dataset)
+    return {what: str(path) for what, path in paths.items()}
+
+
+def _draw(paths: list[Path], found: Heterogeneity, dataset: Dataset) -> None:
+    from harmonium.report.split_plots import split_map, split_sizes
+
+    counts, names, what = _held(found, dataset)
+    title = f"Who holds what of {dataset.name}"
+    for path in paths:
+        if counts is None:
+            split_sizes(path, found.columns["size"].data, title)
+        else:
+            split_map(path, counts, names, title, what)
+
+
+def _held(found: Heterogeneity, dataset: Dataset) -> tuple[Integers | None, list[str], str]:
+    """What clients hold how much of: classes if any is known, else styles, else nothing."""
+    import numpy as np
+
+    from harmonium.data.heterogeneity import style_factor
+
+    factor = style_factor(dataset.train) or ""
+    counts, names, what = found.classes, dataset.classes, "class"
+    if counts is None:
+        counts, names, what = found.styles, dataset.names.get(factor, ()), factor
+    if counts is None:
+        return None, [], ""
+    called = list(names or map(str, range(counts.shape[1])))
+    unknown = found.columns["size"].data - counts.sum(1)
+    if unknown.any():
+        counts, called = np.column_stack([counts, unknown]), [*called, "unknown"]
+    return counts, called, what
+
+
+# ---- what is shown -------------------------------------------------------------------------------
+
+
+def _recipe(name: str, changes: list[str] | None) -> Recipe:
+    from harmonium.recipe import Recipe, apply_changes
+
+    return Recipe.from_tree(apply_changes({"data": name}, changes or []))
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a picture that cannot be written before anything is read or shown."""
+    if plot is not None:
+        from harmonium.home import make_folder
+        from harmonium.report.plots import picture_kind
+
+        picture_kind(plot)
+        make_folder(plot.absolute().parent)
+
+
+def _notes(notes: Any) -> None:
+    for note in notes:
+        say(f"note: {note}", err)
+
+
+def _facts(about: dict[str, Any]) -> dict[str, str]:
+    """What the list of data sets says of one, in words."""
+    train, test = about["train"], about["test"]
+    return {
+        "what": about["what"],
+        "shape": "x".join(map(str, about["shape"] or ())) or "any",
+        "classes": str(about["classes"] or ""),
+        "pictures": (f"{train:,}" if train else "") + (f" + {test:,}" if test else ""),
+        "licence": about["licence"] or "",
+        "here": about["here"],
+    }
+
+
+def _stacked(row: dict[str, str]) -> dict[str, str]:
+    """What is short one below the other, which leaves a narrow terminal room for the rest."""
+    classes = f"{row['classes']} classes" if row["classes"] else ""
+    return {
+        "name": f"{row['name']}\n{row['here']}",
+        "what": row["what"],
+        "pictures": "\n".join(filter(None, (row["shape"], classes, row["pictures"]))),
+        "licence": row["licence"],
+    }
+
+
+def _show_overview(about: dict[str, Any]) -> None:
+    shape = "x".join(map(str, about["shape"]))
+    say(f"{about['name']}: pictures of {shape}, digest {about['digest'][:12]}")
+    columns = {part: part for part in about["parts"]}
+    classes = [{"": name, **counts} for name, counts in about["classes"].items()]
+    if any(about["unlabelled"].values()):
+        classes.append({"": "unknown", **about["unlabelled"]})
+    styles = [{"": name, **counts} for name, counts in about["styles"].items()]
+    for what, rows in (("class", classes), ("style", styles)):
+        shown = _ends(rows)
+        if rows:
+            every = {"": "all", **about["parts"]}
+            show_table([*shown, every], columns={"": what, **columns})
+        if len(shown) < len(rows):
+            say(f"{len(rows) - len(shown)} in between are not shown; --json has them all\n")
+    say("Levels from 0 to 1, over all pictures but the test part")
+    names = ("grey",) if about["shape"][2] == 1 else ("red", "green", "blue")
+    show_table(
+        [{"channel": c, **f} for c, f in zip(names, about["channels"], strict=True)], digits=4
+    )
+    if "picture" in about:
+        say(f"picture  {about['picture']}")
+
+
+def _show_split(about: dict[str, Any], found: Heterogeneity, dataset: Dataset) -> None:
+    from harmonium.report.heatmap import heat_map, size_bars
+
+    rule = about["recipe"]["split"]["name"]
+    say(f"{dataset.name} shared out by {rule}, digest {about['digest'][:12]}")
+    figures, rows = found.figures, about["clients"]
+    show_table([{_WORDS[key]: figures[key] for key in figures if key in _WORDS}])
+    show_table(_figure_rows(figures), by_row=True)
+    shown = _ends(rows)
+    show_table(shown, columns={k: _SHORT[k] for k in rows[0] if k in _SHORT}, digits=2)
+    if len(shown) < len(rows):
+        say(f"clients {ENDS} to {len(rows) - ENDS - 1} are not shown; split.json has them all\n")
+    counts, names, what = _held(found, dataset)
+    if counts is None:
+        out.print(size_bars(out, found.columns["size"].data), end="")
+    else:
+        plural = "classes" if what == "class" else f"{what}s"
+        out.print(heat_map(out, counts, names, plural), end="")
+
+
+_WORDS = {  # figures of all clients together
+    "clients": "clients",
+    "pictures": "pictures",
+    "dropped": "dropped",
+    "repeated": "repeated",
+    "unlabelled": "unlabelled",
+    "size_gini": "Gini of sizes",
+}
+_QUANTITIES = {  # figures over the clients
+    "size": "pictures of a client",
+    "classes": "classes",
+    "classes_1_percent": "classes of 1 % or more",
+    "dominant_share": "share of the commonest class",
+    "label_entropy_bits": "label entropy (bits)",
+    "label_js": "label JS distance",
+    "label_emd": "label EMD",
+    "styles": "styles",
+    "style_js": "style JS distance",
+    "angle_bins": "angle bins",
+    "style_distance": "style distance beyond chance",
+    "style_chance": "style distance by chance",
+}
+_SHORT = {  # the columns of the table of clients
+    "client": "client",
+    "size": "size",
+    "classes": "classes",
+    "label_entropy_bits": "bits",
+    "label_js": "JS",
+    "label_emd": "EMD",
+    "styles": "styles",
+    "angle_bins": "angles",
+    "style_distance": "style",
+}
+
+
+def _ends(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows, or the first and the last few where they are many."""
+    return rows if len(rows) <= 3 * ENDS else rows[:ENDS] + rows[-ENDS:]
+
+
+def _figure_rows(figures: dict[str, float | int]) -> list[dict[str, Any]]:
+    """A row for each quantity that differs from client to client."""
+    rows = []
+    for name, words in _QUANTITIES.items():
+        found = {way: figures.get(f"{name}_{way}") for way in ("min", "mean", "max")}
+        found["mean"] = figures.get(name, found["mean"])
+        if found["mean"] is not None:
+            rows.append({"over clients": words, **found})
+    return rows

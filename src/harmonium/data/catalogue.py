@@ -1,0 +1,155 @@
+"""What data sets there are and whether they are here, and what one of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.heterogeneity import style_factor
+from harmonium.data.images import Dataset, Images, Integers, Pixels
+from harmonium.data.published import RECORD, Published, Source
+from harmonium.data.store import fetched_folder
+from harmonium.home import home
+
+CHUNK_BYTES = 1 << 24  # of pictures read at once
+NOT_HERE = "not here"
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """What is known of every data set by name, in plain values; nothing of it is read."""
+    return {name: _entry(cls) for name, cls in datasets.table().items()}
+
+
+def _entry(cls: type[DataSpec]) -> dict[str, Any]:
+    keys = ("shape", "classes", "train", "test", "licence")
+    about = asdict(cls.about) if cls.about else dict.fromkeys(keys)
+    source = cls.source if issubclass(cls, Published) else None
+    return {
+        "what": (cls.__doc__ or "").strip().partition("\n")[0],
+        **about,
+        "here": _here(cls),
+        "source": source and _addresses(source),
+    }
+
+
+def _here(cls: type[DataSpec]) -> str:
+    """Whether a data set can be used at once, or what it lacks."""
+    settings: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+    if issubclass(cls, Published):
+        fetched = (fetched_folder(cls.name) / RECORD).is_file()
+        cache = (home() / "cache").glob(f"{cls.name}-{'[0-9a-f]' * 16}/meta.json")
+        found = [word for word, true in (("fetched", fetched), ("decoded", any(cache))) if true]
+        return ", ".join(found) or NOT_HERE
+    if "path" in settings:
+        return "needs a path"
+    if "sets" in settings:
+        lacking = any(_here(datasets[name]) == NOT_HERE for name in settings["sets"])
+        return "needs its sets" if lacking else "made here"
+    return "made here"
+
+
+def _addresses(source: Source) -> dict[str, Any]:
+    """Where a data set comes from, with the sums that its files must have."""
+    return {
+        "page": source.page,
+        "files_md5": [dict(layout) for layout in source.layouts],
+        "tree": list(source.tree),
+        "remotes": [asdict(remote) for remote in source.remotes],
+        "packages": [
+            {"client": package.client, "name": package.name, "members": list(package.members)}
+            for package in source.packages
+        ],
+    }
+
+
+# ---- one of them ---------------------------------------------------------------------------------
+
+
+def overview(dataset: Dataset) -> dict[str, Any]:
+    """Counts, means and notes of a data set, in plain values.
+
+    `channels` has the mean and the standard deviation of every channel over all pixels, 0 to 1,
+    of the pictures that are not for testing: of training, validation and labelled part together.
+    """
+    parts = _parts(dataset)
+    learning = [images for part, images in parts.items() if part != "test"]
+    factor = style_factor(dataset.train)
+    styles: dict[str, dict[str, int]] = {}
+    if factor is not None:
+        columns = {part: images.factors[factor] for part, images in parts.items()}
+        styles = _per_value(columns, dataset.names.get(factor, ()))
+    labels = {part: images.labels for part, images in parts.items()}
+    return {
+        "name": dataset.name,
+        "digest": dataset.digest,
+        "shape": list(dataset.train.shape),
+        "parts": {part: len(images) for part, images in parts.items()},
+        "unlabelled": {part: int((column < 0).sum()) for part, column in labels.items()},
+        "classes": _per_value(labels, dataset.classes),
+        "styles": styles,
+        "channels": channel_figures(learning),
+        "notes": list(dataset.notes),
+    }
+
+
+def channel_figures(several: list[Images]) -> list[dict[str, float]]:
+    """Mean and standard deviation of each channel over all pixels of some pictures, 0 to 1."""
+    levels = np.arange(256) / 255
+    seen = np.zeros((several[0].shape[2], 256), np.int64)  # how often a channel has a level
+    for images in several:
+        step = max(1, CHUNK_BYTES // int(np.prod(images.shape)))
+        for start in range(0, len(images), step):
+            pixels = images.batch(np.arange(start, min(start + step, len(images))))
+            for channel, row in enumerate(seen):
+                row += np.bincount(pixels[..., channel].reshape(-1), minlength=256)
+    shares = seen / seen.sum(1, keepdims=True)
+    means = shares @ levels
+    deviations = np.sqrt(np.maximum(shares @ levels**2 - means**2, 0))
+    return [{"mean": m, "std": s} for m, s in zip(means.tolist(), deviations.tolist(), strict=True)]
+
+
+def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, Pixels]], str]:
+    """A few training pictures of each class, else of each style, else of all; and what is left out.
+
+    Args:
+        dataset: the data set.
+        rows: classes at most; of more, evenly spaced ones are shown.
+        across: pictures of each.
+    """
+    train, factor = dataset.train, style_factor(dataset.train)
+    if train.labelled:
+        column, names, what = train.labels, dataset.classes, "classes"
+    elif factor is not None:
+        column, names, what = train.factors[factor], dataset.names.get(factor, ()), "styles"
+    else:
+        first = np.arange(min(len(train), rows * across))
+        pieces = np.split(first, range(across, len(first), across))
+        return [("", train.batch(piece)) for piece in pieces], ""
+    values = np.unique(column[column >= 0])
+    shown = values[np.linspace(0, len(values) - 1, min(rows, len(values))).astype(int)]
+    found = []
+    for value in shown:
+        name = names[value] if value < len(names) else str(value)
+        found.append((name, train.batch(np.flatnonzero(column == value)[:across])))
+    return found, f"{len(shown)} of {len(values)} {what}" if len(shown) < len(values) else ""
+
+
+def _parts(dataset: Dataset) -> dict[str, Images]:
+    parts = {"train": dataset.train, "validation": dataset.validation}
+    if dataset.labelled is not None and len(dataset.labelled):
+        parts["labelled"] = dataset.labelled
+    return {**parts, "test": dataset.test}
+
+
+def _per_value(columns: dict[str, Integers], names: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    """How many pictures of each class or style every part has."""
+    width = len(names) or 1 + max(int(column.max(initial=-1)) for column in columns.values())
+    counts = {p: np.bincount(c[c >= 0], minlength=width).tolist() for p, c in columns.items()}
+    named = names or tuple(map(str, range(width)))
+    return {name: {part: counts[part][row] for part in counts} for row, name in enumerate(named)}

@@ -1,0 +1,87 @@
+"""One picture as bytes: any mode, any size, brought to what a data set asks for."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from harmonium.data.images import Pixels
+from harmonium.errors import DataError
+
+_WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # grey with 16 bits; `I` is how some arrive
+_ORIENTATION = 0x0112  # in the notes of a camera (EXIF)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image as the camera was held; damaged notes of a camera count as none."""
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001  (Pillow raises many kinds of error for them)
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def kind_of(image: Image.Image) -> str:
+    """What sort of picture it is, in words, known before its pixels are read."""
+    if image.has_transparency_data:
+        return "with transparency"
+    words = {"RGB": "colour", "RGBX": "colour", "L": "grey", "1": "black and white"}
+    words |= {"P": "with a palette", **dict.fromkeys(_WIDE, "16-bit grey")}
+    return words.get(image.mode, image.mode)
+
+
+def read_picture(image: Image.Image, size: int | None, channels: int) -> Pixels:
+    """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked."""
+    image = upright(image)
+    if image.mode in _WIDE:
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+    if image.mode == "F":
+        raise DataError("its values are floating point, whose range is not known")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        paper = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(paper, image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    if size is not None:
+        image = _square(image, size)
+    pixels = np.asarray(image)
+    return pixels[..., None] if channels == 1 else pixels
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """Shorter side to `size`, then the middle; one resampling for both."""
+    width, height = image.size
+    shorter = min(width, height)
+    left, top = (width - shorter) / 2, (height - shorter) / 2
+    box = (left, top, left + shorter, top + shorter)
+    if image.size == (size, size):
+        return image
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+
+
+def shaped(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
+    """Many pictures (n, height, width, channels) with this size and these channels.
+
+    >>> shaped(np.zeros((2, 28, 20, 1), np.uint8), 32, 3).shape
+    (2, 32, 32, 3)
+    """
+    size_fits = size is None or pixels.shape[1:3] == (size, size)
+    if size_fits and channels in (None, pixels.shape[3]):
+        return pixels
+    channels = channels or pixels.shape[3]
+    squeezed = pixels[..., 0] if pixels.shape[3] == 1 else pixels
+    height, width = (size, size) if size else pixels.shape[1:3]
+    made = np.empty((len(pixels), height, width, channels), np.uint8)
+    for row, one in enumerate(squeezed):
+        made[row] = read_picture(Image.fromarray(one), size, channels)
+    return made

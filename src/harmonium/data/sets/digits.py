@@ -1,0 +1,33 @@
+"""The handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from harmonium.data.datasets import About, UnsplitSpec, datasets
+from harmonium.data.store import Writer
+
+
+@datasets("digits")
+@dataclass(frozen=True)
+class Digits(UnsplitSpec):
+    """The 1,797 handwritten digits of scikit-learn, 8x8 grey: small enough for a first try."""
+
+    about: ClassVar[About] = About((8, 8, 1), 10, 1797, 0, "CC BY 4.0 (UCI repository)")
+
+    def identity(self) -> dict[str, Any]:
+        """The set never changes."""
+        return {}
+
+    def decode(self, writer: Writer) -> Sequence[str]:
+        """Stretch the 17 grey levels over a byte."""
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
+        writer.append("train", pixels, found.target)
+        return tuple(str(digit) for digit in range(10))

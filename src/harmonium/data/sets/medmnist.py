@@ -1,0 +1,203 @@
+"""MedMNIST v2 (Yang et al., 2023): twelve sets of medical pictures, all of one form.
+
+Each is an archive of pictures and labels for training, validation and testing. One row below says
+all that differs between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harmonium.data.arrays import append, check_labels
+from harmonium.data.datasets import About, datasets, no_labels
+from harmonium.data.images import Integers, Pixels
+from harmonium.data.published import Published, Remote, Source
+from harmonium.data.sets.npz import open_archive
+from harmonium.data.store import Writer
+from harmonium.errors import DataError
+
+SIDE = 28
+
+_PARTS = {"train": "train", "validation": "val", "test": "test"}  # and their prefixes
+_PLACE = "https://zenodo.org/records/10519652/files/"
+_ORGANS = (
+    *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right"),
+    *("liver", "lung-left", "lung-right", "pancreas", "spleen"),
+)
+
+
+class Row(NamedTuple):
+    """What is special about one of the sets."""
+
+    title: str
+    shows: str
+    md5: str
+    channels: int
+    counts: tuple[int, int, int]  # pictures for training, validation and testing
+    classes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()  # instead of classes: each is there or not in every picture
+    licence: str = "CC BY 4.0"
+
+
+ROWS = {
+    "pathmnist": Row(
+        *("PathMNIST", "tissue of the colon", "a8b06965200029087d5bd730944a56c1", 3),
+        (89_996, 10_004, 7_180),
+        (
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+            *("normal colon mucosa", "cancer-associated stroma"),
+            "colorectal adenocarcinoma epithelium",
+        ),
+    ),
+    "chestmnist": Row(
+        *("ChestMNIST", "chest X-rays", "02c8a6516a18b556561a56cbdd36c4a8", 1),
+        (78_468, 11_219, 22_433),
+        findings=(
+            *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule"),
+            *("pneumonia", "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis"),
+            *("pleural", "hernia"),
+        ),
+    ),
+    "dermamnist": Row(
+        *("DermaMNIST", "marks on the skin", "0744692d530f8e62ec473284d019b0c7", 3),
+        (7_007, 1_003, 2_005),
+        (
+            "actinic keratoses and intraepithelial carcinoma",
+            *("basal cell carcinoma", "benign keratosis-like lesions", "dermatofibroma"),
+            *("melanoma", "melanocytic nevi", "vascular lesions"),
+        ),
+        licence="CC BY-NC 4.0",
+    ),
+    "octmnist": Row(
+        *("OCTMNIST", "scans of the retina", "c68d92d5b585d8d81f7112f81e2d0842", 1),
+        (97_477, 10_832, 1_000),
+        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    ),
+    "pneumoniamnist": Row(
+        *("PneumoniaMNIST", "children's chest X-rays", "28209eda62fecd6e6a2d98b1501bb15f", 1),
+        (4_708, 524, 624),
+        ("normal", "pneumonia"),
+    ),
+    "retinamnist": Row(
+        *("RetinaMNIST", "photographs of the retina", "bd4c0672f1bba3e3a89f0e4e876791e4", 3),
+        (1_080, 120, 400),
+        ("0", "1", "2", "3", "4"),  # how far a disease has gone
+    ),
+    "breastmnist": Row(
+        *("BreastMNIST", "breast ultrasound", "750601b1f35ba3300ea97c75c52ff8f6", 1),
+        (546, 78, 156),
+        ("malignant", "normal, benign"),
+    ),
+    "bloodmnist": Row(
+        *("BloodMNIST", "blood cells", "7053d0359d879ad8a5505303e11de1dc", 3),
+        (11_959, 1_712, 3_421),
+        (
+            *("basophil", "eosinophil", "erythroblast", "immature granulocytes"),
+            *("lymphocyte", "monocyte", "neutrophil", "platelet"),
+        ),
+    ),
+    "tissuemnist": Row(
+        *("TissueMNIST", "kidney cells", "ebe78ee8b05294063de985d821c1c34b", 1),
+        (165_466, 23_640, 47_280),
+        (
+            *("Collecting Duct, Connecting Tubule", "Distal Convoluted Tubule"),
+            *("Glomerular endothelial cells", "Interstitial endothelial cells", "Leukocytes"),
+            *("Podocytes", "Proximal Tubule Segments", "Thick Ascending Limb"),
+        ),
+    ),
+    "organamnist": Row(
+        *("OrganAMNIST", "axial CT of organs", "68e3f8846a6bd62f0c9bf841c0d9eacc", 1),
+        (34_561, 6_491, 17_778),
+        _ORGANS,
+    ),
+    "organcmnist": Row(
+        *("OrganCMNIST", "coronal CT of organs", "b9ceb9546e10131b32923c5bbeaea2b1", 1),
+        (12_975, 2_392, 8_216),
+        _ORGANS,
+    ),
+    "organsmnist": Row(
+        *("OrganSMNIST", "sagittal CT of organs", "9ab87b696fb54e2a387ebe992d6ed5f1", 1),
+        (13_932, 2_452, 8_827),
+        _ORGANS,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MedMnist(Published):
+    """Any of the sets; its own validation part replaces the share `validation`."""
+
+    row: ClassVar[Row]
+
+    def read(self, folder: Path, writer: Writer) -> Sequence[str]:
+        """Write the three parts; findings become factors, and the labels are unknown."""
+        path = folder / f"{self.name}.npz"
+        findings, classes = self.row.findings, self.row.classes
+        with open_archive(path) as archive:
+            for part, prefix in _PARTS.items():
+                pixels = _pixels(path, f"{prefix}_images", archive, self.row.channels)
+                columns = _columns(path, f"{prefix}_labels", archive, len(pixels), len(findings))
+                check_labels(columns, 0, len(classes) or 2, path)
+                factors = dict(zip(findings, columns.T, strict=False))
+                labels = no_labels(len(pixels)) if findings else columns[:, 0]
+                append(writer, part, pixels, labels, factors)
+        if findings:
+            writer.names |= dict.fromkeys(findings, ("absent", "present"))
+            writer.notes.append(
+                f"{self.name} has no classes: its {len(findings)} findings are factors"
+            )
+        return classes
+
+
+def _pixels(path: Path, key: str, archive: Any, channels: int) -> Pixels:
+    """The pictures (n, 28, 28, channels); the axis of channels is left out of grey ones."""
+    found: Pixels = archive[key]
+    shape = (SIDE, SIDE) if channels == 1 else (SIDE, SIDE, channels)
+    if found.dtype != np.uint8 or found.shape[1:] != shape or not found.size:
+        raise DataError(
+            f"'{key}' of {path} is {found.dtype} {found.shape}; expected uint8 {('n', *shape)}"
+        )
+    return found.reshape(-1, SIDE, SIDE, channels)
+
+
+def _columns(path: Path, key: str, archive: Any, count: int, findings: int) -> Integers:
+    """The labels, one column (n, 1) or as many as findings."""
+    found: npt.NDArray[Any] = archive[key]
+    expected = (count, findings or 1)
+    if found.dtype.kind not in "iu" or found.shape != expected:
+        raise DataError(
+            f"'{key}' of {path} is {found.dtype} {found.shape}; expected integers {expected}"
+        )
+    return found.astype(np.int64)
+
+
+def _register(name: str, row: Row) -> None:
+    """Make the class of one set and file it under its name."""
+    train, validation, test = row.counts
+    colour = "in colour" if row.channels == 3 else "grey"
+    file = f"{name}.npz"
+    content = {
+        "__module__": __name__,
+        "__doc__": f"{row.title}: {row.shows}, {train:,} training, {validation:,} validation and "
+        f"{test:,} test pictures, 28x28 {colour}.",
+        "row": row,
+        "about": About(
+            (SIDE, SIDE, row.channels), len(row.classes) or None, train, test, row.licence
+        ),
+        "source": Source(
+            page="https://medmnist.com/",
+            layouts=({file: row.md5},),
+            remotes=(Remote(file, (f"{_PLACE}{file}?download=1",), row.md5),),
+        ),
+    }
+    datasets(name)(type(row.title, (MedMnist,), content))
+
+
+for _name, _row in ROWS.items():
+    _register(_name, _row)

@@ -1,0 +1,64 @@
+"""mini-ImageNet (Vinyals et al., 2016): 100 classes of ImageNet with 600 pictures each.
+
+It has no official archive. Two layouts are handed round and both are read: `images/` beside the
+`train.csv`, `val.csv` and `test.csv` of Ravi and Larochelle (2017), or folders `train/`, `val/` and
+`test/` of class folders. These parts hold different classes, which suits few-shot learning only:
+here all 100 classes are joined and a share of the pictures is held out for testing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from harmonium.data.datasets import About, UnsplitSpec, datasets
+from harmonium.data.pictures import (
+    File,
+    PublishedPictures,
+    class_folders,
+    numbered,
+    write_pictures,
+)
+from harmonium.data.published import Source
+from harmonium.data.sets.table import read_table
+from harmonium.data.store import Writer
+
+PARTS = ("train", "val", "test")
+
+
+@datasets("mini-imagenet")
+@dataclass(frozen=True)
+class MiniImagenet(PublishedPictures, UnsplitSpec):
+    """mini-ImageNet: 60,000 pictures of 100 classes, in colour, usually scaled to 84x84."""
+
+    size: int | None = 84  # shorter side scaled to this, centre cut out as a square
+    test: float = 1 / 6  # share held out for testing
+
+    about: ClassVar[About] = About(
+        *((84, 84, 3), 100, 60_000, 0),
+        "none stated; ImageNet's terms: research and education, nothing commercial",
+    )
+    source: ClassVar[Source] = Source(
+        page="https://github.com/twitter/meta-learning-lstm",
+        tree=("train.csv|train", "val.csv|val", "test.csv|test"),
+        pickled=tuple(f"mini-imagenet-cache-{part}.pkl" for part in (*PARTS, "validation")),
+        most_bytes=8 << 30,
+    )
+
+    def read(self, folder: Path, writer: Writer) -> Sequence[str]:
+        """Join the three parts, whichever layout they have."""
+        found = [pair for part in PARTS for pair in _part(folder, part)]
+        classes, number = numbered(name for _, name in found)
+        files = [File(path, str(path.relative_to(folder)), number[name]) for path, name in found]
+        write_pictures(writer, {"train": files}, self)
+        return classes
+
+
+def _part(root: Path, part: str) -> list[tuple[Path, str | None]]:
+    """The pictures of one part with their classes."""
+    if (table := root / f"{part}.csv").is_file():
+        rows = [row.values for row in read_table(table, "filename")]
+        return [(root / "images" / row["filename"], row.get("label")) for row in rows]
+    return class_folders(root / part)

@@ -1,0 +1,244 @@
+"""Pictures listed in a table (CSV): who holds them, what they show, where they come from."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harmonium.data.datasets import UnsplitSpec, datasets
+from harmonium.data.images import UNKNOWN
+from harmonium.data.pictures import (
+    File,
+    PictureSpec,
+    is_whole,
+    listing_digest,
+    numbered,
+    write_pictures,
+)
+from harmonium.data.store import Writer
+from harmonium.errors import ConfigError, DataError
+
+DELIMITERS = ",;\t"
+PARTS = {"": "train", "train": "train", "test": "test"}
+PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
+
+
+class Row(NamedTuple):
+    """One line of a table, without the spaces around its values."""
+
+    line: int
+    values: dict[str, str]  # by column; "" where the line is too short
+
+
+class _Listing(NamedTuple):
+    files: dict[str, list[File]]
+    classes: tuple[str, ...]
+    names: dict[str, tuple[str, ...]]
+    notes: list[str]
+
+
+@datasets("csv")
+@dataclass(frozen=True)
+class Table(PictureSpec, UnsplitSpec):
+    """A CSV file that lists picture files, with their clients, labels and domains.
+
+    Only the column of paths must be there; a value that is left empty is not known. Clients and
+    domains become the factors `client` and `style`, other columns of whole numbers factors of
+    their own. A column `part` says train, validation or test; where it names no test pictures,
+    the validation part is the test part. Commas, semicolons and tabs are understood.
+    """
+
+    path: str = ""  # the CSV file
+    root: str = ""  # the folder that paths in it start from; its own folder if left out
+    path_column: str = "path"  # the picture file
+    client_column: str = "client"  # who holds it
+    label_column: str = "label"  # its class
+    domain_column: str = "domain"  # its style
+    part_column: str = "part"  # train, validation or test
+    channels: int = 3  # 3: colour, 1: grey
+
+    def check(self) -> None:
+        """Refuse paths where nothing is."""
+        super().check()
+        if not self.path:
+            raise ConfigError("data set 'csv' needs data.path=FILE.csv")
+        if self._file().is_dir():
+            raise DataError(f"data.path={self.path} is a folder: for picture files use data=folder")
+        if not self._file().is_file():
+            raise DataError(f"data.path={self.path}: there is no such file")
+        if not self._root().is_dir():
+            raise DataError(f"data.root={self.root}: there is no such folder")
+
+    def _columns(self) -> list[str]:
+        named = [self.path_column, self.client_column, self.label_column]
+        return [*named, self.domain_column, self.part_column]
+
+    def _file(self) -> Path:
+        return Path(self.path).expanduser().resolve()
+
+    def _root(self) -> Path:
+        return Path(self.root).expanduser().resolve() if self.root else self._file().parent
+
+    def identity(self) -> dict[str, Any]:
+        """The table's content, and every file with its size and time of change."""
+        listing = self._listing()
+        table = hashlib.sha256(self._file().read_bytes()).hexdigest()
+        files = listing_digest(listing.files)
+        where = {"table": table, "columns": self._columns(), "root": str(self._root())}
+        return {**where, "files": files, **self.handling()}
+
+    def decode(self, writer: Writer) -> Sequence[str]:
+        """Read every file that the table names."""
+        listing = self._listing()
+        writer.names |= listing.names
+        writer.notes += listing.notes
+        write_pictures(writer, listing.files, self)
+        return listing.classes
+
+    # ---- from rows to files ----
+
+    def _listing(self) -> _Listing:
+        advice = ": name the column of paths with data.path_column=NAME"
+        rows = read_table(self._file(), self.path_column, advice)
+        self._check_columns(rows)
+        self._check_rows(rows)
+        columns = {name for row in rows for name, value in row.values.items() if value}
+        classes, labels, notes = _number(rows, self.label_column)
+        names: dict[str, tuple[str, ...]] = {}
+        factors: dict[str, list[int]] = {}
+        for factor, column in (("client", self.client_column), ("style", self.domain_column)):
+            if column in columns:
+                names[factor], factors[factor], said = _number(rows, column)
+                notes += said
+        for column in sorted(columns.difference(self._columns())):
+            values = [row.values[column] for row in rows]
+            if all(is_whole(value) for value in values if value):
+                if column in factors:
+                    raise DataError(
+                        f"{self.path}: column '{column}' and another one would both be the factor "
+                        f"'{column}': rename it"
+                    )
+                factors[column] = [int(value) if value else UNKNOWN for value in values]
+                notes += _missing(values, column)
+        files = self._files(rows, labels, factors)
+        return _Listing(files, classes, names, notes)
+
+    def _files(
+        self, rows: list[Row], labels: list[int], factors: dict[str, list[int]]
+    ) -> dict[str, list[File]]:
+        root = self._root()
+        files: dict[str, list[File]] = {"train": [], "validation": [], "test": []}
+        for at, row in enumerate(rows):
+            given = row.values[self.path_column]
+            part = PARTS[row.values.get(self.part_column, "").lower()]
+            columns = {factor: column[at] for factor, column in factors.items()}
+            named = f"line {row.line}: {given}"
+            files[part].append(File(root / given, named, labels[at], columns))
+        found = {part: some for part, some in files.items() if some}
+        if "test" not in found and "validation" in found:
+            found["test"] = found.pop("validation")
+        return found
+
+    # ---- what may be wrong with a table ----
+
+    def _check_columns(self, rows: list[Row]) -> None:
+        """Refuse a table that lacks a column which was asked for by name."""
+        for setting in ("path", "client", "label", "domain", "part"):
+            column, usual = getattr(self, f"{setting}_column"), setting
+            if column not in rows[0].values and column != usual:
+                raise ConfigError(
+                    f"data.{setting}_column={column}: {self.path} has no such column, only "
+                    f"{', '.join(rows[0].values)}"
+                )
+
+    def _check_rows(self, rows: list[Row]) -> None:
+        """Refuse lines without a path, with one that came before, or of an unknown part."""
+        root, first = self._root(), dict[str, int]()
+        empty, again, strange = [], [], []
+        for row in rows:
+            given = row.values[self.path_column]
+            where = os.path.normpath(os.path.join(root, given))
+            if not given:
+                empty.append(str(row.line))
+            elif where in first:
+                again.append(f"{row.line} as {first[where]} ({given})")
+            first.setdefault(where, row.line)
+            part = row.values.get(self.part_column, "")
+            if part.lower() not in PARTS:
+                strange.append(f"{row.line} ({part})")
+        problems = [
+            f"{what} {_some(lines)}"
+            for what, lines in (
+                ("no path in line", empty),
+                ("the same picture twice, in line", again),
+                ("neither train, validation nor test in line", strange),
+            )
+            if lines
+        ]
+        if problems:
+            raise DataError(f"{self.path}: {'; '.join(problems)}")
+
+
+def read_table(path: Path, needed: str, advice: str = "") -> list[Row]:
+    """The lines of a table with a header, which must name the column `needed`."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{path} is not UTF-8 text (line {line}): save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    head = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=head.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        lines = [(reader.line_num, [v.strip() for v in values]) for values in reader if any(values)]
+    except csv.Error as error:
+        raise DataError(f"{path} is no table: line {reader.line_num}: {error}") from None
+    if not lines:
+        raise DataError(f"{path} is empty: its first line should name the columns")
+    header = lines[0][1]
+    named = [name for name in header if name]
+    if needed not in named:
+        raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}{advice}")
+    if len(set(named)) < len(named):
+        raise DataError(f"{path} names a column twice: {', '.join(header)}")
+    if long := [f"{line} ({len(v)})" for line, v in lines[1:] if len(v) > len(header)]:
+        raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
+    if not lines[1:]:
+        raise DataError(f"{path} lists no pictures: it has only a line of column names")
+    return [
+        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
+        for line, values in lines[1:]
+    ]
+
+
+def _filled(values: list[str], count: int) -> list[str]:
+    return values + [""] * (count - len(values))
+
+
+def _number(rows: list[Row], column: str) -> tuple[tuple[str, ...], list[int], list[str]]:
+    """The names in a column, each row's number among them, and a note if some are missing."""
+    values = [row.values.get(column, "") for row in rows]
+    names, number = numbered(value or None for value in values)
+    return names, [number[value or None] for value in values], _missing(values, column)
+
+
+def _missing(values: Iterable[str], column: str) -> list[str]:
+    held = [bool(value) for value in values]
+    if all(held) or not any(held):
+        return []
+    count = len(held) - sum(held)
+    return [f"{count} of {len(held)} pictures have no {column}, which is then -1"]
+
+
+def _some(lines: list[str], most: int = 5) -> str:
+    """A few of the lines, and how many more."""
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return ", ".join(lines[:most]) + more

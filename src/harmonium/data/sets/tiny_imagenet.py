@@ -1,0 +1,89 @@
+"""Tiny ImageNet (Le and Yang, 2015): 200 classes of ImageNet at 64x64, as handed out at Stanford.
+
+The pictures of its folder `test` have no published labels and are not used: its validation pictures
+are the test part, as in most papers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from harmonium.data.datasets import About, datasets
+from harmonium.data.pictures import File, PublishedPictures, is_picture, write_pictures
+from harmonium.data.published import Remote, Source
+from harmonium.data.store import Writer
+from harmonium.errors import DataError
+
+
+@datasets("tiny-imagenet")
+@dataclass(frozen=True)
+class TinyImagenet(PublishedPictures):
+    """Tiny ImageNet: 100,000 training and 10,000 test pictures, 64x64 in colour, 200 classes."""
+
+    about: ClassVar[About] = About(
+        *((64, 64, 3), 200, 100_000, 10_000),
+        "none stated; ImageNet's terms: research and education, nothing commercial",
+    )
+    source: ClassVar[Source] = Source(
+        page="https://www.kaggle.com/c/tiny-imagenet",
+        tree=("wnids.txt", "words.txt", "train", "val"),
+        remotes=(
+            Remote(
+                "tiny-imagenet-200.zip",
+                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                "90528d7ca1a48142e341f4ef8d21d0de",
+            ),
+        ),
+    )
+
+    def read(self, folder: Path, writer: Writer) -> Sequence[str]:
+        """Training pictures by their folders, validation pictures by their list."""
+        synsets = sorted(_lines(folder / "wnids.txt"))
+        number = {synset: row for row, synset in enumerate(synsets)}
+        train = [file for synset in synsets for file in _of_class(folder, synset, number[synset])]
+        write_pictures(writer, {"train": train, "test": _annotated(folder, number)}, self)
+        return _names(folder / "words.txt", synsets)
+
+
+def _of_class(root: Path, synset: str, label: int) -> list[File]:
+    """Every class has a folder with a list of boxes and a folder of pictures."""
+    folder = root / "train" / synset / "images"
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing, but wnids.txt names {synset}")
+    paths = sorted(path for path in folder.iterdir() if is_picture(path))
+    return [File(path, str(path.relative_to(root)), label) for path in paths]
+
+
+def _annotated(root: Path, number: dict[str, int]) -> list[File]:
+    """`val_annotations.txt`: the file, its class and a box that is not used, between tabs."""
+    listed = root / "val" / "val_annotations.txt"
+    files = []
+    for row, line in enumerate(_lines(listed), 1):
+        name, _, rest = line.partition("\t")
+        synset = rest.partition("\t")[0]
+        if synset not in number:
+            raise DataError(f"{listed}, line {row}: '{synset}' is none of the classes of wnids.txt")
+        path = root / "val" / "images" / name
+        files.append(File(path, str(path.relative_to(root)), number[synset]))
+    return files
+
+
+def _names(words: Path, synsets: list[str]) -> tuple[str, ...]:
+    """What the classes are called: the first word for each, or its number where two share it."""
+    called = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line)
+    short = [called.get(synset, synset).partition(",")[0] for synset in synsets]
+    often = Counter(short)
+    pairs = zip(short, synsets, strict=True)
+    return tuple(synset if often[name] > 1 else name for name, synset in pairs)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,0 +1,42 @@
+"""Clients that the data themselves name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from harmonium.data.images import Images
+from harmonium.data.partition import Shares, SplitRule, splits
+from harmonium.data.splits.drawing import check_complete, column_of, dropped, held
+from harmonium.errors import DataError
+
+
+@splits("column")
+@dataclass(frozen=True)
+class Column(SplitRule):
+    """Natural clients: one for each value of a column of the data, in the order of the values."""
+
+    column: str = "client"  # the column that says whose a picture is
+    missing: Literal["refuse", "drop"] = "refuse"  # pictures without a value there
+
+    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
+        """Refuse another number of clients than there are."""
+        super().check(images, clients, called)
+        values = column_of(images, self.column, called)
+        if self.missing == "refuse":
+            check_complete(values, self.column, "set split.missing=drop to leave them out")
+        found = len(np.unique(values[values >= 0]))
+        if found != clients:
+            way = f"set clients={found}"
+            if self.merge > 1:
+                way = f"clients times split.merge must be {found}"
+            raise DataError(f"split.column={self.column} of {called} names {found} clients: {way}")
+
+    def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
+        """Nothing is drawn: the data say it."""
+        values = images.factors[self.column]
+        holder = np.searchsorted(np.unique(values[values >= 0]), values)
+        indices = held(np.where(values < 0, -1, holder), clients)
+        return Shares(indices, notes=dropped(indices, len(images)))

@@ -1,0 +1,57 @@
+"""A split that was made before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harmonium.data.images import Images
+from harmonium.data.partition import Shares, Split, SplitRule, splits
+from harmonium.errors import ConfigError, DataError
+
+
+@splits("file")
+@dataclass(frozen=True)
+class File(SplitRule):
+    """A saved split, e.g. the `split.npz` of a run, with its angles and its seen labels."""
+
+    path: str = ""  # the .npz file
+
+    def __post_init__(self) -> None:
+        """Refuse to go without a file."""
+        super().__post_init__()
+        if not self.path:
+            raise ConfigError("split 'file' needs split.path=FILE.npz")
+
+    def check(self, images: Images, clients: int, called: str = "this data set") -> None:
+        """Refuse a file that was made for other clients or other data."""
+        super().check(images, clients, called)
+        split = self._load()
+        if len(split) != clients:
+            way = f"set clients={len(split)}"
+            if self.merge > 1:
+                way = f"clients times split.merge must be {len(split)}"
+            raise DataError(f"split.path={self.path} holds {len(split)} clients: {way}")
+        last = max(int(own.max(initial=-1)) for own in split.indices)
+        if last >= len(images):
+            raise DataError(
+                f"split.path={self.path} shares out picture {last}, but {called} has "
+                f"{len(images)} training pictures: use the data that it was made for"
+            )
+        if split.labelled is not None and self.labels < 1:
+            raise ConfigError(
+                f"split.labels={self.labels}, but split.path={self.path} says itself which labels "
+                "may be seen: leave split.labels out"
+            )
+
+    def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
+        """Nothing is drawn: the file says it."""
+        split = self._load()
+        made = f"made by split={split.spec.get('name')} with seed={split.spec.get('seed')}"
+        notes = [*split.notes, f"read from a file, {made}"]
+        return Shares(split.indices, split.angles, notes, split.labelled, split.data)
+
+    def _load(self) -> Split:
+        return Split.load(Path(self.path).expanduser())

@@ -1,0 +1,157 @@
+"""Who holds what, in a terminal: shades of colour, or plain characters where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Counts = npt.NDArray[np.int64]
+
+ROWS = 30  # clients shown at most
+CELL = 8  # columns of the terminal for one class at most
+SHADES = ("#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#fde725")  # few to many
+MARKS = ".:=*#@"  # the same without colour
+LEVELS = len(SHADES)
+
+
+def heat_map(console: Console, counts: Counts, names: Sequence[str], what: str = "classes") -> Text:
+    """A row for each client and a column for each class, as wide as the console at most.
+
+    Of many clients some are shown, evenly spaced; of many classes neighbours share a column. The
+    last line says what a shade means. Square-root steps, so that small counts show as well.
+
+    Args:
+        console: where it will be printed: its width, and whether it has colour.
+        counts: pictures `(clients, classes)`.
+        names: names of the classes.
+        what: what the columns are.
+    """
+    from rich.text import Text
+
+    shown = sampled(len(counts))
+    first = max(len("client"), len(str(len(counts))))
+    totals = counts.sum(1)
+    last = max(len("all"), len(str(totals.max()))) + 1
+    room = max(1, console.width - first - last - 1)
+    together = math.ceil(counts.shape[1] / room)
+    cells = np.add.reduceat(counts, np.arange(0, counts.shape[1], together), axis=1)[shown]
+    wide = max(1, min(CELL, room // cells.shape[1]))
+    most = max(1, int(cells.max()))
+    drawn = Text(no_wrap=True, end="")
+    drawn.append(f"{'client':>{first}} {_header(names, wide, together)}{'all':>{last}}\n", "bold")
+    for client, row in zip(shown, cells, strict=True):
+        drawn.append(f"{client:>{first}} ")
+        for count in row:
+            drawn.append_text(_cell(int(count), most, wide, colour(console)))
+        drawn.append(f"{totals[client]:>{last}}\n")
+    for line in (_scale(console, most), _left_out(len(counts), len(shown), together, what)):
+        drawn.append_text(line)
+    return drawn
+
+
+def size_bars(console: Console, sizes: Counts) -> Text:
+    """A bar for each client's number of pictures; of many clients some, evenly spaced."""
+    from rich.text import Text
+
+    shown = sampled(len(sizes))
+    first = max(len("client"), len(str(len(sizes))))
+    last = len(str(sizes.max())) + 1
+    room = max(1, console.width - first - last - 1)
+    mark, style = ("█", SHADES[1]) if colour(console) else ("#", "")
+    drawn = Text(f"{'client':>{first}} pictures\n", "bold", no_wrap=True, end="")
+    for client in shown:
+        length = math.ceil(room * sizes[client] / max(1, sizes.max()))
+        drawn.append(f"{client:>{first}} ", "not bold")
+        drawn.append(mark * length, f"not bold {style}")
+        drawn.append(f" {sizes[client]}\n", "not bold")
+    return drawn.append_text(_left_out(len(sizes), len(shown), 1, ""))
+
+
+def sampled(clients: int) -> list[int]:
+    """Which clients are shown: all, or so many as there are rows, evenly spaced.
+
+    >>> sampled(3), sampled(1000)[:3], sampled(1000)[-1]
+    ([0, 1, 2], [0, 34, 69], 999)
+    """
+    return [int(place) for place in np.linspace(0, clients - 1, min(ROWS, clients))]
+
+
+def colour(console: Console) -> bool:
+    """Whether the console shows colours: a terminal that can, and nobody said NO_COLOR."""
+    return console.color_system is not None and not console.no_color
+
+
+def _cell(count: int, most: int, wide: int, coloured: bool) -> Text:
+    """The number on its shade where it fits, else a block or marks."""
+    from rich.text import Text
+
+    if count == 0:
+        return Text(" " * wide)
+    level = math.ceil(LEVELS * math.sqrt(count / most)) - 1
+    if not coloured:
+        gap = 1 if wide > 1 else 0
+        return Text(MARKS[level] * (wide - gap) + " " * gap)
+    if wide <= len(str(most)):
+        return Text("█" * wide, SHADES[level])
+    ink = "white" if level < LEVELS / 2 else "black"
+    return Text(f"{count:^{wide - 1}} ", f"{ink} on {SHADES[level]}")
+
+
+def _header(names: Sequence[str], wide: int, together: int) -> str:
+    """Names cut to the cells where some of them remains, else numbers as often as they fit."""
+    from rich.cells import set_cell_size
+
+    columns = range(0, len(names), together)
+    if wide >= 4 or (wide > 1 and max(map(len, names)) < wide):
+        return "".join(set_cell_size(_centred(names[place], wide - 1), wide) for place in columns)
+    every = math.ceil((len(str(len(names))) + 1) / wide)
+    line, end = "", len(columns) * wide
+    for place in columns[::every]:
+        if len(line) + len(str(place)) <= end:  # a number cut short would be another number
+            line += f"{place:<{every * wide}}"
+    return line[:end].ljust(end)
+
+
+def _centred(name: str, wide: int) -> str:
+    """A name cut to a width, or in the middle of it."""
+    from rich.cells import cell_len, set_cell_size
+
+    short = max(0, wide - cell_len(name))
+    return set_cell_size(" " * (short // 2) + name, wide)
+
+
+def _scale(console: Console, most: int) -> Text:
+    """What each shade means."""
+    from rich.text import Text
+
+    line = Text("pictures")
+    above = 0
+    for level in range(LEVELS):
+        upto = most * (level + 1) ** 2 // LEVELS**2
+        if upto == above:  # no whole number has this shade
+            continue
+        mark = ("██", SHADES[level]) if colour(console) else (MARKS[level] * 2, "")
+        line.append("  ").append(*mark)
+        line.append(f" {above + 1}" if upto == above + 1 else f" {above + 1}-{upto}")
+        above = upto
+    return line.append("\n")
+
+
+def _left_out(clients: int, shown: int, together: int, what: str) -> Text:
+    """A line for what is not seen, if anything."""
+    from rich.text import Text
+
+    said = []
+    if shown < clients:
+        said.append(f"{shown} of {clients:,} clients, evenly spaced")
+    if together > 1:
+        said.append(f"each column is {together} neighbouring {what}")
+    return Text("; ".join(said) + "\n" if said else "", "dim")

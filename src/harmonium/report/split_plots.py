@@ -1,0 +1,166 @@
+"""Pictures of data: who holds how many pictures of what, and what the pictures look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harmonium.errors import ConfigError
+from harmonium.report.plots import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
+
+Counts = npt.NDArray[np.int64]
+
+BAR = "#9db8c9"
+NAMED = 100  # clients that have a place of their own; more are put in order
+NUMBERED = (20, 30)  # clients and classes up to which the cells carry their numbers
+SHEET = (20, 10)  # rows of a contact sheet and pictures in each
+
+
+def split_map(
+    path: str | Path,
+    counts: Counts,
+    names: Sequence[str] | None = None,
+    title: str = "Who holds what",
+    what: str = "class",
+) -> None:
+    """A heat map of who holds how many pictures of which class, with each client's total above.
+
+    Beyond 100 clients they are ordered by their commonest class, for no order of so many columns
+    can be read one by one.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        counts: pictures `(clients, classes)`.
+        names: names of the classes; their numbers when left out.
+        title: what the picture shows.
+        what: what the rows are.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or counts.size == 0:
+        raise ConfigError(f"a split is a table (clients, classes) of counts, got {counts.shape}")
+    clients, classes = counts.shape
+    names = [str(name) for name in names or range(classes)]
+    many = clients > NAMED
+    if many:
+        counts = counts[np.lexsort((-counts.max(1), counts.argmax(1)))]
+    height = 1.9 + min(6.0, 0.26 * classes if classes <= 25 else max(5.0, 0.03 * classes))
+    with picture(path, WIDTH, height) as figure:
+        above, axes = figure.subplots(
+            2, 1, sharex=True, height_ratios=[0.75, height - 1.6], gridspec_kw={"hspace": 0.03}
+        )
+        headline(figure, title)
+        _sizes(above, counts.sum(1))
+        above.tick_params(axis="x", which="both", length=0, labelbottom=False)
+        above.locator_params(axis="y", nbins=3)
+        dress(axes, f"clients, ordered by their commonest {what}" if many else "client", what)
+        axes.grid(visible=False)
+        step = max(1, math.ceil(classes / 25))
+        axes.set_yticks(range(0, classes, step), names[::step], fontsize=8.5)
+        axes.tick_params(which="both", length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        _heat(figure, [above, axes], counts)
+        _client_axis(axes, clients)
+
+
+def split_sizes(path: str | Path, sizes: Counts, title: str = "Who holds how many") -> None:
+    """Each client's number of pictures, for data of which nothing else is known.
+
+    Beyond 100 clients they are ordered from the largest to the smallest.
+    """
+    sizes = np.asarray(sizes)
+    many = len(sizes) > NAMED
+    with picture(path, WIDTH, 3.0) as figure:
+        axes = figure.add_subplot()
+        headline(figure, title)
+        _sizes(axes, np.sort(sizes)[::-1] if many else sizes)
+        axes.set_xlabel("clients, ordered by size" if many else "client", fontsize=10, color=INK)
+        _client_axis(axes, len(sizes))
+
+
+def contact_sheet(
+    path: str | Path,
+    rows: Sequence[tuple[str, npt.NDArray[np.uint8]]],
+    title: str,
+    note: str = "",
+) -> None:
+    """A few pictures in each row, named at its left.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        rows: names and pictures `(n, height, width, 1 or 3)`; rows may differ in length.
+        title: what the picture shows.
+        note: what is left out, below.
+    """
+    across = max(len(pictures) for _, pictures in rows)
+    tall, wide = rows[0][1].shape[1:3]
+    gap = max(1, round(0.06 * max(tall, wide)))
+    sheet = np.full((len(rows) * (tall + gap), across * (wide + gap), 3), 255, np.uint8)
+    for down, (_, pictures) in enumerate(rows):
+        for right, one in enumerate(pictures):
+            top, left = down * (tall + gap), right * (wide + gap)
+            sheet[top : top + tall, left : left + wide] = one  # grey spreads over three channels
+    sheet = sheet[: -gap or None, : -gap or None]
+    inches = 0.85 * WIDTH * sheet.shape[0] / sheet.shape[1]
+    with picture(path, WIDTH, 0.6 + (0.25 if note else 0) + inches) as figure:
+        axes = figure.add_subplot()
+        headline(figure, title)
+        axes.imshow(sheet)
+        middles = np.arange(len(rows)) * (tall + gap) + (tall - 1) / 2
+        axes.set_yticks(middles, [name for name, _ in rows], fontsize=8.5, color=INK)
+        axes.set_xticks([])
+        axes.set_xlabel(note, fontsize=8.5, color=PALE)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+
+
+def _sizes(axes: Any, sizes: Counts) -> None:
+    """A bar for each client, or one outline where there are too many for bars."""
+    if len(sizes) > NAMED:
+        axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=BAR)
+    else:
+        axes.bar(range(len(sizes)), sizes, 0.8, color=BAR)
+    axes.set_ylim(bottom=0)
+    dress(axes, "", "pictures")
+    axes.grid(visible=False, axis="x")
+
+
+def _client_axis(axes: Any, clients: int) -> None:
+    axes.set_xlim(-0.5, clients - 0.5)
+    if clients <= NUMBERED[0]:
+        axes.set_xticks(range(clients))
+    else:
+        whole_numbers(axes)
+
+
+def _heat(figure: Any, both: Sequence[Any], counts: Counts) -> None:
+    """Counts as colours, white for none; square-root steps, so that small counts show as well."""
+    from matplotlib.colors import PowerNorm
+
+    clients, classes = counts.shape
+    most = max(1, int(counts.max()))
+    axes = both[1]
+    drawn = axes.imshow(
+        counts.T,
+        aspect="auto",
+        cmap="Blues",
+        norm=PowerNorm(0.5, vmin=0, vmax=most),
+        interpolation="nearest",
+    )
+    if clients <= NAMED and classes <= NAMED:  # white lines between the cells
+        for side, count in (("x", clients), ("y", classes)):
+            getattr(axes, f"set_{side}ticks")(np.arange(count - 1) + 0.5, minor=True)
+        axes.grid(visible=True, which="minor", color="white", linewidth=1)
+    if clients <= NUMBERED[0] and classes <= NUMBERED[1]:
+        for client, row in zip(*np.nonzero(counts), strict=True):
+            count = counts[client, row]
+            ink = "white" if count > 0.3 * most else INK
+            axes.text(client, row, f"{count}", ha="center", va="center", fontsize=7.5, color=ink)
+    bar = figure.colorbar(drawn, ax=both, pad=0.015, aspect=30)
+    bar.set_label("pictures", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8.5, colors=PALE, labelcolor=INK)
+    bar.outline.set_visible(False)
