@@ -57,7 +57,9 @@ def shown(default: Any) -> str:
         return f"[{', '.join(map(str, default))}]"
     if isinstance(default, float):
         return f"{default:.4g}"
-    return {None: "none", True: "true", False: "false"}.get(default, str(default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "none" if default is None else str(default)
 
 
 def row(section: str, cls: type, field: Field[Any]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,11 @@ def test_the_recipe_page_names_every_key_and_only_those() -> None:
     keys = {key for key in known_keys() if "." in key}
     assert keys <= named, sorted(keys - named)
     assert {key for key in named if "." in key and not key.startswith("terms.")} <= keys
+
+
+@pytest.mark.parametrize("page", ["recipes.md", "data.md"])
+def test_the_tables_of_data_sets_and_splits_are_fresh(page: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert "from docs/tables.py" in text
+    assert made["filled"](text) == text, "run `python docs/tables.py`"

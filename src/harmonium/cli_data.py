@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 FLAT = 130  # columns of a terminal from which a data set needs no more than a line or two
 ENDS = 6  # of many clients or classes, how many a table shows at either end
+
+
+class Held(NamedTuple):
+    """Who holds how many pictures of what."""
+
+    counts: Integers  # (clients, values)
+    names: list[str]  # of the values; none where all pictures are alike
+    what: str  # what the values are
+
 
 data = typer.Typer(
     suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and look at them."
@@ -67,14 +76,16 @@ def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = 
     """
     from harmonium.data.catalogue import examples, overview
 
-    _check_plot(plot)
+    _check_ending(plot)
     dataset = _recipe(name, changes).data.load()
     about = overview(dataset)
     if plot is not None:
+        from harmonium.home import make_folder
         from harmonium.report.split_plots import SHEET, contact_sheet
 
+        make_folder(plot.absolute().parent)
         rows, left_out = examples(dataset, *SHEET)
-        contact_sheet(plot, rows, dataset.name, left_out)
+        contact_sheet(plot, rows, about["name"], left_out)
         about["picture"] = str(plot)
     if as_json:
         print(json.dumps(about))
@@ -98,93 +109,91 @@ def split(
     from harmonium.data.heterogeneity import heterogeneity
     from harmonium.data.partition import make_split
 
-    _check_plot(plot)
+    _check_ending(plot)
     recipe = _recipe(name, changes)
     dataset = recipe.data.load()
     made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     found = heterogeneity(made, dataset)
-    notes = [*dataset.notes, *made.notes]
+    tree = recipe.tree()
     about = {
-        "recipe": {key: recipe.tree()[key] for key in ("data", "split", "clients", "seed")},
+        "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
         "digest": made.digest,
-        "notes": notes,
+        "notes": [*dataset.notes, *made.notes],
         "figures": found.figures,
         "clients": [{"client": number, **row} for number, row in enumerate(found.rows())],
     }
-    files = _write(folder or _folder(recipe, made), made, about, found, dataset)
-    if plot is not None:
-        _draw([plot], found, dataset)
-        files["plot"] = str(plot)
+    title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
+    held = _held(found, dataset)
+    files = _write(folder or _folder(tree, made), plot, made, about)
+    _draw([files[kind] for kind in ("png", "svg", "plot") if kind in files], held, title)
     if as_json:
-        print(json.dumps({**about, "files": files}))
+        print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
         return
-    _notes(notes)
-    _show_split(about, found, dataset)
-    say("\n".join(["", *(f"{what:<8} {path}" for what, path in files.items())]))
+    _notes(about["notes"])
+    say(f"{title}; digest {made.digest[:12]}")
+    _show_split(about, held)
+    say("\n".join(["", *(f"{kind:<8} {path}" for kind, path in files.items())]))
 
 
 # ---- what `split` writes -------------------------------------------------------------------------
 
 
-def _folder(recipe: Recipe, made: Split) -> Path:
+def _folder(tree: dict[str, Any], made: Split) -> Path:
     """A place of its own for each split; `module:Class` gives the class's name only."""
     from harmonium.home import home
-    from harmonium.registry import recipe_name
 
-    words = [str(recipe_name(type(one))) for one in (recipe.data, recipe.split)]
-    words = [word.rpartition(":")[2] for word in words]
+    words = [tree[section]["name"].rpartition(":")[2] for section in ("data", "split")]
     return home() / "splits" / "-".join([*words, made.digest[:8]])
 
 
-def _write(
-    folder: Path, made: Split, about: dict[str, Any], found: Heterogeneity, dataset: Dataset
-) -> dict[str, str]:
-    """The four files of a split; others in the folder are left alone."""
+def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) -> dict[str, Path]:
+    """Keep the split and its figures; gives all files, of which the pictures are yet to be drawn.
+
+    Only these names are written: others in the folder are left alone.
+    """
     from harmonium.home import make_folder
     from harmonium.store import write_atomic
 
     make_folder(folder)
-    paths = {
-        "split": folder / "split.npz",
-        "figures": folder / "split.json",
-        "png": folder / "split.png",
-        "svg": folder / "split.svg",
-    }
-    made.save(paths["split"])
-    write_atomic(paths["figures"], (json.dumps(about, indent=1) + "\n").encode())
-    _draw([paths["png"], paths["svg"]], found, dataset)
-    return {what: str(path) for what, path in paths.items()}
+    files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", "png", "svg")}
+    if plot is not None:
+        make_folder(plot.absolute().parent)
+        files["plot"] = plot
+    made.save(files["npz"])
+    write_atomic(files["json"], (json.dumps(about, indent=1) + "\n").encode())
+    return files
 
 
-def _draw(paths: list[Path], found: Heterogeneity, dataset: Dataset) -> None:
+def _draw(paths: list[Path], held: Held, title: str) -> None:
     from harmonium.report.split_plots import split_map, split_sizes
 
-    counts, names, what = _held(found, dataset)
-    title = f"Who holds what of {dataset.name}"
     for path in paths:
-        if counts is None:
-            split_sizes(path, found.columns["size"].data, title)
+        if held.names:
+            split_map(path, held.counts, held.names, title, held.what)
         else:
-            split_map(path, counts, names, title, what)
+            split_sizes(path, held.counts[:, 0], title)
 
 
-def _held(found: Heterogeneity, dataset: Dataset) -> tuple[Integers | None, list[str], str]:
-    """What clients hold how much of: classes if any is known, else styles, else nothing."""
+def _held(found: Heterogeneity, dataset: Dataset) -> Held:
+    """Classes if any is known, else styles, else all pictures alike."""
     import numpy as np
 
+    from harmonium.data.catalogue import name_of
     from harmonium.data.heterogeneity import style_factor
 
-    factor = style_factor(dataset.train) or ""
-    counts, names, what = found.classes, dataset.classes, "class"
-    if counts is None:
-        counts, names, what = found.styles, dataset.names.get(factor, ()), factor
-    if counts is None:
-        return None, [], ""
-    called = list(names or map(str, range(counts.shape[1])))
-    unknown = found.columns["size"].data - counts.sum(1)
+    sizes = found.columns["size"].data
+    if found.classes is not None:
+        counts, names, what = found.classes, dataset.classes, "class"
+    elif found.styles is not None:
+        what = style_factor(dataset.train) or ""
+        counts, names = found.styles, dataset.names.get(what, ())
+    else:
+        return Held(sizes[:, None], [], "")
+    called = [name_of(names, value) for value in range(counts.shape[1])]
+    unknown = sizes - counts.sum(1)
     if unknown.any():
         counts, called = np.column_stack([counts, unknown]), [*called, "unknown"]
-    return counts, called, what
+    return Held(counts, called, what)
 
 
 # ---- what is shown -------------------------------------------------------------------------------
@@ -196,14 +205,12 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
     return Recipe.from_tree(apply_changes({"data": name}, changes or []))
 
 
-def _check_plot(plot: Path | None) -> None:
-    """Refuse a picture that cannot be written before anything is read or shown."""
+def _check_ending(plot: Path | None) -> None:
+    """Refuse a picture of another kind before anything is read."""
     if plot is not None:
-        from harmonium.home import make_folder
         from harmonium.report.plots import picture_kind
 
         picture_kind(plot)
-        make_folder(plot.absolute().parent)
 
 
 def _notes(notes: Any) -> None:
@@ -237,17 +244,16 @@ def _stacked(row: dict[str, str]) -> dict[str, str]:
 
 def _show_overview(about: dict[str, Any]) -> None:
     shape = "x".join(map(str, about["shape"]))
-    say(f"{about['name']}: pictures of {shape}, digest {about['digest'][:12]}")
+    say(f"{about['name']}: pictures of {shape}; digest {about['digest'][:12]}")
     columns = {part: part for part in about["parts"]}
-    classes = [{"": name, **counts} for name, counts in about["classes"].items()]
+    classes = list(about["classes"])
     if any(about["unlabelled"].values()):
-        classes.append({"": "unknown", **about["unlabelled"]})
-    styles = [{"": name, **counts} for name, counts in about["styles"].items()]
-    for what, rows in (("class", classes), ("style", styles)):
+        classes.append({"name": "unknown", **about["unlabelled"]})
+    for what, rows in (("class", classes), ("style", about["styles"])):
         shown = _ends(rows)
         if rows:
-            every = {"": "all", **about["parts"]}
-            show_table([*shown, every], columns={"": what, **columns})
+            every = {"name": "all", **about["parts"]}
+            show_table([*shown, every], columns={"name": what, **columns})
         if len(shown) < len(rows):
             say(f"{len(rows) - len(shown)} in between are not shown; --json has them all\n")
     say("Levels from 0 to 1, over all pictures but the test part")
@@ -259,24 +265,21 @@ def _show_overview(about: dict[str, Any]) -> None:
         say(f"picture  {about['picture']}")
 
 
-def _show_split(about: dict[str, Any], found: Heterogeneity, dataset: Dataset) -> None:
+def _show_split(about: dict[str, Any], held: Held) -> None:
     from harmonium.report.heatmap import heat_map, size_bars
 
-    rule = about["recipe"]["split"]["name"]
-    say(f"{dataset.name} shared out by {rule}, digest {about['digest'][:12]}")
-    figures, rows = found.figures, about["clients"]
+    figures, rows = about["figures"], about["clients"]
     show_table([{_WORDS[key]: figures[key] for key in figures if key in _WORDS}])
     show_table(_figure_rows(figures), by_row=True)
     shown = _ends(rows)
     show_table(shown, columns={k: _SHORT[k] for k in rows[0] if k in _SHORT}, digits=2)
     if len(shown) < len(rows):
         say(f"clients {ENDS} to {len(rows) - ENDS - 1} are not shown; split.json has them all\n")
-    counts, names, what = _held(found, dataset)
-    if counts is None:
-        out.print(size_bars(out, found.columns["size"].data), end="")
+    if held.names:
+        plural = "classes" if held.what == "class" else f"{held.what}s"
+        out.print(heat_map(out, held.counts, held.names, plural))
     else:
-        plural = "classes" if what == "class" else f"{what}s"
-        out.print(heat_map(out, counts, names, plural), end="")
+        out.print(size_bars(out, held.counts[:, 0]))
 
 
 _WORDS = {  # figures of all clients together

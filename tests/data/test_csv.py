@@ -153,12 +153,14 @@ def test_missing_and_broken_files_count_as_corrupt(table):
     )
     data = table(text, corrupt="skip")
     assert column(data.train, "client") == {0: 0} and data.names["client"] == ("a", "b")
+    with pytest.raises(DataError, match="cannot be read"):
+        table(text)  # also now that the others are decoded
     (note,) = data.notes
     assert "line 4: 1.png (empty), line 5: pipe.png (not a file)" in note
 
 
 def test_a_change_is_noticed(table):
-    digests = [table(FULL).digest, table(FULL.replace("anna", "dora")).digest]
+    digests = [table(FULL).digest, table(FULL.replace("anna", "adam")).digest]
     Image.new("RGB", (4, 4), (99, 0, 0)).save(table.folder / "0.png")
     os.utime(table.folder / "0.png", ns=(1, 1))
     data = table(FULL)

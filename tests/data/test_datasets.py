@@ -1,6 +1,5 @@
 """Data sets: decoding, selection, cache, and refusals that say what would be right."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -9,9 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from harmonium.data.cifar10 import Cifar10, Content
 
-from harmonium.data import cifar10, store
+from harmonium.data import store
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Images
 from harmonium.data.sets.digits import Digits
@@ -293,56 +291,3 @@ def test_meta_says_what_is_inside(hundred, home):
     meta = json.loads((home / "cache" / folders(home)[0] / "meta.json").read_text())
     assert meta["parts"]["train"]["shape"] == [100, 4, 5, 3]
     assert meta["identity"]["path"] == hundred
-
-
-# ---- CIFAR-10 ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny(home, monkeypatch):
-    """CIFAR-10 in the official layout, with four pictures a file."""
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (24, 3, 32, 32), np.uint8)
-    labels = rng.integers(0, 10, 24).astype(np.uint8)
-    folder = home / "data" / "cifar10" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    records = np.concatenate([labels[:, None], pixels.reshape(24, -1)], 1)
-    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
-        records[number * 4 : number * 4 + 4].tofile(folder / f"{name}.bin")
-    shown = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    sums = {
-        f"{part} {what}": hashlib.sha256(array[rows].tobytes()).hexdigest()
-        for part, rows in (("train", slice(20)), ("test", slice(20, 24)))
-        for what, array in (("pixels", shown), ("labels", labels))
-    }
-    monkeypatch.setattr(cifar10, "OFFICIAL", Content(4, sums))
-    return folder, shown, labels
-
-
-def test_cifar10_reads_the_official_layout(tiny):
-    _, pixels, labels = tiny
-    data = Cifar10(validation=0.1).load()
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [18, 2, 4]
-    np.testing.assert_array_equal(data.test.pixels, pixels[20:])
-    np.testing.assert_array_equal(data.test.labels, labels[20:])
-    assert data.classes[0] == "airplane" and data.classes[9] == "truck"
-
-
-def test_cifar10_with_one_wrong_byte_is_refused(tiny):
-    folder, _, _ = tiny
-    for position, what in ((0, "train labels"), (100, "train pixels")):
-        whole = (folder / "data_batch_2.bin").read_bytes()
-        changed = bytearray(whole)
-        changed[position] ^= 1
-        (folder / "data_batch_2.bin").write_bytes(changed)
-        with pytest.raises(DataError, match=f"the {what} of CIFAR-10 .* not the official"):
-            Cifar10().load()
-        (folder / "data_batch_2.bin").write_bytes(whole)
-    (folder / "test_batch.bin").write_bytes(b"short")
-    with pytest.raises(DataError, match="5 bytes; expected 12292"):
-        Cifar10().load()
-
-
-def test_cifar10_that_was_never_fetched_says_how():
-    with pytest.raises(DataError, match="run `harmonium data fetch cifar10`"):
-        Cifar10().load()

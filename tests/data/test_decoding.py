@@ -124,9 +124,10 @@ def test_the_cameras_rotation_changes_the_size_in_head_and_picture(tmp_path, end
 
 
 def test_damaged_notes_of_a_camera_do_no_harm(tmp_path):
-    photo(0).save(tmp_path / "a.jpg", exif=b"Exif\0\0nonsense")
-    answer = perform(str(tmp_path / "a.jpg"), Order())
-    assert (answer.error, answer.size) == ("", (20, 14))
+    photo(0).save(tmp_path / "a.webp", exif=b"Exif\0\0nonsense")
+    for order in (HEAD, Order()):
+        answer = perform(str(tmp_path / "a.webp"), order)
+        assert (answer.error, answer.size) == ("", (20, 14))
 
 
 def claim(path, width, height):
@@ -272,6 +273,22 @@ decoder.perform = perform""",
     # The descriptor 3 is the first that the process opens: its copy of the standard output.
     answers = run(album[:5], Order(size=8), 1)
     assert [a.error for a in answers] == ["", "", "its decoder left with exit code 3", "", ""]
+
+
+def test_pictures_that_end_a_decoder_once_are_read_by_the_next(monkeypatch, album):
+    dummy(
+        monkeypatch,
+        """
+import os
+real = decoder.perform
+def perform(path, order):
+    if not os.path.exists(path + ".seen"):
+        open(path + ".seen", "w").close()
+        os._exit(9)
+    return real(path, order)
+decoder.perform = perform""",
+    )
+    assert [a.error for a in run(album[:4], HEAD, 1, chunk=4)] == [""] * 4
 
 
 def test_leaving_early_leaves_no_process(album):

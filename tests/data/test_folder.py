@@ -155,6 +155,35 @@ def test_processes_decode_unless_told(photos, monkeypatch):
     assert started and all(process.returncode is not None for process in started)
 
 
+def test_pictures_of_one_mode_need_no_note(tmp_path):
+    for number in range(3):
+        paint(tmp_path / "grey" / f"{number}.png", number, mode="L")
+    data = Folder(path=str(tmp_path / "grey"), mixed="refuse", validation=0, test=0).load()
+    assert data.train.shape == (6, 6, 3) and data.notes == ()
+
+
+def test_what_was_skipped_before_is_refused_if_asked(tmp_path):
+    root = modes(tmp_path / "set")
+    Folder(path=str(root), size=4, corrupt="skip", mixed="skip").load()
+    with pytest.raises(DataError, match="broken.png"):
+        Folder(path=str(root), size=4, mixed="skip").load()
+    with pytest.raises(DataError, match="differ in mode"):
+        Folder(path=str(root), size=4, corrupt="skip", mixed="refuse").load()
+
+
+def test_a_file_that_changes_while_it_is_read(photos, monkeypatch):
+    run = decoding.Decoders.run
+
+    def change(self, paths, order, chunk):
+        if not order.head:
+            paint(photos / "cat" / "3.png", "red", (9, 7))
+        return run(self, paths, order, chunk)
+
+    monkeypatch.setattr(decoding.Decoders, "run", change)
+    with pytest.raises(DataError, match=r"1 of 20 .* cat/3.png \(changed to 9x7 while"):
+        Folder(path=str(photos)).load()
+
+
 def test_the_number_of_workers_changes_nothing(damaged, tmp_path):
     made = set()
     for workers in (0, 1, 2):
@@ -272,6 +301,13 @@ def test_corrupt_files_are_named_and_counted(damaged):
     said = str(caught.value)
     assert "2 of 21 pictures cannot be read" in said and "corrupt=skip" in said
     assert "cat/3.png" in said and "dog/text.jpg" in said and "\n" not in said
+
+
+def test_names_that_are_no_text_are_said_in_one_line(photos):
+    with open(os.fsencode(photos) + b"/cat/\xff\n\x1b\xc3\xa4.png", "wb"):
+        pass
+    with pytest.raises(DataError, match=r"cat/\?\?\?ä.png \(empty\)"):
+        Folder(path=str(photos)).load()
 
 
 def test_corrupt_files_are_skipped_if_asked(damaged):

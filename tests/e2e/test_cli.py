@@ -162,7 +162,6 @@ def test_comparisons_hold_the_references(tmp_path: Path) -> None:
         (["run", "fedavg", "data=npz", "data.path=."], "data=folder"),
         (["run", "fedavg", "data=folder", f"data.path={__file__}"], "data=npz"),
         (["explain", "harmonium.nowhere:X"], "cannot import method"),
-        (["data", "split", "digits", "--plot", "split.jpg"], "as .png or .svg, not 'split.jpg'"),
         (["run"], "METHOD_OR_FILE"),
         (["compare", "rounds=3"], "name at least one method"),
     ],
@@ -261,15 +260,6 @@ def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:
     document = json.loads(harmonium("run", "demo", "rounds=3", "--dry-run", "--json").stdout)
     assert document["recipe"]["rounds"] == 3 and len(document["digest"]) == 64
     assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means
-
-
-def test_a_split_is_described_and_drawn(tmp_path: Path) -> None:
-    words = ["split=dirichlet", "split.alpha=0.1", "clients=5"]
-    done = harmonium("data", "split", "digits", *words, "--plot", str(tmp_path / "s.png"), "--json")
-    assert json.loads(done.stdout)["clients"] == 5
-    assert (tmp_path / "s.png").stat().st_size > 1000
-    harmonium("data", "split", "digits", *words, "--plot", str(tmp_path / "new" / "s.svg"))
-    assert (tmp_path / "new" / "s.svg").exists()
 
 
 def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(tmp_path: Path) -> None:

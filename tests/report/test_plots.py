@@ -1,11 +1,10 @@
 import math
 import re
 
-import numpy as np
 import pytest
 
 from harmonium.errors import ConfigError
-from harmonium.report.plots import _apart, bars, curves, run_picture, split_map
+from harmonium.report.plots import _apart, bars, curves, run_picture
 
 SERIES = {
     "FedSC": [(t, 0.9 - 0.5 * math.exp(-t / 5), 0.01) for t in range(20)],
@@ -14,7 +13,6 @@ SERIES = {
     "point": [(3, 0.5)],
 }
 GROUPS = {"FedSC": {"kNN": (0.9, 0.01), "linear": (0.95, None)}, "FedCA": {"kNN": (0.8, 0.02)}}
-COUNTS = np.array([[5, 0, 3], [0, 40, 1]])
 ROUNDS = [
     {
         "round": t,
@@ -29,8 +27,6 @@ ROUNDS = [
 PICTURES = {
     "curves": lambda path: curves(path, SERIES, "round", "kNN", "Title", {"untrained": 0.4}),
     "bars": lambda path: bars(path, GROUPS, "accuracy", "Title"),
-    "bubbles": lambda path: split_map(path, COUNTS, ["cat", "dog", "frog"]),
-    "heat": lambda path: split_map(path, np.arange(90).reshape(45, 2)),
     "run": lambda path: run_picture(path, ROUNDS, "Title"),
 }
 
@@ -68,11 +64,6 @@ def test_bars_carry_their_values(tmp_path):
     PICTURES["bars"](tmp_path / "a.svg")
     words = texts(tmp_path / "a.svg")
     assert {"0.900", "0.950", "0.800", "FedSC", "FedCA", "linear"} <= set(words)
-
-
-def test_a_split_names_its_classes(tmp_path):
-    PICTURES["bubbles"](tmp_path / "a.svg")
-    assert {"cat", "dog", "frog", "40 pictures"} <= set(texts(tmp_path / "a.svg"))
 
 
 def test_a_run_shows_what_it_has(tmp_path):
@@ -120,6 +111,4 @@ def test_refusals(tmp_path):
         PICTURES["bars"](tmp_path / "a.jpeg")
     with pytest.raises(ConfigError, match="nothing to draw"):
         run_picture(tmp_path / "a.png", [{"round": 1}])
-    with pytest.raises(ConfigError, match="clients, classes"):
-        split_map(tmp_path / "a.png", np.zeros(3))
     assert list(tmp_path.iterdir()) == []

@@ -79,3 +79,18 @@ def test_decimals_follow_the_size_of_a_column():
     assert "0.000123" in text
     assert "12346" in text
     assert "nan" in text
+
+
+def test_decimals_can_be_chosen_by_row():
+    rows = [{"what": "size", "mean": 1234.5, "max": 2000}, {"what": "share", "mean": 0.12345}]
+    by_row, by_column = shown(table(rows, by_row=True)), shown(table(rows))
+    assert "0.123" in by_row and "1234" in by_row and "–" in by_row
+    assert "0.123" not in by_column
+
+
+def test_a_column_can_be_kept_whole():
+    rows = [{"name": "breastmnist", **{f"text {n}": "word " * 9 for n in range(3)}}]
+    for unbroken, whole in ((["name"], True), ([], False)):
+        narrow = Console(width=44, file=io.StringIO())
+        narrow.print(table(rows, unbroken=unbroken))
+        assert ("breastmnist" in narrow.file.getvalue()) is whole

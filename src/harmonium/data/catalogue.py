@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -80,9 +81,9 @@ def overview(dataset: Dataset) -> dict[str, Any]:
     parts = _parts(dataset)
     learning = [images for part, images in parts.items() if part != "test"]
     factor = style_factor(dataset.train)
-    styles: dict[str, dict[str, int]] = {}
+    styles: list[dict[str, Any]] = []
     if factor is not None:
-        columns = {part: images.factors[factor] for part, images in parts.items()}
+        columns = {p: i.factors[factor] for p, i in parts.items() if factor in i.factors}
         styles = _per_value(columns, dataset.names.get(factor, ()))
     labels = {part: images.labels for part, images in parts.items()}
     return {
@@ -119,7 +120,7 @@ def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, 
 
     Args:
         dataset: the data set.
-        rows: classes at most; of more, evenly spaced ones are shown.
+        rows: classes at most; of more, evenly spaced ones are shown. Half as many rows of all.
         across: pictures of each.
     """
     train, factor = dataset.train, style_factor(dataset.train)
@@ -128,15 +129,15 @@ def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, 
     elif factor is not None:
         column, names, what = train.factors[factor], dataset.names.get(factor, ()), "styles"
     else:
-        first = np.arange(min(len(train), rows * across))
+        first = np.arange(min(len(train), rows // 2 * across))
         pieces = np.split(first, range(across, len(first), across))
         return [("", train.batch(piece)) for piece in pieces], ""
     values = np.unique(column[column >= 0])
     shown = values[np.linspace(0, len(values) - 1, min(rows, len(values))).astype(int)]
     found = []
     for value in shown:
-        name = names[value] if value < len(names) else str(value)
-        found.append((name, train.batch(np.flatnonzero(column == value)[:across])))
+        rows_of = np.flatnonzero(column == value)[:across]
+        found.append((name_of(names, int(value)), train.batch(rows_of)))
     return found, f"{len(shown)} of {len(values)} {what}" if len(shown) < len(values) else ""
 
 
@@ -147,9 +148,16 @@ def _parts(dataset: Dataset) -> dict[str, Images]:
     return {**parts, "test": dataset.test}
 
 
-def _per_value(columns: dict[str, Integers], names: tuple[str, ...]) -> dict[str, dict[str, int]]:
+def _per_value(columns: dict[str, Integers], names: Sequence[str]) -> list[dict[str, Any]]:
     """How many pictures of each class or style every part has."""
-    width = len(names) or 1 + max(int(column.max(initial=-1)) for column in columns.values())
+    width = max(len(names), 1 + max(int(column.max(initial=-1)) for column in columns.values()))
     counts = {p: np.bincount(c[c >= 0], minlength=width).tolist() for p, c in columns.items()}
-    named = names or tuple(map(str, range(width)))
-    return {name: {part: counts[part][row] for part in counts} for row, name in enumerate(named)}
+    return [
+        {"name": name_of(names, value), **{part: counts[part][value] for part in counts}}
+        for value in range(width)
+    ]
+
+
+def name_of(names: Sequence[str], value: int) -> str:
+    """What a class or a style is called: its name, or its number where it has none."""
+    return names[value] if value < len(names) else str(value)

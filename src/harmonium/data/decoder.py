@@ -63,8 +63,7 @@ def _read(image: Image.Image, order: Order) -> Answer:
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
     width, height = image.size
     if width != height and upright(image).size != image.size:
-        image.load()  # some formats turn the pixels as they are read
-        width, height = upright(image).size
+        width, height = upright(image).size  # by now it is read, and a TIFF has turned itself
     return Answer("", kind, (width, height))
 
 

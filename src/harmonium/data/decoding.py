@@ -87,7 +87,7 @@ class Decoders:
             try:
                 for answer in _ask(process, paths[before:], order):
                     answers.append(answer)
-            except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
+            except (OSError, EOFError, ValueError):  # ValueError: streams closed, half an answer
                 code = self._end(process, seconds=1)
                 deaths = deaths + 1 if len(answers) == before else 1
                 if deaths == TRIES:
@@ -140,7 +140,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], paths: Sequence[str], order: Order) -> Iterator[Answer]:
-    """Each answer as it comes; OSError or EOFError when the process is gone."""
+    """Each answer as it comes; OSError, EOFError or ValueError when the process is gone."""
     assert process.stdin is not None and process.stdout is not None
     # JSON in ASCII carries any file name, also one that is not valid text.
     process.stdin.write(json.dumps({"paths": list(paths), "order": order}).encode() + b"\n")
@@ -158,10 +158,8 @@ def _receive(stream: IO[bytes]) -> Answer:
     shape = about.pop("pixels")
     if shape is None:
         return Answer(**about)
-    content = stream.read(math.prod(shape))
-    if len(content) < math.prod(shape):
-        raise EOFError
-    return Answer(**about, pixels=np.frombuffer(content, np.uint8).reshape(shape))
+    content = np.frombuffer(stream.read(math.prod(shape)), np.uint8)
+    return Answer(**about, pixels=content.reshape(shape))  # ValueError if it broke off
 
 
 def _how(code: int) -> str:

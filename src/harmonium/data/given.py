@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -24,13 +24,14 @@ from harmonium.errors import DataError
 def find(source: Source, path: Path, work: Path, tell: Progress) -> Found:
     """The files of a set in an archive, a package, a folder, or a folder of downloads."""
     refuse_pickled(source, str(path), [path.name])
+    links: list[Path] = []
+    files, archives = {path.name: path}, [path]
     if path.is_dir():
-        files = listing(path)
-        ours = {remote.name for remote in source.remotes}
-        archives = [file for name, file in files.items() if PurePosixPath(name).name in ours]
-    else:
-        files = {path.name: path}
-        archives = [path]
+        files = listing(path, links)
+        published = {remote.name for remote in source.remotes}
+        archives = [file for file in files.values() if file.name in published]
+    if links:
+        tell(f"{path}: {len(links)} links are left out, e.g. {links[0].name}", 0, None)
     found = Found(str(path), files, ours=False, verified=False)
     archives = [file for file in archives if kind_of(file)]
     if archives and not holds(source, files):
@@ -42,6 +43,8 @@ def find(source: Source, path: Path, work: Path, tell: Progress) -> Found:
         if converted is not None:
             return converted
     refuse_pickled(source, str(path), found.files)
+    if path.is_file() and not archives:
+        raise DataError(f"{path} is no tar, zip, deb or npz archive, nor a file of this data set")
     return found
 
 

@@ -70,6 +70,7 @@ def heterogeneity(split: Split, dataset: Dataset) -> Heterogeneity:
         known = dataset.names.get(factor, ())
         styles = counts(split, images.factors[factor], len(known) or None)
         columns |= style_columns(styles)
+        styles = styles if styles.any() else None
     if split.angles is not None:
         columns |= angle_columns(split)
     figures = _of_all(split, images.labels) | _summarised(columns)
@@ -124,7 +125,7 @@ def counts(split: Split, values: Integers, width: int | None = None) -> Integers
 
 def _tally(split: Split, held: Integers, width: int | None) -> Integers:
     """How often each value occurs at each client, of the values of one client after another."""
-    width = width or int(held.max(initial=-1)) + 1
+    width = max(width or 0, int(held.max(initial=-1)) + 1)
     owner = np.repeat(np.arange(len(split)), [len(own) for own in split.indices])
     known = held >= 0
     flat = np.bincount(owner[known] * width + held[known], minlength=len(split) * width)
@@ -146,6 +147,8 @@ def label_columns(counts: Integers) -> Columns:
     - `label_js`: Jensen-Shannon distance to the whole, 0 to 1;
     - `label_emd`: earth mover's distance to the whole as Zhao et al. (2018) count it: the sum over
       classes of |share at the client - share in the whole|, 0 to 2.
+
+    A client with few pictures is some way from the whole by chance alone.
     """
     if not counts.any():
         return {}

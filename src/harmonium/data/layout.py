@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from harmonium.data.download import md5_of
 from harmonium.data.published import Source
@@ -30,21 +31,32 @@ class Found:
     verified: bool = True  # came in downloads whose official sums are right
 
 
-def listing(folder: Path) -> dict[str, Path]:
-    """Every regular file below a folder by its relative name; no links, nothing hidden."""
+def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
+    """Every regular file below a folder by its relative name; no links, nothing hidden.
+
+    Args:
+        folder: where to look.
+        links: receives the links that were left out.
+    """
     found = {}
     for place, folders, names in os.walk(folder):
+        if links is not None:
+            links += [
+                path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()
+            ]
         folders[:] = sorted(name for name in folders if not is_hidden(name))
+        inside = "" if place == str(folder) else f"{Path(place).relative_to(folder).as_posix()}/"
         for name in sorted(names):
             path = Path(place, name)
-            if not is_hidden(name) and path.is_file() and not path.is_symlink():
-                found[path.relative_to(folder).as_posix()] = path
+            if not is_hidden(name) and stat.S_ISREG(path.lstat().st_mode):
+                found[inside + name] = path
     return found
 
 
 def is_hidden(name: str) -> bool:
     """Whether any part of a name is one that systems, not the makers of data, leave behind."""
-    return any(part[0] == "." or part == "__MACOSX" for part in PurePosixPath(name).parts)
+    parts = name.split("/")
+    return any(part.startswith(".") and part != ".." or part == "__MACOSX" for part in parts)
 
 
 def wanted(source: Source, what: str) -> Wanted:
@@ -53,7 +65,7 @@ def wanted(source: Source, what: str) -> Wanted:
 
     def choice(name: str) -> bool:
         refuse_pickled(source, what, [name])
-        base = PurePosixPath(name).name
+        base = _base(name)
         needed = source.tree or base in bases or base.removesuffix(".gz") in bases
         return bool(needed) and not is_hidden(name)
 
@@ -64,13 +76,13 @@ def official_names(source: Source) -> set[str]:
     """What the files of every layout, and of packages that hold the same, are called."""
     names = [name for layout in source.layouts for name in layout]
     names += [name for package in source.packages for name in package.members]
-    return {PurePosixPath(name).name for name in names}
+    return {_base(name) for name in names}
 
 
 def refuse_pickled(source: Source, what: str, names: Iterable[str]) -> None:
     """Refuse an edition that only unpickling could read, and say which one to take."""
     for name in names:
-        if not set(source.pickled).isdisjoint(PurePosixPath(name).parts):
+        if not set(source.pickled).isdisjoint(name.split("/")):
             better = " and ".join(remote.name for remote in source.remotes) or "another edition"
             raise DataError(
                 f"{what} holds pickled objects, which are never read because they can run code: "
@@ -117,11 +129,11 @@ def choose(names: Collection[str], files: Mapping[str, Path]) -> dict[str, list[
     """For each official name the files that may be it, the likeliest first."""
     by_base: dict[str, list[str]] = defaultdict(list)
     for name in files:
-        by_base[PurePosixPath(name).name].append(name)
-    shared = Counter(PurePosixPath(name).name for name in names)
+        by_base[_base(name)].append(name)
+    shared = Counter(_base(name) for name in names)
     chosen = {}
     for name in names:
-        base = PurePosixPath(name).name
+        base = _base(name)
         options = by_base[base] + by_base[base + ".gz"]
         if shared[base] > 1:  # only the whole path tells them apart
             whole = (f"/{name}", f"/{name}.gz")
@@ -131,9 +143,13 @@ def choose(names: Collection[str], files: Mapping[str, Path]) -> dict[str, list[
     return chosen
 
 
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _unlikeness(option: str, name: str) -> tuple[int, bool, int, str]:
     """Sorts by folders in common, then plain before compressed, then near the top."""
-    folders = (PurePosixPath(path).parts[-2::-1] for path in (option, name))
+    folders = (path.split("/")[-2::-1] for path in (option, name))
     common = list(takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
     return -len(common), option.endswith(".gz"), option.count("/"), option
 
@@ -158,7 +174,7 @@ def _root(tree: Collection[str], files: Mapping[str, Path]) -> str | None:
     """The folder nearest to the top that holds all names; "" is the top itself."""
     inside: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in files:
-        parts = PurePosixPath(name).parts
+        parts = tuple(name.split("/"))
         for depth, part in enumerate(parts):
             inside[parts[:depth]].add(part)
     needed = [set(name.split("|")) for name in tree]  # `Real World|RealWorld`: either will do
@@ -186,7 +202,4 @@ def lay(path: Path, target: Path, ours: bool, most_bytes: int) -> None:
     elif ours:
         path.replace(target)
     else:
-        try:
-            shutil.copyfile(path, target)
-        except PermissionError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        shutil.copyfile(path, target)

@@ -31,7 +31,7 @@ ENDINGS = (
 )
 NAMED = 5  # files that a message names; the others it counts
 HEADS = 256  # files whose heads are read at once
-CHUNK, CHUNK_BYTES = 64, 8 << 20  # pictures decoded at once, at most so many of either
+CHUNK, CHUNK_BYTES = 16, 8 << 20  # pictures decoded at once, at most so many of either
 
 
 class File(NamedTuple):
@@ -314,6 +314,11 @@ class _Task:
         return f"{len(self.bad)} of {self.count} pictures cannot be read: {_named(self.bad)}"
 
 
+def _printable(name: str) -> str:
+    """A file may be called anything; a message is one line of text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
 _SAID = {"size": "size", "kind": "mode"}
 
 
@@ -323,5 +328,5 @@ def _words(value: str | tuple[int, int]) -> str:
 
 def _named(files: Sequence[tuple[File, str]]) -> str:
     """Some of the files by name, each with what is to be said of it, and how many more."""
-    named = ", ".join(f"{file.name} ({what})" for file, what in files[:NAMED])
+    named = ", ".join(f"{_printable(file.name)} ({what})" for file, what in files[:NAMED])
     return f"{named} and {len(files) - NAMED} more" if len(files) > NAMED else named

@@ -75,6 +75,8 @@ def fetch_set(
 ) -> Path:
     """Like `fetch`, for a class that has a name and a source but need not be in the registry."""
     name, tell = spec.name, progress or _silent
+    if not name:
+        raise DataError(f"{spec.__qualname__} needs a class variable `name`: that of its folder")
     final = make_folder(fetched_folder()) / name
     with _alone(name, tell):
         if from_path is None and _is_here(name, final, tell):
@@ -133,10 +135,13 @@ def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) ->
     """From what the user has."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
-    if given.is_npz(spec.source, path):
-        return given.take_npz(spec, path, folder)
-    with _work(folder, spec.name) as work:
-        return _settle(spec, given.find(spec.source, path, work, tell), folder, tell)
+    try:
+        if given.is_npz(spec.source, path):
+            return given.take_npz(spec, path, folder)
+        with _work(folder, spec.name) as work:
+            return _settle(spec, given.find(spec.source, path, work, tell), folder, tell)
+    except PermissionError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def _by_network(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.text import Text
 
 Counts = npt.NDArray[np.int64]
@@ -22,7 +22,9 @@ MARKS = ".:=*#@"  # the same without colour
 LEVELS = len(SHADES)
 
 
-def heat_map(console: Console, counts: Counts, names: Sequence[str], what: str = "classes") -> Text:
+def heat_map(
+    console: Console, counts: Counts, names: Sequence[str], what: str = "classes"
+) -> Group:
     """A row for each client and a column for each class, as wide as the console at most.
 
     Of many clients some are shown, evenly spaced; of many classes neighbours share a column. The
@@ -34,6 +36,7 @@ def heat_map(console: Console, counts: Counts, names: Sequence[str], what: str =
         names: names of the classes.
         what: what the columns are.
     """
+    from rich.console import Group
     from rich.text import Text
 
     shown = sampled(len(counts))
@@ -45,20 +48,20 @@ def heat_map(console: Console, counts: Counts, names: Sequence[str], what: str =
     cells = np.add.reduceat(counts, np.arange(0, counts.shape[1], together), axis=1)[shown]
     wide = max(1, min(CELL, room // cells.shape[1]))
     most = max(1, int(cells.max()))
-    drawn = Text(no_wrap=True, end="")
-    drawn.append(f"{'client':>{first}} {_header(names, wide, together)}{'all':>{last}}\n", "bold")
+    header = f"{'client':>{first}} {_header(names, wide, together)}{'all':>{last}}"
+    lines = [Text(header, "bold", no_wrap=True)]
     for client, row in zip(shown, cells, strict=True):
-        drawn.append(f"{client:>{first}} ")
+        line = Text(f"{client:>{first}} ", no_wrap=True)
         for count in row:
-            drawn.append_text(_cell(int(count), most, wide, colour(console)))
-        drawn.append(f"{totals[client]:>{last}}\n")
-    for line in (_scale(console, most), _left_out(len(counts), len(shown), together, what)):
-        drawn.append_text(line)
-    return drawn
+            line.append_text(_cell(int(count), most, wide, colour(console)))
+        lines.append(line.append(f"{totals[client]:>{last}}"))
+    lines.append(_scale(console, most))
+    return Group(*lines, *_left_out(len(counts), len(shown), together, what))
 
 
-def size_bars(console: Console, sizes: Counts) -> Text:
+def size_bars(console: Console, sizes: Counts) -> Group:
     """A bar for each client's number of pictures; of many clients some, evenly spaced."""
+    from rich.console import Group
     from rich.text import Text
 
     shown = sampled(len(sizes))
@@ -66,20 +69,19 @@ def size_bars(console: Console, sizes: Counts) -> Text:
     last = len(str(sizes.max())) + 1
     room = max(1, console.width - first - last - 1)
     mark, style = ("█", SHADES[1]) if colour(console) else ("#", "")
-    drawn = Text(f"{'client':>{first}} pictures\n", "bold", no_wrap=True, end="")
+    lines = [Text(f"{'client':>{first}} pictures", "bold", no_wrap=True)]
     for client in shown:
         length = math.ceil(room * sizes[client] / max(1, sizes.max()))
-        drawn.append(f"{client:>{first}} ", "not bold")
-        drawn.append(mark * length, f"not bold {style}")
-        drawn.append(f" {sizes[client]}\n", "not bold")
-    return drawn.append_text(_left_out(len(sizes), len(shown), 1, ""))
+        bar = Text.assemble(f"{client:>{first}} ", (mark * length, style), f" {sizes[client]}")
+        lines.append(bar)
+    return Group(*lines, *_left_out(len(sizes), len(shown), 1, ""))
 
 
 def sampled(clients: int) -> list[int]:
     """Which clients are shown: all, or so many as there are rows, evenly spaced.
 
     >>> sampled(3), sampled(1000)[:3], sampled(1000)[-1]
-    ([0, 1, 2], [0, 34, 69], 999)
+    ([0, 1, 2], [0, 34, 68], 999)
     """
     return [int(place) for place in np.linspace(0, clients - 1, min(ROWS, clients))]
 
@@ -142,10 +144,10 @@ def _scale(console: Console, most: int) -> Text:
         line.append("  ").append(*mark)
         line.append(f" {above + 1}" if upto == above + 1 else f" {above + 1}-{upto}")
         above = upto
-    return line.append("\n")
+    return line
 
 
-def _left_out(clients: int, shown: int, together: int, what: str) -> Text:
+def _left_out(clients: int, shown: int, together: int, what: str) -> list[Text]:
     """A line for what is not seen, if anything."""
     from rich.text import Text
 
@@ -154,4 +156,4 @@ def _left_out(clients: int, shown: int, together: int, what: str) -> Text:
         said.append(f"{shown} of {clients:,} clients, evenly spaced")
     if together > 1:
         said.append(f"each column is {together} neighbouring {what}")
-    return Text("; ".join(said) + "\n" if said else "", "dim")
+    return [Text("; ".join(said), "dim")] if said else []

@@ -44,7 +44,7 @@ def split_map(
     if counts.ndim != 2 or counts.size == 0:
         raise ConfigError(f"a split is a table (clients, classes) of counts, got {counts.shape}")
     clients, classes = counts.shape
-    names = [str(name) for name in names or range(classes)]
+    names = [_short(str(name)) for name in names or range(classes)]
     many = clients > NAMED
     if many:
         counts = counts[np.lexsort((-counts.max(1), counts.argmax(1)))]
@@ -105,17 +105,24 @@ def contact_sheet(
             top, left = down * (tall + gap), right * (wide + gap)
             sheet[top : top + tall, left : left + wide] = one  # grey spreads over three channels
     sheet = sheet[: -gap or None, : -gap or None]
-    inches = 0.85 * WIDTH * sheet.shape[0] / sheet.shape[1]
-    with picture(path, WIDTH, 0.6 + (0.25 if note else 0) + inches) as figure:
+    names = [_short(name) for name, _ in rows]
+    beside = 0.2 + 0.085 * max(map(len, names))  # inches for the names
+    inches = (WIDTH - beside) * sheet.shape[0] / sheet.shape[1]
+    with picture(path, WIDTH, 0.55 + (0.25 if note else 0) + inches) as figure:
         axes = figure.add_subplot()
         headline(figure, title)
         axes.imshow(sheet)
+        axes.set_anchor("E")  # what room is left over goes to the names
         middles = np.arange(len(rows)) * (tall + gap) + (tall - 1) / 2
-        axes.set_yticks(middles, [name for name, _ in rows], fontsize=8.5, color=INK)
+        axes.set_yticks(middles, names, fontsize=8.5, color=INK)
         axes.set_xticks([])
         axes.set_xlabel(note, fontsize=8.5, color=PALE)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
+
+
+def _short(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _sizes(axes: Any, sizes: Counts) -> None:

@@ -33,8 +33,8 @@ def by_scipy(pixels, digits, *, packed=True, **changed):
     return file.getvalue()
 
 
-def by_hand(pixels, digits, order):
-    """The same file written byte by byte, in either order of bytes."""
+def by_hand(pixels, digits, order="<", flags=9, longer="", seal=bytes):
+    """The same file written byte by byte, in either order of bytes, and not always right."""
 
     def element(kind, content):
         if len(content) <= 4:
@@ -46,10 +46,10 @@ def by_hand(pixels, digits, order):
     version = struct.pack(f"{order}H", 0x0100) + (b"IM" if order == "<" else b"MI")
     made = b"MATLAB 5.0 MAT-file".ljust(124) + version
     for name, array in variables(pixels, digits).items():
-        inside = element(6, struct.pack(f"{order}2I", 9, 0))
+        inside = element(6, struct.pack(f"{order}2I", flags, 0))
         inside += element(5, struct.pack(f"{order}{array.ndim}i", *array.shape))
-        inside += element(1, name.encode()) + element(2, array.tobytes("F"))
-        packed = zlib.compress(struct.pack(f"{order}2I", 14, len(inside)) + inside)
+        inside += element(1, (name + longer).encode()) + element(2, array.tobytes("F"))
+        packed = seal(zlib.compress(struct.pack(f"{order}2I", 14, len(inside)) + inside))
         made += struct.pack(f"{order}2I", 15, len(packed)) + packed
     return made
 
@@ -63,7 +63,7 @@ def files(make=by_scipy, **changed):
 
 @pytest.mark.parametrize(
     "make",
-    [by_scipy, lambda *what: by_hand(*what, "<"), lambda *what: by_hand(*what, ">")],
+    [by_scipy, by_hand, lambda *what: by_hand(*what, ">")],
     ids=["scipy", "little", "big"],
 )
 @pytest.mark.parametrize("piece", [svhn.PICTURE, 3 * svhn.PICTURE, 1 << 20])
@@ -78,7 +78,7 @@ def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, make, pi
 
 
 def test_what_is_written_by_hand_is_what_scipy_reads():
-    found = scipy.io.loadmat(io.BytesIO(by_hand(TRAIN, TRAIN_DIGITS, "<")))
+    found = scipy.io.loadmat(io.BytesIO(by_hand(TRAIN, TRAIN_DIGITS)))
     for name, array in variables(TRAIN, TRAIN_DIGITS).items():
         np.testing.assert_array_equal(found[name], array)
 
@@ -100,6 +100,24 @@ WRONG = {
 @pytest.mark.parametrize(("changed", "says"), WRONG.values(), ids=WRONG)
 def test_wrong_content_is_refused(fetched, refused, changed, says):
     folder = fetched("svhn", files(**changed))
+    message = refused("svhn")
+    assert says in message and str(folder / "test_32x32.mat") in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"flags": 0x809}, "'y' is not an array of bytes"),  # complex
+        ({"flags": 4}, "'y' is not an array of bytes"),  # letters
+        ({"longer": "x" * 100}, "a name or shape of 101 bytes"),
+        ({"seal": lambda packed: packed[:-4]}, "'y' does not end where it should"),
+        ({"seal": lambda packed: packed[:-1] + b"!"}, "incorrect data check"),
+        ({"seal": lambda packed: packed[:20]}, "bytes instead of"),
+    ],
+    ids=["complex", "letters", "long name", "no sum", "wrong sum", "cut"],
+)
+def test_wrong_bytes_are_refused(fetched, refused, wrong, says):
+    folder = fetched("svhn", files() | {"test_32x32.mat": by_hand(TEST, TEST_DIGITS, **wrong)})
     message = refused("svhn")
     assert says in message and str(folder / "test_32x32.mat") in message
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harmonium.data.partition import make_split
-from harmonium.data.splits.orchestra import Orchestra, balanced_as_published, fitted
+from harmonium.data.splits.orchestra import Orchestra, balanced, balanced_as_published, fitted
 from harmonium.errors import ConfigError, DataError
 
 
@@ -59,13 +59,17 @@ def test_our_own_draws_are_of_the_same_kind(pictures, alpha, held, apart):
     assert np.mean(classes) == pytest.approx(held, abs=apart)
 
 
-def test_balance_brings_both_sums_where_they_belong():
-    rng = np.random.default_rng(0)
-    logs = rng.normal(size=(8, 5))
-    logs -= np.log(np.exp(logs).sum(0)) + np.log(5)
-    made = np.exp(balanced_as_published(logs))
-    np.testing.assert_allclose(made.sum(1), 1 / 8, rtol=1e-9)
-    np.testing.assert_allclose(made.sum(0), 1 / 5, rtol=1e-9)
+@pytest.mark.parametrize("balance", [balanced_as_published, balanced])
+def test_balance_brings_both_sums_where_they_belong(balance):
+    shares = np.array([0.1, 0.3, 0.05, 0.2, 0.35])
+    logs = np.random.default_rng(0).normal(size=(8, 5))
+    logs -= np.log(np.exp(logs).sum(0)) - np.log(shares)
+    made = np.exp(balance(logs))
+    np.testing.assert_allclose(made.sum(1), 1 / 8, rtol=1e-5)
+    np.testing.assert_allclose(made.sum(0), shares, rtol=1e-5)
+    # Scaled rows and columns keep every ratio of ratios.
+    kept = np.log(made) - logs
+    np.testing.assert_allclose(kept - kept[:1] - kept[:, :1] + kept[0, 0], 0, atol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 0.1, 1e5])

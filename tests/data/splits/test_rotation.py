@@ -18,8 +18,8 @@ def occupied(split, bins=10):
 
 
 def expected(each, alpha, bins):
-    """Bins hit by `each` draws whose weights are Dir(alpha / bins): a bin is missed with
-    probability B(rest, each + bin's) over B, by conjugacy.
+    """Bins hit by `each` draws: with weights from Dir(alpha / bins), draw n + 1 misses a bin that
+    was missed so far with probability (alpha - alpha / bins + n) / (alpha + n).
     """
     rest = alpha - alpha / bins
     missed = lgamma(alpha) - lgamma(alpha + each) + lgamma(rest + each) - lgamma(rest)

@@ -23,6 +23,7 @@ from harmonium.errors import DataError
 
 SIDE = 16
 MOST = 100_000  # pictures in one part: an HDF5 file can claim any number without holding them
+SLACK = 1e-4  # how far a value may lie outside its range: far less than half a byte
 
 _PLACE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/"
 _TEXT = {"train": "usps.bz2", "test": "usps.t.bz2"}
@@ -72,7 +73,7 @@ def _checked(
     path: Path, part: str, values: Floats, classes: npt.NDArray[Any], lowest: int, first: int
 ) -> _Part:
     """Values from `lowest` to 1 and classes from `first` on, brought to 0 to 1 and to 0 on."""
-    if not ((values >= lowest) & (values <= 1)).all():
+    if not ((values >= lowest - SLACK) & (values <= 1 + SLACK)).all():
         raise DataError(f"{path} has values that are not numbers between {lowest} and 1")
     if (classes != np.rint(classes)).any():
         raise DataError(f"{path} has a class that is not a whole number")

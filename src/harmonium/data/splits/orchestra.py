@@ -22,7 +22,7 @@ from harmonium.data.splits.drawing import (
 from harmonium.errors import DataError
 
 PUBLISHED_ROUNDS = 100
-MOST_ROUNDS = 300  # a very small alpha would take thousands; what is left is moved by `fitted`
+MOST_ROUNDS = 200  # a very small alpha would take thousands; what is left is moved by `fitted`
 
 
 @splits("orchestra")

@@ -50,13 +50,13 @@ class Pachinko(SplitRule):
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Client by client: so many of each coarse class, and of those so many of each fine one."""
         leaves, pools, slots = _tree(images.factors[self.column], images.labels, rng)
-        alpha, beta = np.full(len(leaves), self.alpha), np.full(leaves.shape, self.beta)
+        above = log_dirichlet(np.full((clients, 1, len(leaves)), self.alpha), rng)
+        below = log_dirichlet(np.full((clients, *leaves.shape), self.beta), rng)
         each = np.array([len(images) // clients])
         counts = np.empty((clients, len(pools)), np.int64)
-        for row in counts:
-            logs, fine = log_dirichlet(alpha, rng), log_dirichlet(beta, rng)
-            coarse = draw_counts(logs[None], leaves.sum(1)[None], each, rng)[0]
-            taken = draw_counts(fine, leaves, coarse, rng)
+        for row, coarse, fine in zip(counts, above, below, strict=True):
+            wanted = draw_counts(coarse, leaves.sum(1)[None], each, rng)[0]
+            taken = draw_counts(fine, leaves, wanted, rng)
             leaves -= taken
             row[:] = taken[slots]
         return Shares(dealt(pools, counts))

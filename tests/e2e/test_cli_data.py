@@ -1,0 +1,183 @@
+"""The commands about data, called in this process: what they print, write and refuse."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harmonium.cli import main
+from harmonium.data.partition import Split
+
+Call = Callable[..., tuple[str, str]]
+OURS = {"split.npz", "split.json", "split.png", "split.svg"}
+SHAPES = ["shapes", "data.count=200", "data.test_count=20", "data.size=12"]
+
+
+@pytest.fixture
+def call(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A command in a fresh home; gives what it prints and what it says beside."""
+
+    def called(*words: str, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["harmonium", *words])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        try:
+            main()
+        except SystemExit as end:
+            assert end.code == code
+        else:
+            assert code == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return called
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pictures, which take most of the time."""
+    monkeypatch.setattr("harmonium.cli_data._draw", lambda *_: None)
+
+
+def archive(path: Path, **columns: np.ndarray) -> str:
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 8, 8, 1), dtype=np.uint8)
+    np.savez(path, x=pixels, **columns)
+    return f"data.path={path}"
+
+
+# ---- split ---------------------------------------------------------------------------------------
+
+
+def test_a_split_is_described_drawn_and_kept(call: Call, home: Path) -> None:
+    said, told = call("data", "split", "digits", "split=dirichlet", "clients=5")
+    (folder,) = (home / "splits").iterdir()
+    assert {path.name for path in folder.iterdir()} == OURS
+    kept = Split.load(folder / "split.npz")
+    assert folder.name == f"digits-dirichlet-{kept.digest[:8]}" and len(kept) == 5
+    for words in ("label EMD", "label JS distance", "style distance", "bits", "pictures  .. 1"):
+        assert words in said
+    for path in folder.iterdir():
+        assert str(path) in said
+    assert told == "" and "\x1b" not in said
+    assert max(map(len, said.splitlines()[:-4])) <= 80
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_json_is_one_document_with_figures_clients_and_files(call: Call) -> None:
+    said, told = call("data", "split", *SHAPES, "split=by_class", "clients=8", "--json")
+    found = json.loads(said)
+    assert told == "" and found["figures"]["label_emd_max"] == pytest.approx(1.75, abs=0.05)
+    assert [row["client"] for row in found["clients"]] == list(range(8))
+    assert found["clients"][0]["classes"] == 1 and found["clients"][0]["styles"] == 4
+    assert {"npz", "json", "png", "svg"} == set(found["files"])
+    written = json.loads(Path(found["files"].pop("json")).read_text())
+    assert written == {key: value for key, value in found.items() if key != "files"}
+    assert written["recipe"]["split"]["name"] == "by_class"
+
+
+def test_the_folder_can_be_chosen_and_other_files_stay(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    (folder / "split.json").write_text("old")
+    words = ["data", "split", "digits", "clients=3", "--out", str(folder)]
+    call(*words, "--plot", str(tmp_path / "new" / "s.svg"))
+    assert {path.name for path in folder.iterdir()} == {*OURS, "thesis.tex"}
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    assert json.loads((folder / "split.json").read_text())["figures"]["clients"] == 3
+    assert (tmp_path / "new" / "s.svg").stat().st_size > 1000
+
+
+def test_pictures_without_labels_are_shared_out_too(call: Call, tmp_path: Path) -> None:
+    plot = tmp_path / "s.png"
+    said, _ = call(
+        "data", "split", *SHAPES, "data.unlabelled=true", "clients=4", "--plot", str(plot)
+    )
+    assert "style distance" in said and "label EMD" not in said
+    assert "######## 45" in said and plot.stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_styles_without_labels_have_a_map(call: Call, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.npz", style=np.arange(60) % 3)
+    said, _ = call("data", "split", "npz", path, "clients=2")
+    assert "style JS distance" in said and "each class" not in said
+    rows = [line for line in said.splitlines() if line.startswith("client ")]
+    assert rows[-1].split() == ["client", "0", "1", "2", "all"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_partly_labelled_says_how_much_is_unknown(call: Call, tmp_path: Path) -> None:
+    labels = np.where(np.arange(60) % 2, -1, np.arange(60) % 3)
+    path = archive(tmp_path / "a.npz", y=labels)
+    said, told = call("data", "split", "npz", path, "clients=2")
+    assert "unknow" in said and "note: 30 of 60" in told
+    said, told = call("data", "split", "npz", path, "clients=2", "--json")
+    found = json.loads(said)
+    assert told == ""
+    assert 10 < found["figures"]["unlabelled"] < 30 and "30 of 60" in found["notes"][0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_many_clients_some_are_shown(call: Call) -> None:
+    said, _ = call("data", "split", "digits", "clients=200")
+    assert "clients 6 to 193 are not shown" in said and "30 of 200 clients" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data", "split", "digts"], "did you mean 'digits'?"),
+        (["data", "split", "digits", "clients=5000"], "5000"),
+        (["data", "split", "digits", "--plot", "s.pdf"], "as .png or .svg, not 's.pdf'"),
+        (["data", "split", "digits", "--out", __file__], "cannot create"),
+        (["data", "split", *SHAPES, "data.unlabelled=true", "split=dirichlet"], "needs labels"),
+        (["data", "show", "digits", "split.alfa=1"], "split.alfa"),
+        (["data", "show", "digits", "--plot", "s.pdf"], "as .png or .svg, not 's.pdf'"),
+        (["data", "show", "npz"], "data.path"),
+        (["data", "show"], "NAME"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    words: list[str], says: str, call: Call, home: Path
+) -> None:
+    said, told = call(*words, code=2)
+    assert said == "" and len(told.strip().splitlines()) == 1 and says in told
+    assert not (home / "splits").exists()
+
+
+# ---- show ----------------------------------------------------------------------------------------
+
+
+def test_a_data_set_is_shown(call: Call, tmp_path: Path) -> None:
+    plot = tmp_path / "new" / "sheet.png"
+    said, told = call("data", "show", *SHAPES, "--plot", str(plot))
+    for words in ("12x12x3", "triangle", "style", "blue", "validation", str(plot)):
+        assert words in said
+    assert told == "" and plot.stat().st_size > 1000
+    found = json.loads(call("data", "show", *SHAPES, "--json")[0])
+    assert found["parts"] == {"train": 180, "validation": 20, "test": 20}
+    assert sum(row["train"] for row in found["classes"]) == 180 and len(found["channels"]) == 3
+
+
+def test_pictures_without_labels_are_shown(call: Call, tmp_path: Path) -> None:
+    plot = tmp_path / "sheet.svg"
+    said, _ = call("data", "show", *SHAPES, "data.unlabelled=true", "--plot", str(plot))
+    assert "unknown" in said and "style" not in said and plot.exists()
+
+
+# ---- datasets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", ["80", "150"])
+def test_data_sets_are_listed(call: Call, width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    said, _ = call("datasets")
+    known = json.loads(call("datasets", "--json")[0])
+    for name, about in known.items():
+        assert name in said and about["here"] in said
+    assert "1,797" in said and "8x8x1" in said and "10 classes" in said or width == "150"
+    assert max(map(len, said.splitlines())) <= int(width)
+    assert known["digits"]["shape"] == [8, 8, 1] and known["cifar10"]["what"]
