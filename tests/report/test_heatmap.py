@@ -29,11 +29,16 @@ def test_plain_characters_by_hand():
     found = lines(console(width=24), heat_map, COUNTS, NAMES)
     assert found[:3] == [
         "client cat dog fro  all",
-        "     0 @@@     ...   37",
-        "     1 === :::       13",
+        "     0 @36     . 1   37",
+        "     1 = 9 : 4       13",
     ]
     scale = " ".join(" ".join(found[3:]).split())
     assert scale == "pictures .. 1 :: 2-4 == 5-9 ** 10-16 ## 17-25 @@ 26-36"
+
+
+def test_where_numbers_do_not_fit_marks_say_how_many():
+    found = lines(console(width=24), heat_map, COUNTS * 1000, NAMES)
+    assert found[1:3] == ["     0 @@    ..  37000", "     1 == ::     13000"]
 
 
 @pytest.mark.parametrize("where", [console(), coloured(no_color=True)])

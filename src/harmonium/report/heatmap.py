@@ -92,12 +92,14 @@ def colour(console: Console) -> bool:
 
 
 def _cell(count: int, most: int, wide: int, coloured: bool) -> Text:
-    """The number on its shade where it fits, else a block or marks."""
+    """The number on its shade or behind its mark where it fits, else a block or marks."""
     from rich.text import Text
 
     if count == 0:
         return Text(" " * wide)
     level = math.ceil(LEVELS * math.sqrt(count / most)) - 1
+    if not coloured and wide > len(str(most)) + 1:
+        return Text(f"{MARKS[level]}{count:>{wide - 2}} ")
     if not coloured:
         gap = 1 if wide > 1 else 0
         return Text(MARKS[level] * (wide - gap) + " " * gap)

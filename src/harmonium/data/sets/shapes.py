@@ -22,7 +22,7 @@ from harmonium.errors import ConfigError
 from harmonium.seeds import numpy_rng
 
 Field = npt.NDArray[Any]  # (pictures, height, width) float32: one number for every pixel
-RENDERING = 1  # raise when the pictures change, so that old caches are not used
+RENDERING = 2  # raise when the pictures change, so that old caches are not used
 CHUNK = 512  # pictures drawn at once: large enough for NumPy, small enough for little memory
 CHUNK_PIXELS = CHUNK * 64 * 64  # fewer where they are larger than 64x64
 
@@ -196,7 +196,10 @@ class Shapes(DataSpec):
                     writer.append(part, pixels, no_labels(len(pixels)))
                 else:
                     writer.append(part, pixels, labels, piece)
-        return () if self.unlabelled else tuple(SHAPES)[: self.classes]
+        if self.unlabelled:
+            return ()
+        writer.names["style"] = tuple(STYLES)[: self.styles]
+        return tuple(SHAPES)[: self.classes]
 
     def scene(self, part: str, count: int) -> dict[str, Integers]:
         """What `count` pictures show: every column is drawn independently of all others.
