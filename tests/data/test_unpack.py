@@ -37,7 +37,9 @@ def found(folder):
 def test_only_what_is_wanted_is_unpacked(tmp_path, to, tar, zipped, mode):
     members = [("a/one", b"1"), ("./a/two", b"2"), ("three", b"3"), ("../evil", b"e")]
     if mode == "zip":
-        archive = zipped(tmp_path / "x", [(name.removeprefix("./"), body) for name, body in members])
+        archive = zipped(
+            tmp_path / "x", [(name.removeprefix("./"), body) for name, body in members]
+        )
     else:
         archive = tar(tmp_path / "x", members, mode)
     assert kind_of(archive) == ("zip" if mode == "zip" else "tar")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harmonium.data.partition import make_split
-from harmonium.data.splits.styles import Styles
+from harmonium.data.splits.styles import Styles, supplied
 from harmonium.errors import ConfigError, DataError
 
 
@@ -32,36 +32,49 @@ def test_clients_never_mix_styles(digits, rule):
 @pytest.mark.parametrize("beta", [None, 0.2, 0.8])
 def test_every_style_is_brought_to_the_mean(digits, beta):
     split = make_split(Styles(beta=beta), digits, "d", 6, 0)
-    assert [len(own) for own in split.indices] == [468 // 2] * 6
-    for own in split.indices[2:4]:  # 36 pictures of USPS each, six or seven times
-        assert len(np.unique(own)) == 36 and set(repeats(own)) == {6, 7}
-    for own in (*split.indices[:2], *split.indices[4:]):
-        assert len(np.unique(own)) == len(own)
-    lost = 1406 - 4 * 234 - 2 * 36
-    assert split.notes == (
-        "396 of 1404 pictures are repeats: their styles are smaller than others",
-        f"{lost} of 1406 training pictures are held by nobody",
-    )
+    assert [len(own) for own in split.indices] == [1406 // 6] * 6
+    distinct = [len(np.unique(own)) for own in split.indices]
+    assert max(distinct[2:4]) <= 73 and sum(distinct[2:4]) <= 73
+    held = np.concatenate([np.unique(own) for own in split.indices])
+    assert len(np.unique(held)) == len(held)  # no two clients hold the same picture
+    assert f"{1404 - sum(distinct)} of 1404 pictures are repeats" in split.notes[0]
+    assert f"{1406 - sum(distinct)} of 1406 training pictures are held by nobody" in split.notes[1]
 
 
-def test_without_labels_in_the_way_every_client_has_the_same_of_each_class(digits):
+def test_iid_is_the_same_number_of_every_class_for_every_client(digits):
     split = make_split(Styles(), digits, "d", 6, 0)
     counts = np.stack([np.bincount(digits.labels[own], minlength=10) for own in split.indices])
-    for style in range(3):
-        one, other = counts[2 * style : 2 * style + 2]
-        assert np.abs(one - other).max() <= (7 if style == 1 else 1)  # a repeat weighs up to 7
-    assert np.ptp(counts[[0, 1, 4, 5]]) <= 1  # enough pictures: all classes alike, SVHN's too
+    assert (counts == counts[0]).all() and np.ptp(counts[0]) <= 1  # USPS repeats, SVHN is even
+    for own in split.indices[2:4]:  # 3 or 4 pictures of a class for 23 or 24 places
+        assert set(repeats(own)) <= {5, 6, 7, 8}
+    assert sum(len(np.unique(own)) for own in split.indices[2:4]) == 73  # all there are
 
 
 @pytest.mark.parametrize("beta", [1e-3, 0.2, 0.8, 1e4])
-def test_class_weights_are_drawn_for_each_client(pictures, beta):
-    """The mean sum of squared shares of 100 draws, whose weights are Dir(beta) of 10, is known."""
-    images = pictures(np.arange(40_000) % 10, style=np.repeat(np.arange(4), 10_000))
-    split = make_split(Styles(beta=beta), images, "d", 400, 0)
-    early = [k for k in range(400) if k % 100 < 20]  # before the classes of a style run out
-    counts = [np.bincount(images.labels[split.indices[k]]) / 100 for k in early]
-    wanted = 0.01 + 0.99 * (beta + 1) / (10 * beta + 1)
-    assert np.mean([(shares**2).sum() for shares in counts]) == pytest.approx(wanted, abs=0.05)
+@pytest.mark.parametrize("short", [False, True])
+def test_class_weights_are_drawn_for_each_client(pictures, beta, short):
+    """The mean sum of squared shares of Dir(beta) of 10 is known; repeats change nothing of it."""
+    sizes = [16_000, 16_000, 7_000, 1_000] if short else [10_000] * 4
+    images = pictures(np.arange(40_000) % 10, style=np.repeat(np.arange(4), sizes))
+    split = make_split(Styles(beta=beta), images, "d", 200, 0)
+    counts = [np.bincount(images.labels[own]) / len(own) for own in split.indices]
+    wanted = (beta + 1) / (10 * beta + 1)
+    assert np.mean([(shares**2).sum() for shares in counts]) == pytest.approx(wanted, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_everyone_is_supplied_however_scarce_the_pictures(seed):
+    rng = np.random.default_rng(seed)
+    clients, classes, each = int(rng.integers(1, 9)), int(rng.integers(1, 5)), 6
+    sizes = rng.integers(1, 4, classes)
+    sizes[0] += max(0, clients - sizes.sum())
+    wanted = rng.multinomial(each, np.ones(classes) / classes, clients)
+    wanted[:, 1:] *= rng.integers(0, 2)  # often all want the same class
+    wanted[:, 0] = each - wanted[:, 1:].sum(1)
+    got, distinct = supplied(wanted, sizes)
+    assert (distinct.sum(0) <= sizes).all() and (distinct.sum(1) >= 1).all()
+    assert (got.sum(1) == each).all() and (distinct <= got).all() and (distinct >= 0).all()
+    assert ((got > 0) == (distinct > 0)).all()
 
 
 def test_as_they_are_nothing_repeats(digits):

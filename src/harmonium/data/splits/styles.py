@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,9 @@ from harmonium.data.splits.drawing import (
     dealt,
     draw_clients,
     levelled,
+    log_dirichlet,
+    rounded,
+    shares_of,
 )
 from harmonium.errors import DataError
 
@@ -24,14 +28,15 @@ from harmonium.errors import DataError
 class Styles(SplitRule):
     """Every client has one style, every style as many clients, all the same size (FedStyle).
 
-    The first clients have the first style, and so on. A style that has too many pictures gives as
-    many as the mean of all styles; of one that has too few, pictures repeat. Its pictures are
-    first divided among its clients, and each then repeats its own, so that no two clients hold the
-    same picture.
+    The first clients have the first style, and so on. Every style gives as many pictures as the
+    mean of all styles, the same number of each class or, with `beta`, in proportions that each
+    client draws. Where a class has too few, pictures repeat. FedStyle says only "duplicate sampling
+    if necessary"; here the pictures of a class are first divided among the clients that want it,
+    and each then repeats its own, so that no two clients hold the same picture.
     """
 
     column: str = "style"  # the column that holds the style
-    beta: float | None = None  # concentration of class weights; None: as even as the classes allow
+    beta: float | None = None  # concentration of class weights; None: every class alike
     equalise: bool = True  # every style as large as their mean; otherwise as it is, none repeats
 
     def __post_init__(self) -> None:
@@ -67,30 +72,33 @@ class Styles(SplitRule):
             )
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Style by style: divide its pictures, then repeat where they are too few."""
+        """Style by style: how many of each class, which pictures, and how often."""
         column = images.factors[self.column]
         styles = np.unique(column)
-        mean, holders = len(images) // len(styles), clients // len(styles)
+        each, holders = len(images) // clients, clients // len(styles)
+        labels = images.labels if (images.labels >= 0).all() else np.zeros_like(images.labels)
         indices: list[Integers] = []
-        repeats = 0
         for style in styles:
             rows = np.flatnonzero(column == style)
-            each = (mean if self.equalise else len(rows)) // holders
-            distinct = min(each, len(rows) // holders)
-            for own in self._divided(images.labels[rows], holders, distinct, rng):
-                indices.append(np.sort(rows[own[np.arange(each) * distinct // each]]))
-            repeats += holders * (each - distinct)
+            pools = pools_by_class(labels[rows], rng)
+            if self.equalise:
+                made = self._repeating(pools, holders, each, rng)
+            else:
+                made = self._distinct(pools, holders, len(rows) // holders, rng)
+            indices += [np.sort(rows[own]) for own in made]
         total = sum(len(own) for own in indices)
-        notes = [f"{repeats} of {total} pictures are repeats: their styles are smaller than others"]
-        if nobody := len(images) - (total - repeats):
+        distinct = sum(len(np.unique(own)) for own in indices)
+        notes = []
+        if repeats := total - distinct:
+            notes.append(f"{repeats} of {total} pictures are repeats: their classes are too small")
+        if nobody := len(images) - distinct:
             notes.append(f"{nobody} of {len(images)} training pictures are held by nobody")
-        return Shares(indices, notes=notes if repeats else notes[1:])
+        return Shares(indices, notes=notes)
 
-    def _divided(
-        self, labels: Integers, clients: int, each: int, rng: np.random.Generator
+    def _distinct(
+        self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
     ) -> list[Integers]:
-        """Distinct positions for each of the clients of one style."""
-        pools = pools_by_class(labels, rng)
+        """As many pictures for each of the clients of one style, none twice."""
         sizes = np.array([len(pool) for pool in pools])
         if self.beta is not None:
             concentration = np.full(len(pools), self.beta)
@@ -99,3 +107,57 @@ class Styles(SplitRule):
         kept = levelled(sizes, clients * each)
         row = np.concatenate([pool[:size] for pool, size in zip(pools, kept, strict=True)])
         return list(row.reshape(each, clients).T)
+
+    def _repeating(
+        self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
+    ) -> list[Integers]:
+        """Classes exactly as wanted for each of the clients of one style, repeating what is few."""
+        shares = np.full((clients, len(pools)), 1 / len(pools))
+        if self.beta is not None:
+            shares = shares_of(log_dirichlet(np.full(shares.shape, self.beta), rng))
+        sizes = np.array([len(pool) for pool in pools])
+        wanted, distinct = supplied(rounded(shares * each, each), sizes)
+        starts = np.cumsum(distinct, 0) - distinct
+        made = []
+        for client in range(clients):
+            own = [
+                pool[start : start + many][np.arange(want) * many // want]
+                for pool, start, many, want in zip(
+                    pools, starts[client], distinct[client], wanted[client], strict=True
+                )
+                if want
+            ]
+            made.append(np.concatenate(own))
+        return made
+
+
+def supplied(wanted: Integers, sizes: Integers) -> tuple[Integers, Integers]:
+    """How many different pictures of each class the clients get, both (clients, classes).
+
+    A class that is wanted more often than it has pictures is divided in proportion, one picture at
+    least to each who wants it while there are any. Who gets none of a class has more of another.
+
+    Returns:
+        What is wanted, changed where there was nothing to be had, and the different pictures.
+    """
+    wanted, distinct = wanted.copy(), wanted.copy()
+    for row in np.flatnonzero(wanted.sum(0) > sizes):
+        need = wanted[:, row]
+        shared = rounded(need * (sizes[row] / need.sum()), int(sizes[row]))
+        for client in np.flatnonzero((need > 0) & (shared == 0)):
+            if shared.max() > 1:
+                shared[shared.argmax()] -= 1
+                shared[client] = 1
+        distinct[:, row] = shared
+    for client in np.flatnonzero(distinct.sum(1) == 0):  # all it wants is held by others
+        spare = sizes - distinct.sum(0)
+        if spare.max() == 0:
+            rich = distinct.sum(1).argmax()
+            distinct[rich, distinct[rich].argmax()] -= 1
+            spare = sizes - distinct.sum(0)
+        distinct[client, spare.argmax()] = 1
+    nothing = distinct == 0
+    moved = np.where(nothing, wanted, 0).sum(1)
+    wanted[nothing] = 0
+    wanted[np.arange(len(wanted)), distinct.argmax(1)] += moved
+    return wanted, distinct
