@@ -97,3 +97,20 @@ def test_npz_that_is_none(tmp_path):
     np.save(tmp_path / "one.npy", numbered(3))
     with pytest.raises(DataError, match="not an .npz"):
         Npz(path=str(tmp_path / "one.npy")).load()
+
+
+def test_text_columns_become_named_factors_in_every_part(tmp_path):
+    sites = np.array(["north", "south", "", "east"])
+    np.savez(
+        tmp_path / "a.npz",
+        train_x=np.zeros((4, 4, 4), np.uint8),
+        train_site=sites,
+        train_age=np.array([3, 1, 2, 9]),
+        test_x=np.zeros((2, 4, 4), np.uint8),
+        test_site=np.array(["west", "south"]),
+    )
+    stored = Npz(path=str(tmp_path / "a.npz")).stored()
+    assert stored.names == {"site": ("east", "north", "south", "west")}
+    assert stored.parts["train"].factors["site"].tolist() == [1, 2, -1, 0]
+    assert stored.parts["train"].factors["age"].tolist() == [3, 1, 2, 9]
+    assert stored.parts["test"].factors["site"].tolist() == [3, 2]

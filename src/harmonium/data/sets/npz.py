@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ class Npz(UnsplitSpec):
     `train_labels` and so on; and plain `x`, `y` (or `images`, `labels`) without a test part. Labels
     may be missing. `val_…` is the validation part and then replaces the share `validation`; where
     there is no `test_…`, it is the test part. `classes` names the labels. Any other integer array
-    with one value for each picture becomes a factor.
+    or text with one value for each picture becomes a column for `split.column`.
     """
 
     path: str = ""  # the .npz file
@@ -120,17 +120,35 @@ class _Reader:
                     "their class is not known"
                 )
         names = self._class_names(labels.values())
+        texts = self._texts(parts)
+        writer.names |= texts
         for part, columns in parts.items():
             pixels = self._pixels(columns.pixels)
             factors = {
-                name: np.asarray(self.archive[key], np.int64).reshape(-1)
-                for name, key in columns.factors.items()
+                name: self._factor(key, texts.get(name)) for name, key in columns.factors.items()
             }
             for start in range(0, len(pixels), CHUNK):
                 rows = slice(start, start + CHUNK)
                 piece = {name: column[rows] for name, column in factors.items()}
                 writer.append(part, pixels[rows], labels[part][rows], piece)
         return names
+
+    def _texts(self, parts: Mapping[str, _Columns]) -> dict[str, tuple[str, ...]]:
+        """The different values of every column that holds text in some part, sorted."""
+        held: dict[str, set[str]] = {}
+        for columns in parts.values():
+            for name, key in columns.factors.items():
+                if self.shapes[key][1] == "U":
+                    held.setdefault(name, set()).update(self.archive[key].reshape(-1).tolist())
+        return {name: tuple(sorted(values - {""})) for name, values in held.items()}
+
+    def _factor(self, key: str, names: tuple[str, ...] | None) -> Integers:
+        """A column as numbers: of text the place of each among `names`, -1 where it is empty."""
+        column: npt.NDArray[Any] = self.archive[key].reshape(-1)
+        if names is None:
+            return column.astype(np.int64)
+        places = {"": UNKNOWN, **{name: place for place, name in enumerate(names)}}
+        return np.array([places.get(str(value), UNKNOWN) for value in column], np.int64)
 
     def _parts(self) -> dict[str, _Columns]:
         """Which arrays form which part, or an error that lists what was found."""
@@ -158,7 +176,7 @@ class _Reader:
             for key, (shape, kind) in self.shapes.items()
             if key.startswith(prefix)
             and key not in (prefix + pixels, prefix + labels, *_CLASS_NAMES)
-            and kind in "iu"
+            and kind in "iuU"
             and shape in ((count,), (count, 1))
         }
         has_labels = prefix + labels in self.shapes
