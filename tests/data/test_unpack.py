@@ -47,14 +47,14 @@ def test_only_what_is_wanted_is_unpacked(tmp_path, to, tar, zipped, mode):
     assert found(to) == {"a/one": b"1", "a/two": b"2"}
 
 
-@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "C:/evil", "..\\evil"])
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "{top}/evil", "C:/evil", "..\\evil"])
 @pytest.mark.parametrize("form", ["tar", "zip"])
 def test_names_that_lead_out_are_refused(tmp_path, to, tar, zipped, name, form):
     write = tar if form == "tar" else zipped
-    archive = write(tmp_path / "x", [("good", b"1"), (name, b"e")])
+    archive = write(tmp_path / "x", [("good", b"1"), (name.format(top=tmp_path), b"e")])
     with pytest.raises(DataError, match="is not safe: refused"):
         unpack(archive, to, everything, 1 << 20)
-    assert found(tmp_path).keys() <= {"x", "deep/to/good"} and not os.path.exists("/tmp/evil")
+    assert found(tmp_path).keys() <= {"x", "deep/to/good"}
 
 
 def special(kind, **settings):

@@ -142,7 +142,7 @@ def _scale(console: Console, most: int) -> Text:
         upto = most * (level + 1) ** 2 // LEVELS**2
         if upto == above:  # no whole number has this shade
             continue
-        mark = ("██", SHADES[level]) if colour(console) else (MARKS[level] * 2, "")
+        mark = ("██", SHADES[level]) if colour(console) else (MARKS[level], "")
         line.append("  ").append(*mark)
         line.append(f" {above + 1}" if upto == above + 1 else f" {above + 1}-{upto}")
         above = upto
