@@ -143,7 +143,7 @@ def demo(folder: Out = None, as_json: Json = False) -> None:
 def _compare(names: list[str], changes: list[str], folder: Path | None, as_json: bool) -> None:
     from harmonium.compare import compare as compare_methods
     from harmonium.home import home
-    from harmonium.report.progress import watcher_for
+    from harmonium.report.progress import decoding, watcher_for
     from harmonium.runs import Watcher
 
     stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
@@ -155,7 +155,8 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
         return watchers[-1]
 
     try:
-        found = compare_methods(names, changes, folder, watcher)
+        with decoding(err, silent=as_json):
+            found = compare_methods(names, changes, folder, watcher)
     except (HarmoniumError, KeyboardInterrupt):
         if watchers and any(folder.glob("*/recipe.yaml")):
             watchers[-1].note(f"nothing is lost; give the same command with --out {folder}")
@@ -225,12 +226,13 @@ def recipes(as_json: Json = False) -> None:
 @contextmanager
 def _watched(as_json: bool) -> Iterator[Watcher]:
     """A watcher for a run; when the run fails, say how to go on with it."""
-    from harmonium.report.progress import watcher_for
+    from harmonium.report.progress import decoding, watcher_for
     from harmonium.runs import Watcher
 
     watcher = Watcher() if as_json else watcher_for(err)
     try:
-        yield watcher
+        with decoding(err, silent=as_json):
+            yield watcher
     except (HarmoniumError, KeyboardInterrupt):
         where = getattr(watcher, "folder", None)
         if where is not None:

@@ -77,7 +77,7 @@ def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = 
     from harmonium.data.catalogue import examples, overview
 
     _check_ending(plot)
-    dataset = _recipe(name, changes).data.load()
+    dataset = _load(_recipe(name, changes), as_json)
     about = overview(dataset)
     if plot is not None:
         from harmonium.home import make_folder
@@ -111,7 +111,7 @@ def split(
 
     _check_ending(plot)
     recipe = _recipe(name, changes)
-    dataset = recipe.data.load()
+    dataset = _load(recipe, as_json)
     made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     found = heterogeneity(made, dataset)
     tree = recipe.tree()
@@ -203,6 +203,13 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
     from harmonium.recipe import Recipe, apply_changes
 
     return Recipe.from_tree(apply_changes({"data": name}, changes or []))
+
+
+def _load(recipe: Recipe, silent: bool) -> Dataset:
+    from harmonium.report.progress import decoding
+
+    with decoding(err, silent=silent):
+        return recipe.data.load()
 
 
 def _check_ending(plot: Path | None) -> None:

@@ -3,7 +3,11 @@
 from io import StringIO
 
 from rich.console import Console
+from rich.progress import Progress
 
+from harmonium.data import store
+from harmonium.data.sets.shapes import Shapes
+from harmonium.report import progress
 from harmonium.report.progress import LineWatcher
 
 ROW = {"answered": 2, "missing": 0, "loss": 1.5, "bytes_up": 10, "bytes_down": 10}
@@ -18,3 +22,47 @@ def test_a_warning_is_said_when_it_begins_and_when_it_comes_back():
     watcher.round({**ROW, "round": 9}, 1.0)
     notes = [line for line in said.getvalue().splitlines() if "note:" in line]
     assert notes == ["note: Collapsed: spread 0.01", "note: Collapsed: again"]
+
+
+def decode(count, seconds, monkeypatch, total=None):
+    """A made-up decoding of `count` pictures, one every `seconds`."""
+    clock = iter(range(10_000, 20_000))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock) * seconds)
+    listener = store._listener.get()
+    for done in range(1, count + 1):
+        listener("photos", done, total)
+    listener("photos", count, count)
+
+
+def test_long_decoding_is_told_in_plain_lines(monkeypatch):
+    console = Console(file=StringIO(), width=100)
+    with progress.decoding(console):
+        decode(30, 1.0, monkeypatch, total=30_000)
+    assert console.file.getvalue().splitlines() == [
+        f"decoding photos: {done} of 30,000 pictures" for done in (3, 14, 25)
+    ]
+
+
+def test_quick_decoding_is_not_worth_a_line(monkeypatch):
+    for terminal in (False, True):
+        console = Console(file=StringIO(), force_terminal=terminal)
+        with progress.decoding(console):
+            decode(30, 0.05, monkeypatch)
+        assert console.file.getvalue() == ""
+
+
+def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch):
+    console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
+    with progress.decoding(console):
+        decode(20, 1.0, monkeypatch)
+        with Progress(console=console):  # a run's own bar finds the place free
+            pass
+    assert "decoding photos: 20 pictures" in console.file.getvalue()
+
+
+def test_real_decoding_is_told_from_first_to_last(home):
+    told = []
+    with store.listening(lambda *words: told.append(words)):
+        Shapes(count=600, test_count=5, size=8).load()
+        Shapes(count=600, test_count=5, size=8).load()  # decoded already
+    assert told == [("shapes", n, None) for n in (512, 600, 605)] + [("shapes", 605, 605)]

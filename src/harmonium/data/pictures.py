@@ -165,7 +165,8 @@ def write_pictures(
         spec: size, channels, and what is done about odd files.
         workers: how many processes decode; as many as there are cores unless told. Changes nothing.
     """
-    _Task(writer, spec, sum(map(len, files.values()))).run(files, workers)
+    writer.expected = sum(map(len, files.values()))
+    _Task(writer, spec, writer.expected).run(files, workers)
 
 
 @dataclass

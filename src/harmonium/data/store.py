@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -32,6 +33,21 @@ FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
 _LEFTOVER_SECONDS = 24 * 3600
+
+Listener = Callable[[str, int, int | None], None]
+"""Told the data set, the pictures decoded so far, and all of them where known; equal at the end."""
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Have a listener told of whatever is decoded meanwhile."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def fetched_folder(name: str | None = None) -> Path:
@@ -93,10 +109,18 @@ class Stored:
 class Writer:
     """Receives decoded pictures in pieces and writes each piece at once."""
 
-    def __init__(self, folder: Path, size: int | None = None, channels: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int | None = None,
+        channels: int | None = None,
+        name: str = "",
+    ) -> None:
         """Write into `folder`, which exists and is empty; every picture with this size if given."""
-        self._folder = folder
+        self._folder, self._name = folder, name
         self.size, self.channels = size, channels
+        self.count = 0
+        self.expected: int | None = None  # pictures in all, where it is known beforehand
         self._parts: dict[str, _Part] = {}
         self.classes: tuple[str, ...] = ()
         self.names: dict[str, tuple[str, ...]] = {}
@@ -118,6 +142,9 @@ class Writer:
         if part not in self._parts:
             self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
         self._parts[part].append(pixels, labels, factors or {})
+        self.count += len(pixels)
+        if listener := _listener.get():
+            listener(self._name, self.count, self.expected)
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Write the columns and `meta.json`, after which the folder is whole."""
@@ -214,12 +241,14 @@ def decoded(
     if stored is not None:
         return stored
     with building(folder, replace=folder.exists()) as temporary:
-        writer = Writer(temporary, size, channels)
+        writer = Writer(temporary, size, channels, name)
         try:
             writer.classes = tuple(decode(writer))
             writer.finish({"name": name, "key": key, "identity": identity})
         finally:
             writer.close()
+            if listener := _listener.get():
+                listener(name, writer.count, writer.count)
     stored = _open(folder, key)
     if stored is None:
         raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from harmonium.data.store import listening
 from harmonium.runs import Watcher
 
 if TYPE_CHECKING:
@@ -197,3 +198,60 @@ def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None
             bar.update(tasks[what], completed=done, total=total)
 
         yield draw
+
+
+@contextmanager
+def decoding(console: Console, silent: bool = False) -> Iterator[None]:
+    """Show how far a data set is decoded, wherever that takes longer than a moment."""
+    if silent:
+        yield
+        return
+    shown = _Decoding(console)
+    try:
+        with listening(shown):
+            yield
+    finally:
+        shown.stop()
+
+
+class _Decoding:
+    """A bar on a terminal, a line now and then elsewhere, nothing in the first two seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._name, self._began, self._told = "", 0.0, 0.0
+        self._bar: Progress | None = None
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        now = time.perf_counter()
+        if done == total:
+            return self.stop()
+        if name != self._name:
+            self.stop()
+            self._name, self._began = name, now
+        if now - self._began < 2:
+            return None
+        if self._console.is_terminal:
+            return self._draw(done, total)
+        if now - self._told > 10:
+            self._told = now
+            whole = f" of {total:,}" if total else ""
+            text = f"decoding {name}: {done:,}{whole} pictures"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return None
+
+    def _draw(self, done: int, total: int | None) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar.add_task("")
+            self._bar.start()
+        words = f"decoding {self._name}: {done:,} pictures"
+        self._bar.update(self._bar.task_ids[0], description=words, completed=done, total=total)
+
+    def stop(self) -> None:
+        """Take the bar away; the next data set begins anew."""
+        self._name, self._told = "", 0.0
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
