@@ -56,7 +56,7 @@ def test_a_split_is_described_drawn_and_kept(call: Call, home: Path) -> None:
     assert {path.name for path in folder.iterdir()} == OURS
     kept = Split.load(folder / "split.npz")
     assert folder.name == f"digits-dirichlet-{kept.digest[:8]}" and len(kept) == 5
-    for words in ("label EMD", "label JS distance", "style distance", "bits", "pictures  .. 1"):
+    for words in ("label EMD", "label JS distance", "style distance", "bits", "pictures  . 1"):
         assert words in said
     for path in folder.iterdir():
         assert str(path) in said
