@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -242,7 +242,7 @@ class _Run:
         untrained = host.method.blueprint.copy_from().eval()["encoder"]
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
-            server = self._rounds(host, engine, judge)
+            server = self._rounds(host, engine, judge, split.notes)
             self.watcher.note("judging the final encoder on the test part")
             figures = average(
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
@@ -258,7 +258,9 @@ class _Run:
         store.write_atomic(path / "result.json", text.encode())
         return self._result()
 
-    def _rounds(self, host: Host, engine: LocalEngine, judge: Judge) -> Server:
+    def _rounds(
+        self, host: Host, engine: LocalEngine, judge: Judge, notes: Sequence[str]
+    ) -> Server:
         """From the last committed round to the last of all."""
         recipe, watcher, method = self.recipe, self.watcher, host.method
         driver = Driver(method, engine, Ledger(), recipe.participation.quorum, watcher.task)
@@ -267,7 +269,7 @@ class _Run:
         server = Server(examples, method.blueprint.shared(), public=host.public)
         cohort_size = recipe.participation.size(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
-        for note in judge.notes:
+        for note in (*notes, *judge.notes):
             watcher.note(note)
         if commit is None:
             started = time.perf_counter()
