@@ -11,6 +11,7 @@ from harmonium.data.sets.digits import Digits
 from harmonium.data.sets.shapes import Shapes
 from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
+from harmonium.data.splits.styles import Styles
 from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
@@ -83,6 +84,20 @@ def test_merged_clients_keep_pictures_labels_and_order():
         seen = np.concatenate([apart.indices[p][apart.labelled[p]] for p in parts])
         np.testing.assert_array_equal(rows, np.sort(joined))
         np.testing.assert_array_equal(rows[own], np.sort(seen))
+
+
+def test_copies_of_a_picture_share_one_label():
+    """A style of 50 pictures brought to 500: a tenth of the pictures, not of the places."""
+    labels = np.concatenate([np.arange(950) % 5, np.arange(50) % 5])
+    images = Images(
+        np.zeros((1000, 4, 4, 1), np.uint8), labels, {"style": np.repeat([0, 1], [950, 50])}
+    )
+    split = make_split(Styles(labels=0.1), images, "x", 2, 0)
+    seen = split.seen(images).labels
+    for rows, own in zip(split.indices, split.labelled, strict=True):
+        pictures = np.unique(rows)
+        assert (seen[pictures] != UNKNOWN).sum() == round(0.1 * len(pictures))
+        np.testing.assert_array_equal(np.flatnonzero(seen[rows] != UNKNOWN), own)
 
 
 @pytest.mark.parametrize("value", [0, -0.1, 1.1, float("nan")])

@@ -46,7 +46,7 @@ class SplitRule:
 
     _: KW_ONLY
     labels: float = 1.0  # share of a client's labels that its method may see; at least 1 a class
-    merge: int = 1  # so many clients' pictures are put together into one, after sharing out
+    merge: int = 1  # so many clients are put together into one, with the labels each may see
 
     name: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
@@ -116,6 +116,32 @@ class Split:
         """Refuse a split that was made for other data."""
         _check_data(self.data, dataset.digest, dataset.name)
 
+    def validate(self, pictures: int) -> None:
+        """Refuse shares that cannot be right for so many training pictures."""
+        last = max(int(own.max(initial=-1)) for own in self.indices)
+        if last >= pictures:
+            raise DataError(
+                f"this split shares out picture {last}, but there are {pictures} training "
+                "pictures: use the data that it was made for"
+            )
+        for own, angles, seen in zip(
+            self.indices,
+            self.angles or [None] * len(self),
+            self.labelled or [None] * len(self),
+            strict=True,
+        ):
+            right = len(own) > 0 and (np.diff(own) >= 0).all() and own[0] >= 0
+            if angles is not None:
+                right = right and len(angles) == len(own) and np.isfinite(angles).all()
+            if seen is not None:
+                within = len(seen) == 0 or 0 <= seen[0] <= seen[-1] < len(own)
+                right = right and within and (np.diff(seen) > 0).all()
+            if not right:
+                raise DataError("this split is damaged: it does not fit the pictures it shares out")
+        held = np.concatenate([np.unique(own) for own in self.indices])
+        if len(np.unique(held)) < len(held):
+            raise DataError("this split is damaged: two clients hold the same picture")
+
     def seen(self, images: Images) -> Images:
         """The pictures with the labels that clients' methods may see, and no further columns."""
         if self.labelled is None:
@@ -164,12 +190,13 @@ class Split:
                 indices = _cut(file, "indices", np.int64)
                 angles = _cut(file, "angles", np.float32) if "angles" in file else None
                 labelled = _cut(file, "labelled", np.int64) if "labelled" in file else None
-            spec, data, digest = about["spec"], about["data"], about["digest"]
-            notes = tuple(about["notes"])
+            spec, data, digest = dict(about["spec"]), str(about["data"]), about["digest"]
+            notes = tuple(map(str, about["notes"]))
         except FileNotFoundError:
             raise DataError(f"there is no split {path}") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} is not a split file: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"{path} is not a split file: {why}") from error
         if _digest(indices, angles, labelled, spec, data) != digest:
             raise DataError(f"{path} does not match its own digest: it was damaged or changed")
         return cls(indices, spec, data, digest, angles, labelled, notes)
@@ -207,7 +234,7 @@ def make_split(
     labelled = None if shares.labelled is None else tuple(shares.labelled)
     if labelled is None and spec.labels < 1:
         rng = numpy_rng(seed, "split", "labels")
-        labelled = tuple(stratified(images.labels[own], spec.labels, rng) for own in indices)
+        labelled = tuple(_labelled(images.labels, own, spec.labels, rng) for own in indices)
     if spec.merge > 1:
         indices, angles, labelled = _merged(indices, angles, labelled, spec.merge)
     for arrays in (indices, angles, labelled):
@@ -216,7 +243,23 @@ def make_split(
     settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
     about = {"name": spec.name, **settings, "clients": clients, "seed": seed}
     digest = _digest(indices, angles, labelled, about, data_digest)
-    return Split(indices, about, data_digest, digest, angles, labelled, tuple(shares.notes))
+    notes = tuple(dict.fromkeys([*shares.notes, *_unheld(indices, len(images))]))
+    split = Split(indices, about, data_digest, digest, angles, labelled, notes)
+    split.validate(len(images))
+    return split
+
+
+def _labelled(labels: Integers, own: Integers, share: float, rng: np.random.Generator) -> Integers:
+    """Positions whose label may be seen: of all copies of a picture, or of none."""
+    pictures, copies = np.unique(own, return_inverse=True)
+    chosen = stratified(labels[pictures], share, rng)
+    return np.flatnonzero(np.isin(copies, chosen))
+
+
+def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
+    """A note on the pictures that nobody holds, if there are any."""
+    nobody = pictures - len(np.unique(np.concatenate(indices)))
+    return [f"{nobody} of {pictures} training pictures are held by nobody"] if nobody else []
 
 
 Columns = tuple[npt.NDArray[Any], ...]  # one array for each client

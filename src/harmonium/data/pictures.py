@@ -114,6 +114,15 @@ def is_picture(path: Path) -> bool:
     return not hidden and path.suffix.lower() in ENDINGS and path.is_file()
 
 
+def inside(root: Path, *names: str) -> Path:
+    """A path below `root` whose last part comes from a list that anybody may have written."""
+    path = root.joinpath(*names)
+    unsafe = "\0" in names[-1] or Path(names[-1]).is_absolute()
+    if unsafe or not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{root} lists {names[-1]!r}, which lies outside of it: refused")
+    return path
+
+
 def numbered(names: Iterable[str | None]) -> tuple[tuple[str, ...], dict[str | None, int]]:
     """The different names, sorted, and the number of each; None has the number -1.
 

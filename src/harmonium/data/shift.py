@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,7 +39,11 @@ def as_held(dataset: Dataset, split: Split) -> Dataset:
             )
         return dataset.classes
 
-    stored = decoded(f"{dataset.name}-turned", {"split": split.digest}, decode)
+    sums = {
+        "data": dataset.digest,
+        "angles": hashlib.sha256(angles.astype("<f4").tobytes()).hexdigest(),
+    }
+    stored = decoded(f"{dataset.name}-turned", sums, decode)
     return replace(dataset, train=stored.parts["train"])
 
 

@@ -70,3 +70,11 @@ def test_what_is_not_there(fetched, refused):
     fetched("mini-imagenet", {"train.csv": b"name,label\na.jpg,n01532829\n"})
     said = refused("mini-imagenet")
     assert said.endswith("train.csv has no column 'filename', only name, label")
+
+
+@pytest.mark.parametrize("name", ["../../../outside.png", "/etc/outside.png", "a/../../../b.png"])
+def test_names_that_lead_out_are_refused(fetched, refused, home, name):
+    (home / "outside.png").parent.mkdir(parents=True, exist_ok=True)
+    (home / "outside.png").write_bytes(photo(1))
+    fetched("mini-imagenet", with_tables() | {"val.csv": f"filename,label\n{name},n01\n".encode()})
+    assert f"lists '{name}', which lies outside of it" in refused("mini-imagenet")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harmonium.data.images import Dataset
-from harmonium.data.partition import Split, make_split
+from harmonium.data.partition import Split, _digest, make_split
 from harmonium.data.splits.column import Column
 from harmonium.data.splits.file import File
 from harmonium.data.splits.iid import IID
@@ -93,7 +93,7 @@ def test_other_data_and_other_clients_are_refused(images, pictures, saved):
         make_split(rule, images, "abc", 4, 0)
     with pytest.raises(DataError, match=r"clients times split.merge must be 5$"):
         make_split(File(str(saved), merge=2), images, "abc", 2, 0)
-    with pytest.raises(DataError, match="shares out picture .* has 20 training pictures"):
+    with pytest.raises(DataError, match="shares out picture .* there are 20 training pictures"):
         make_split(rule, pictures(np.zeros(20)), "abc", 5, 0)
     with pytest.raises(DataError, match="made for data abc, but this data set as set is other"):
         make_split(rule, images, "other", 5, 0)
@@ -110,3 +110,31 @@ def test_a_file_that_is_none_is_refused(images, tmp_path):
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(DataError, match="is not a split file"):
         make_split(File(str(tmp_path / "broken.npz")), images, "abc", 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"indices": [[-1, 3], [4, 5]]}, "does not fit"),
+        ({"indices": [[3, 1], [4, 5]]}, "does not fit"),
+        ({"indices": [[], [4, 5]]}, "does not fit"),
+        ({"indices": [[1, 4], [4, 5]]}, "two clients hold the same picture"),
+        ({"angles": [[1.0], [2.0, 3.0]]}, "does not fit"),
+        ({"angles": [[1.0, np.nan], [2.0, 3.0]]}, "does not fit"),
+        ({"labelled": [[2], [0]]}, "does not fit"),
+        ({"labelled": [[1, 0], [0]]}, "does not fit"),
+    ],
+)
+def test_a_file_that_is_whole_but_wrong_is_refused(images, tmp_path, change, says):
+    """The digest guards against accidents; whoever writes a file can write a digest, too."""
+    right = {"indices": [[1, 3], [4, 5]], "angles": [[0.0, 1.0], [2.0, 3.0]], "labelled": None}
+    kinds = {"indices": np.int64, "angles": np.float32, "labelled": np.int64}
+    held = {
+        name: each and tuple(np.array(one, kinds[name]) for one in each)
+        for name, each in (right | change).items()
+    }
+    digest = _digest(held["indices"], held["angles"], held["labelled"], {}, "abc")
+    made = Split(held["indices"], {}, "abc", digest, held["angles"], held["labelled"])
+    made.save(tmp_path / "wrong.npz")
+    with pytest.raises(DataError, match=says):
+        make_split(File(str(tmp_path / "wrong.npz")), images, "abc", 2, 0)

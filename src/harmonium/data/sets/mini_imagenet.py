@@ -18,6 +18,7 @@ from harmonium.data.pictures import (
     File,
     PublishedPictures,
     class_folders,
+    inside,
     numbered,
     write_pictures,
 )
@@ -60,5 +61,5 @@ def _part(root: Path, part: str) -> list[tuple[Path, str | None]]:
     """The pictures of one part with their classes."""
     if (table := root / f"{part}.csv").is_file():
         rows = [row.values for row in read_table(table, "filename")]
-        return [(root / "images" / row["filename"], row.get("label")) for row in rows]
+        return [(inside(root, "images", row["filename"]), row.get("label")) for row in rows]
     return class_folders(root / part)

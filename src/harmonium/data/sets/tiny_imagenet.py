@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from harmonium.data.datasets import About, datasets
-from harmonium.data.pictures import File, PublishedPictures, is_picture, write_pictures
+from harmonium.data.pictures import File, PublishedPictures, inside, is_picture, write_pictures
 from harmonium.data.published import Remote, Source
 from harmonium.data.store import Writer
 from harmonium.errors import DataError
@@ -51,7 +51,7 @@ class TinyImagenet(PublishedPictures):
 
 def _of_class(root: Path, synset: str, label: int) -> list[File]:
     """Every class has a folder with a list of boxes and a folder of pictures."""
-    folder = root / "train" / synset / "images"
+    folder = inside(root, "train", synset) / "images"
     if not folder.is_dir():
         raise DataError(f"{folder} is missing, but wnids.txt names {synset}")
     paths = sorted(path for path in folder.iterdir() if is_picture(path))
@@ -67,7 +67,7 @@ def _annotated(root: Path, number: dict[str, int]) -> list[File]:
         synset = rest.partition("\t")[0]
         if synset not in number:
             raise DataError(f"{listed}, line {row}: '{synset}' is none of the classes of wnids.txt")
-        path = root / "val" / "images" / name
+        path = inside(root, "val", "images", name)
         files.append(File(path, str(path.relative_to(root)), number[synset]))
     return files
 

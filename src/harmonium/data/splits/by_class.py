@@ -10,7 +10,7 @@ import numpy as np
 
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import check_at_least, dealt, dropped
+from harmonium.data.splits.drawing import check_at_least, dealt
 from harmonium.errors import DataError
 
 
@@ -46,14 +46,14 @@ class ByClass(SplitRule):
         values, counts = np.unique(images.labels, return_counts=True)
         if each > len(values):
             raise DataError(
-                f"classes_per_client={each}, but {called} has {len(values)} classes: "
+                f"split.classes_per_client={each}, but {called} has {len(values)} classes: "
                 f"use at most {len(values)}"
             )
         if clients * each < len(values):
             raise DataError(
-                f"{clients} clients with classes_per_client={each} hold {clients * each} of "
+                f"{clients} clients with split.classes_per_client={each} hold {clients * each} of "
                 f"{len(values)} classes, the others nobody: use at least "
-                f"{-(-len(values) // each)} clients or classes_per_client="
+                f"{-(-len(values) // each)} clients or split.classes_per_client="
                 f"{-(-len(values) // clients)}"
             )
         parts = self._parts(self._holders(len(values), clients))
@@ -62,7 +62,7 @@ class ByClass(SplitRule):
             row = short[0]
             raise DataError(
                 f"class {values[row]} has {counts[row]} pictures, but {parts[row]} clients "
-                "would hold it: use fewer clients or a smaller classes_per_client"
+                "would hold it: use fewer clients or a smaller split.classes_per_client"
             )
 
     def _holders(self, classes: int, clients: int) -> list[list[int]]:
@@ -85,5 +85,4 @@ class ByClass(SplitRule):
         for row, parts in enumerate(self._parts(holders)):
             sizes = [len(piece) for piece in np.array_split(pools[row], parts)]
             counts[holders[row], row] = sizes[: len(holders[row])]
-        indices = dealt(pools, counts)
-        return Shares(indices, notes=dropped(indices, len(images)))
+        return Shares(dealt(pools, counts))

@@ -9,7 +9,7 @@ import numpy as np
 
 from harmonium.data.images import Images
 from harmonium.data.partition import Shares, SplitRule, splits
-from harmonium.data.splits.drawing import check_complete, column_of, dropped, held
+from harmonium.data.splits.drawing import check_complete, column_of, held
 from harmonium.errors import DataError
 
 
@@ -38,5 +38,4 @@ class Column(SplitRule):
         """Nothing is drawn: the data say it."""
         values = images.factors[self.column]
         holder = np.searchsorted(np.unique(values[values >= 0]), values)
-        indices = held(np.where(values < 0, -1, holder), clients)
-        return Shares(indices, notes=dropped(indices, len(images)))
+        return Shares(held(np.where(values < 0, -1, holder), clients))

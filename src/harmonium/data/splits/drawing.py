@@ -174,9 +174,3 @@ def dealt(pools: Sequence[Integers], counts: Integers) -> list[Integers]:
     for pool, column in zip(pools, counts.T, strict=True):
         holder[pool[::-1][: column.sum()]] = np.repeat(np.arange(clients), column)
     return held(holder, clients)
-
-
-def dropped(indices: Sequence[Integers], pictures: int) -> list[str]:
-    """A note on the pictures that nobody holds, if there are any."""
-    nobody = pictures - sum(len(own) for own in indices)
-    return [f"{nobody} of {pictures} training pictures are held by nobody"] if nobody else []

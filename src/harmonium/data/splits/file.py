@@ -34,12 +34,10 @@ class File(SplitRule):
             if self.merge > 1:
                 way = f"clients times split.merge must be {len(split)}"
             raise DataError(f"split.path={self.path} holds {len(split)} clients: {way}")
-        last = max(int(own.max(initial=-1)) for own in split.indices)
-        if last >= len(images):
-            raise DataError(
-                f"split.path={self.path} shares out picture {last}, but {called} has "
-                f"{len(images)} training pictures: use the data that it was made for"
-            )
+        try:
+            split.validate(len(images))
+        except DataError as error:
+            raise DataError(f"split.path={self.path}: {error}") from None
         if split.labelled is not None and self.labels < 1:
             raise ConfigError(
                 f"split.labels={self.labels}, but split.path={self.path} says itself which labels "

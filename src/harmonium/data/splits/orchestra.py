@@ -13,7 +13,6 @@ from harmonium.data.splits.drawing import (
     Floats,
     check_positive,
     dealt,
-    dropped,
     log_dirichlet,
     log_sum,
     rounded,
@@ -59,8 +58,7 @@ class Orchestra(SplitRule):
                 f"split 'orchestra' would leave {empty} of {clients} clients without a picture: "
                 f"use {', '.join(ways)} or fewer clients"
             )
-        indices = dealt(pools, counts)
-        return Shares(indices, notes=dropped(indices, len(images)))
+        return Shares(dealt(pools, counts))
 
     def counts(self, logs: Floats, sizes: Integers) -> Integers:
         """How many of each class every client gets (clients, classes).

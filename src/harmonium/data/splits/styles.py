@@ -88,12 +88,8 @@ class Styles(SplitRule):
             indices += [np.sort(rows[own]) for own in made]
         total = sum(len(own) for own in indices)
         distinct = sum(len(np.unique(own)) for own in indices)
-        notes = []
-        if repeats := total - distinct:
-            notes.append(f"{repeats} of {total} pictures are repeats: their classes are too small")
-        if nobody := len(images) - distinct:
-            notes.append(f"{nobody} of {len(images)} training pictures are held by nobody")
-        return Shares(indices, notes=notes)
+        note = f"{total - distinct} of {total} pictures are repeats: their classes are too small"
+        return Shares(indices, notes=[note] if total > distinct else [])
 
     def _distinct(
         self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
