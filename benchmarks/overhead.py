@@ -33,9 +33,10 @@ from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import exchange, scalar, weights
+from harmonium.hosts import open_host
 from harmonium.methods import methods
 from harmonium.recipe import Recipe
-from harmonium.runs import _begin, open_host
+from harmonium.runs import _begin
 
 LIMITS = {128: 1.10, 16: 1.20}
 TASK_MILLISECONDS = 5.0

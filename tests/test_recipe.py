@@ -9,10 +9,11 @@ from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
+from harmonium.hosts import load_public, make_host, open_host
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe, shipped_recipes
-from harmonium.runs import _begin, make_host, open_host
+from harmonium.runs import _begin
 from harmonium.terms.proximal import Proximal
 
 
@@ -181,7 +182,10 @@ def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> 
         recipe = Recipe.from_tree({"method": method, "public": "digits"})
         data = recipe.data.load()
         split = make_split(recipe.split, data, None, recipe.clients, recipe.seed)
-        assert make_host(recipe, data, split, tmp_path).public.labelled is labelled  # type: ignore[union-attr]
+        public = load_public(recipe, data)
+        host = make_host(recipe, data, split, tmp_path, public)
+        assert host.public is not None and host.public.labelled is labelled
+        assert not host.public.factors
 
 
 def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
@@ -191,5 +195,5 @@ def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "about.json"
     about = json.loads(path.read_text())
     path.write_text(json.dumps({**about, "public": "another digest"}))
-    with pytest.raises(DataError, match="public pictures have changed"):
+    with pytest.raises(DataError, match="public pictures of .* have changed"):
         open_host(tmp_path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from harmonium.errors import ConfigError
 from harmonium.terminal import Changes, Json, err, out, say, show_table
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) 
     from harmonium.home import make_folder
     from harmonium.store import write_atomic
 
-    make_folder(folder)
+    if (make_folder(folder) / "recipe.yaml").exists():
+        raise ConfigError(f"{folder} holds a run, whose split must stay: name another --out")
     files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", "png", "svg")}
     if plot is not None:
         make_folder(plot.absolute().parent)

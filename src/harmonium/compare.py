@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, DataError
+from harmonium.hosts import read_about
 from harmonium.recipe import Recipe
 from harmonium.report.tables import csv_text, markdown
 from harmonium.runs import Result, Watcher, run
@@ -81,6 +82,7 @@ def compare(
         label: run(recipe, out=out / label, watcher=watcher(label))
         for label, recipe in cells.items()
     }
+    _check_same_data(results)
     untrained = next(iter(results.values())).untrained
     rows = [{"encoder": "untrained", **_figures(untrained)}]
     rows += [{"encoder": label, **_figures(result.figures)} for label, result in results.items()]
@@ -96,6 +98,19 @@ def compare(
     store.write_atomic(out / "compare.csv", csv_text(rows).encode())
     store.write_atomic(out / "compare.md", markdown(found.shown(), digits=1).encode())
     return found
+
+
+def _check_same_data(results: Mapping[str, Result]) -> None:
+    """Refuse to put runs on different pictures side by side: files may change in between."""
+    first, *others = results
+    for label in others:
+        for what in ("data", "public"):
+            mine, theirs = (read_about(results[name].folder)[what] for name in (first, label))
+            if mine != theirs:
+                raise DataError(
+                    f"{label} and {first} ran on different pictures, for those changed in between: "
+                    f"compare again with another --out"
+                )
 
 
 def _label(name: str) -> str:

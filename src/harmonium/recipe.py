@@ -154,7 +154,7 @@ def _split(value: Any) -> Any:
 
 
 class Recipe(BaseModel):
-    """All of a run. Two recipes with the same `digest` end with the same bits.
+    """All of a run. Two recipes with the same `digest` and the same files end with the same bits.
 
     The exception is `privacy.noise=system`, whose noise nobody can repeat.
 

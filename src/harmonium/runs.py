@@ -20,12 +20,11 @@ from torch import nn
 
 from harmonium import store
 from harmonium.checkpoint import Commit, Folder
-from harmonium.data.images import Dataset, Images
-from harmonium.data.partition import Split, make_split
+from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.errors import ConfigError, StoreError
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply
@@ -34,7 +33,8 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import fault
 from harmonium.handover import save_encoder
 from harmonium.home import home, make_folder
-from harmonium.recipe import Recipe, apply_changes, load_tree, read_yaml
+from harmonium.hosts import load_public, make_host, opened, public_notes, read_recipe
+from harmonium.recipe import Recipe, apply_changes, load_tree
 
 
 class Watcher:
@@ -107,63 +107,6 @@ def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) ->
         return _Run(folder, changed, watcher or Watcher()).complete()
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run's folder."""
-    path = folder / "recipe.yaml"
-    if not path.exists():
-        raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
-    try:
-        return Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
-    except UnicodeDecodeError:
-        raise StoreError(f"{path} is damaged: it is not text") from None
-
-
-def open_host(folder: Path) -> Host:
-    """The host of a run's client tasks, built from its folder alone."""
-    recipe = read_recipe(folder)
-    dataset = recipe.data.load()
-    return make_host(recipe, dataset, Split.load(folder / "split.npz"), folder)
-
-
-def make_host(recipe: Recipe, dataset: Dataset, split: Split, folder: Path) -> Host:
-    """The host of client tasks for a recipe and its data.
-
-    Labels that a task may not see are taken off here, so that no task can come by them.
-    """
-    split.check(dataset)
-    method = recipe.build_method(dataset)
-    held = as_held(dataset, split).train
-    return Host(
-        method=method,
-        images=split.seen(held) if method.uses_labels else held.without_labels(),
-        indices=split.indices,
-        folder=folder / "clients",
-        noise=recipe.privacy.noise,
-        public=_public(recipe, dataset, folder, labels=method.uses_labels),
-    )
-
-
-def _public(recipe: Recipe, dataset: Dataset, folder: Path, *, labels: bool) -> Images | None:
-    """The public pictures that the run began with; with labels if the method declares them."""
-    public, about = load_public(recipe, dataset), folder / "about.json"
-    if public is None:
-        return None
-    if about.exists() and json.loads(about.read_text("utf-8"))["public"] != public.digest:
-        raise DataError("the public pictures have changed since the run began: start a new run")
-    return public.train if labels else public.train.without_labels()
-
-
-def load_public(recipe: Recipe, dataset: Dataset) -> Dataset | None:
-    """The public pictures, brought to the shape of the clients' unless the recipe says another."""
-    spec = recipe.public
-    if spec is None:
-        return None
-    height, width, channels = dataset.train.shape
-    if spec.size is None and height == width:
-        spec = replace(spec, size=height)
-    return replace(spec, channels=spec.channels or channels).load()
-
-
 def _new_folder(recipe: Recipe) -> Path:
     name = f"{recipe.method.name.rpartition(':')[2]}-{recipe.data.name}-{recipe.digest[:8]}"
     return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
@@ -193,10 +136,11 @@ def _begin(folder: Path, recipe: Recipe) -> None:
         "data": dataset.digest,
         "public": public.digest if public else None,
         "split": split.digest,
+        "cache": {"data": dataset.key, "public": public.key if public else None},
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
         "card": card(recipe.build_method(dataset)).text().splitlines(),
-        "notes": [*dataset.notes, *split.notes],
+        "notes": [*dataset.notes, *split.notes, *public_notes(recipe, public)],
     }
     split.save(folder / "split.npz")
     store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
@@ -234,15 +178,15 @@ class _Run:
         if (path / "result.json").exists():
             self.watcher.note(f"{path} is complete already")
             return self._result()
-        dataset = recipe.data.load()
-        split = Split.load(path / "split.npz")
-        host = make_host(recipe, dataset, split, path)
+        dataset, public, split = opened(recipe, path)
+        host = make_host(recipe, dataset, split, path, public)
         dataset = as_held(dataset, split)
+        notes = [*split.notes, *public_notes(recipe, public)]
         workers = recipe.engine.workers
         untrained = host.method.blueprint.copy_from().eval()["encoder"]
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
-            server = self._rounds(host, engine, judge, split.notes)
+            server = self._rounds(host, engine, judge, notes)
             self.watcher.note("judging the final encoder on the test part")
             figures = average(
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]

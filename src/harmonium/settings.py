@@ -142,7 +142,7 @@ _WORDS = {
     "bool_parsing": "should be true or false",
     "bool_type": "should be true or false",
     "string_type": "should be text",
-    "tuple_type": "should be a list, e.g. [1, 2]",
+    "tuple_type": "should be a list, e.g. [1, 2] or [one, other]",
     "missing": "has too few values",
     "too_long": "has too many values",
 }

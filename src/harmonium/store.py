@@ -28,7 +28,9 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> str:
         sync_folder(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {path}: {error.strerror}. Make room and resume.") from None
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}. Make room and try again."
+        ) from None
     return digest_of(data)
 
 

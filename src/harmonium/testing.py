@@ -34,8 +34,8 @@ from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask
+from harmonium.hosts import load_public, make_host
 from harmonium.recipe import Recipe, load_tree
-from harmonium.runs import make_host
 
 LONGEST_FILE = 200  # lines; a method reads like the paper's algorithm
 TINY: dict[str, Any] = {
@@ -69,7 +69,8 @@ class Trial:
     def go(self) -> Trial:
         """Run setup and the rounds."""
         with tempfile.TemporaryDirectory() as folder:
-            host = make_host(self.recipe, self.dataset, self.split, Path(folder))
+            public = load_public(self.recipe, self.dataset)
+            host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
             examples = {client: len(index) for client, index in enumerate(self.split.indices)}
             server = Server(examples, host.method.blueprint.shared(), public=host.public)
             engine = LocalEngine(host, Path(folder), workers=0)

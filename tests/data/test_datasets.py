@@ -108,8 +108,7 @@ def hundred(tmp_path):
         (None, 0.1, 90, 10),
         (None, 0.0, 100, 0),
         (40, 0.1, 40, 4),
-        (95, 0.1, 90, 10),  # round(9.5) is 10, and 90 are left for training
-        (100, 0.25, 75, 25),
+        (80, 0.25, 80, 20),
         (1, 0.1, 1, 0),
     ],
 )
@@ -148,7 +147,12 @@ def test_digest_follows_content_and_selection(hundred, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"limit": 101}, DataError, "limit=101, but npz has 100 training pictures.*limit=100"),
+        ({"limit": 101}, DataError, "limit=101, but npz has 100 training pictures.*limit=90 or"),
+        (
+            {"limit": 95},
+            DataError,
+            "limit=95, .*data.validation=0.1 keeps some apart: .*limit=90 or",
+        ),
         ({"limit": 0}, ConfigError, "limit=0"),
         ({"validation": 1.0}, ConfigError, "validation=1.0"),
         ({"validation": -0.1}, ConfigError, "validation=-0.1"),
@@ -291,3 +295,27 @@ def test_meta_says_what_is_inside(hundred, home):
     meta = json.loads((home / "cache" / folders(home)[0] / "meta.json").read_text())
     assert meta["parts"]["train"]["shape"] == [100, 4, 5, 3]
     assert meta["identity"]["path"] == hundred
+
+
+def test_pictures_that_grow_are_written_in_small_pieces(home, monkeypatch):
+    """As large as they become: a piece of thousands would not fit in memory."""
+    sizes = []
+    shaped = store.shaped
+    monkeypatch.setattr(store, "PIECE_BYTES", 3 * 64 * 64 * 10)
+
+    def watched(pixels, *words):
+        sizes.append(len(pixels))
+        return shaped(pixels, *words)
+
+    monkeypatch.setattr(store, "shaped", watched)
+    data = Digits(size=64, channels=3).load()
+    assert data.train.shape == (64, 64, 3) and max(sizes) == 10 and sum(sizes) == 1797
+    monkeypatch.undo()
+    monkeypatch.setenv("HARMONIUM_HOME", str(home / "other"))
+    assert Digits(size=64, channels=3).load().digest == data.digest
+
+
+@pytest.mark.parametrize("size", [0, 5000])
+def test_sizes_that_are_slips_are_refused(size):
+    with pytest.raises(ConfigError, match=f"data.size={size}: between 1 and 4096"):
+        Digits(size=size).load()

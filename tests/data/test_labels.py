@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.labels import stratified
@@ -14,8 +13,8 @@ from harmonium.data.splits.iid import IID
 from harmonium.data.splits.styles import Styles
 from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Method
+from harmonium.hosts import load_public, make_host
 from harmonium.recipe import Recipe
-from harmonium.runs import load_public, make_host
 
 
 def pictures(labels) -> Images:
@@ -131,7 +130,7 @@ def found_by_a_task(method, tmp_path, **sections):
     recipe = recipe.changed(method=method, clients=2, **sections)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, 2, 0)
-    host = make_host(recipe, dataset, split, tmp_path)
+    host = make_host(recipe, dataset, split, tmp_path, load_public(recipe, dataset))
     found = []
     for images in filter(None, (host.images, host.public)):
         found += [images.labels, *images.factors.values()]
@@ -184,15 +183,15 @@ def test_a_labelled_part_of_unlabelled_data_is_refused():
 # ---- public pictures -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "shape"), [({}, (8, 8, 1)), ({"size": 16, "channels": 3}, (16, 16, 3))]
-)
-def test_public_pictures_take_the_shape_of_the_clients_unless_told(settings, shape, tmp_path):
+def test_public_pictures_take_the_shape_of_the_clients(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 12, 10, 3), np.uint8)
     np.savez(tmp_path / "x.npz", x=pixels)
     recipe = Recipe.of("fedavg", "data=digits")
-    public = {"name": "npz", "path": str(tmp_path / "x.npz"), "validation": 0.0, **settings}
-    made = load_public(recipe.changed(public=public), recipe.data.load())
-    assert made.train.shape == shape
-    assert not made.train.labelled
-    assert torch.from_numpy(made.train.pixels).dtype == torch.uint8
+    data = recipe.data.load()
+    for public in (
+        {"name": "npz", "path": str(tmp_path / "x.npz")},
+        {"name": "shapes", "count": 9},
+    ):
+        assert load_public(recipe.changed(public=public), data).train.shape == (8, 8, 1)
+    with pytest.raises(ConfigError, match=r"^data set 'folder' needs public.path=FOLDER$"):
+        load_public(recipe.changed(public="folder"), data)

@@ -177,7 +177,7 @@ def test_settings_that_make_no_sense_are_refused(settings, says):
 
 
 def test_limit_above_count_is_refused():
-    with pytest.raises(DataError, match="data.limit=40, but shapes has 30 .* data.limit=30"):
+    with pytest.raises(DataError, match="data.limit=40, but shapes has 30 .* data.limit=27"):
         Shapes(count=30, test_count=5, size=8, limit=40).load()
 
 

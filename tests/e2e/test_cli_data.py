@@ -1,6 +1,7 @@
 """The commands about data, called in this process: what they print, write and refuse."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +182,23 @@ def test_data_sets_are_listed(call: Call, width: str, monkeypatch: pytest.Monkey
     assert "1,797" in said and "8x8x1" in said and "10 classes" in said or width == "150"
     assert max(map(len, said.splitlines())) <= int(width)
     assert known["digits"]["shape"] == [8, 8, 1] and known["cifar10"]["what"]
+
+
+def test_a_runs_folder_is_left_alone(call: Call, tmp_path: Path, undrawn: None) -> None:
+    (tmp_path / "recipe.yaml").write_text("method: fedavg")
+    _, told = call("data", "split", "digits", "--out", str(tmp_path), code=2)
+    assert "holds a run, whose split must stay" in told
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["recipe.yaml"]
+
+
+def test_names_from_outside_are_shown_as_one_line(call: Call, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in (b"caf\xe9", b"a\x1b[31mb\nc"):
+        folder = os.fsencode(tmp_path / "photos") + b"/" + name
+        os.makedirs(folder)
+        for number in range(8):
+            with open(folder + b"/%d.png" % number, "wb") as file:
+                Image.new("L", (8, 8), number).save(file, "PNG")
+    said, _ = call("data", "split", "folder", f"data.path={tmp_path / 'photos'}", "clients=2")
+    assert "\x1b" not in said and "caf?" in said and "a?[31mb?c"[:5] in said

@@ -17,8 +17,9 @@ from harmonium.federation.drive import Driver, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, scalar, weights
+from harmonium.hosts import open_host
 from harmonium.recipe import Recipe
-from harmonium.runs import _begin, open_host, run
+from harmonium.runs import _begin, run
 from harmonium.testing import TINY
 
 MODEL = {"down": {"model": weights()}, "up": {"model": weights(), "loss": scalar()}}

@@ -42,6 +42,22 @@ def test_a_held_out_labelled_part_has_a_probe_of_its_own() -> None:
     assert judge(replace(data, labelled=wrong)).verdict(nn.Flatten())["linear_labelled"] < 0.1
 
 
+def test_its_probe_uses_no_other_labels() -> None:
+    data = Digits(labelled=0.1).load()
+    blind = replace(data, validation=data.validation.without_labels())
+    labelled = [judge(each).verdict(nn.Flatten())["linear_labelled"] for each in (data, blind)]
+    assert labelled[0] == labelled[1]
+
+
+def test_probes_learn_from_the_labelled_part_where_clients_have_no_labels() -> None:
+    data = Digits(labelled=0.2).load()
+    bare = replace(data, train=data.train.without_labels())
+    figures = judge(bare).verdict(nn.Flatten())
+    assert figures["linear"] > 0.85 and figures["knn"] > 0.85
+    assert "linear_labelled" not in figures  # it would be the same
+    assert judge(bare).look(nn.Flatten())["knn"] > 0.85
+
+
 def test_training_never_looks_at_the_test_part() -> None:
     data = Digits().load()
     blank = Images(np.zeros_like(data.test.pixels), np.zeros(len(data.test), np.int64))

@@ -6,12 +6,15 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import harmonium
 from harmonium.checkpoint import Folder
-from harmonium.errors import ConfigError, HarmoniumError, NotEnoughReplies, StoreError
+from harmonium.compare import compare
+from harmonium.data.partition import make_split
+from harmonium.errors import ConfigError, DataError, HarmoniumError, NotEnoughReplies, StoreError
 from harmonium.federation.method import Method
 from harmonium.federation.wire import Ask
 from harmonium.recipe import Recipe
@@ -195,7 +198,7 @@ def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["data"]["seed"] = 9
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(HarmoniumError, match="split was made for data"):
+    with pytest.raises(HarmoniumError, match="the pictures of .* have changed since the run began"):
         resume(stopped)
 
 
@@ -239,3 +242,73 @@ def test_the_api_reads_like_the_command_line(tmp_path: Path, calm: Result) -> No
     again = harmonium.run(str(tmp_path / "mine.yaml"), "engine.workers=0", out=tmp_path / "run")
     assert again.figures == calm.figures
     assert json.loads((tmp_path / "run" / "result.json").read_text())["figures"] == again.figures
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> tuple[Path, Recipe]:
+    """A recipe on an archive of one's own, and where that lies."""
+    path = tmp_path / "mine.npz"
+    rng = np.random.default_rng(0)
+    np.savez(path, x=rng.integers(0, 256, (60, 12, 12), np.uint8), y=np.arange(60) % 3)
+    recipe = RECIPE.changed(method="fedavg", data={"name": "npz", "path": str(path)}, rounds=2)
+    return path, recipe
+
+
+def begun(folder: Path, recipe: Recipe) -> Path:
+    """A run that was stopped after its first round."""
+    with pytest.raises(Stop):
+        run(recipe, out=folder, watcher=StopAfter(1))
+    return folder
+
+
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_a_run_goes_on_with_the_pictures_it_began_with(archive, tmp_path, home, change) -> None:
+    """They are decoded: what becomes of the source does not matter, in workers either."""
+    path, recipe = archive
+    calm = run(recipe, out=tmp_path / "calm")
+    folder = begun(tmp_path / "run", recipe)
+    path.unlink()
+    if change == "another":
+        np.savez(path, x=np.zeros((60, 12, 12), np.uint8), y=np.arange(60) % 3)
+    resume(folder, "engine.workers=2")
+    assert (folder / "encoder.safetensors").read_bytes() == (
+        calm.folder / "encoder.safetensors"
+    ).read_bytes()
+
+
+def test_other_pictures_in_the_place_of_lost_ones_are_noticed(archive, tmp_path, home) -> None:
+    path, recipe = archive
+    folder = begun(tmp_path / "run", recipe)
+    shutil.rmtree(home / "cache")
+    np.savez(path, x=np.zeros((60, 12, 12), np.uint8), y=np.arange(60) % 3)
+    with pytest.raises(DataError, match="the pictures of .* have changed since the run began"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("clients", [RECIPE.clients, RECIPE.clients + 1])
+def test_another_split_in_a_runs_folder_is_noticed(stopped: Path, clients: int) -> None:
+    recipe = RECIPE.changed(clients=clients, seed=7)
+    data = recipe.data.load()
+    make_split(recipe.split, data, None, clients, 7).save(stopped / "split.npz")
+    with pytest.raises(DataError, match="the shares of the clients of .* have changed"):
+        resume(stopped)
+
+
+@pytest.mark.parametrize("content", [None, "{}", "not JSON"])
+def test_what_a_run_began_with_must_be_known(stopped: Path, content: str | None) -> None:
+    (stopped / "about.json").unlink()
+    if content is not None:
+        (stopped / "about.json").write_text(content)
+    with pytest.raises(StoreError, match="about.json is missing or damaged: start a new run"):
+        resume(stopped)
+
+
+def test_runs_on_different_pictures_are_not_compared(archive, tmp_path, home) -> None:
+    path, recipe = archive
+    (tmp_path / "mine.yaml").write_text(recipe.changed(method="fedavg", rounds=1).yaml())
+    words = ([str(tmp_path / "mine.yaml")], [], tmp_path / "compared")
+    compare(*words)
+    shutil.rmtree(tmp_path / "compared" / "fedavg")
+    np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
+    with pytest.raises(DataError, match="fedavg and alone ran on different pictures"):
+        compare(*words)

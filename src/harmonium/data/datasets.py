@@ -16,10 +16,12 @@ import numpy as np
 
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
-from harmonium.data.store import Stored, Writer, decoded, digest_of
+from harmonium.data.store import Stored, Writer, decoded, digest_of, reopened
 from harmonium.errors import ConfigError, DataError
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
+
+MOST_SIDE = 4096  # pixels; more is a slip of the keyboard
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,14 @@ class DataSpec:
     name: ClassVar[str] = ""
     about: ClassVar[About | None] = None
 
-    def load(self) -> Dataset:
-        """The data set, decoded on the first call and memory-mapped from then on."""
-        return self._select(self.stored())
+    def load(self, key: str | None = None) -> Dataset:
+        """The data set, decoded on the first call and memory-mapped from then on.
+
+        With the `key` of an earlier call's result, its source is looked at only if what was decoded
+        then is gone: a run goes on with the pictures it began with.
+        """
+        stored = reopened(self.name, key) if key else None
+        return self._select(stored or self.stored())
 
     def stored(self) -> Stored:
         """All parts as decoded, before anything is held out."""
@@ -69,8 +76,8 @@ class DataSpec:
             raise ConfigError(f"data.limit={self.limit}: use at least 1 picture, or leave it out")
         check_share("validation", self.validation)
         check_share("labelled", self.labelled)
-        if self.size is not None:
-            check_at_least("size", self.size, 1)
+        if self.size is not None and not 1 <= self.size <= MOST_SIDE:
+            raise ConfigError(f"data.size={self.size}: between 1 and {MOST_SIDE} pixels")
         if self.channels not in (None, 1, 3):
             raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
 
@@ -79,7 +86,10 @@ class DataSpec:
         raise TypeError(f"{type(self).__name__} must define `identity`")
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Write part "train", and "test" and "validation" where they exist; return the classes."""
+        """Write part "train", and "test", "validation" and "labelled" where they exist.
+
+        Returns the classes.
+        """
         raise TypeError(f"{type(self).__name__} must define `decode`")
 
     def test_share(self) -> float:
@@ -94,13 +104,14 @@ class DataSpec:
         else:
             rest, held = self._hold_out("test", everything, self.test_share(), len(everything))
             test = parts["train"].subset(held)
-        if self.limit is not None and self.limit > len(rest):
-            raise DataError(
-                f"data.limit={self.limit}, but {self.name} has {len(rest)} training pictures: "
-                f"use data.limit={len(rest)} or less"
-            )
         base = len(rest) if self.limit is None else self.limit
         share = 0.0 if "validation" in parts else self.validation
+        if base + round(share * base) > len(rest) and self.limit is not None:
+            less = f", of which data.validation={share} keeps some apart" if share else ""
+            raise DataError(
+                f"data.limit={self.limit}, but {self.name} has {len(rest)} training pictures"
+                f"{less}: use data.limit={int(len(rest) / (1 + share))} or less"
+            )
         order, held = self._hold_out("validation", rest, share, base)
         chosen = order[:base]
         kept = chosen[:0]
@@ -126,7 +137,8 @@ class DataSpec:
             digest=digest_of([stored.digest, *selected]),
             notes=stored.notes,
             names=stored.names,
-            labelled=parts["train"].subset(kept) if len(kept) else None,
+            labelled=parts["train"].subset(kept) if len(kept) else parts.get("labelled"),
+            key=stored.key,
         )
 
     def _hold_out(

@@ -17,11 +17,17 @@ from typing import IO, Any, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 from harmonium.data.images import Pixels
 from harmonium.data.picture import kind_of, read_picture, upright
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")  # no others: some run programs
 SECONDS = 120.0  # of processor time for one picture
+MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed picture needs
 
 
 class Order(NamedTuple):
@@ -103,6 +109,8 @@ def _allow(seconds: float) -> None:
 
 def main() -> None:
     """Take the standard streams for orders and answers; what a decoder prints goes elsewhere."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     answers.write(b"ready\n")

@@ -131,6 +131,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what a reader of the results should know, e.g. skipped files
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a factor's values
     labelled: Images | None = None  # held out of the training part with labels; see `labels`
+    key: str = ""  # under which it lies decoded; `DataSpec.load` takes it
 
 
 def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:

@@ -22,7 +22,7 @@ from harmonium.data.decoder import Answer, Order
 from harmonium.data.decoding import Decoders
 from harmonium.data.images import UNKNOWN
 from harmonium.data.published import Published
-from harmonium.data.store import Writer, digest_of
+from harmonium.data.store import Writer, digest_of, printable
 from harmonium.errors import ConfigError, DataError
 
 ENDINGS = (
@@ -324,11 +324,6 @@ class _Task:
         return f"{len(self.bad)} of {self.count} pictures cannot be read: {_named(self.bad)}"
 
 
-def _printable(name: str) -> str:
-    """A file may be called anything; a message is one line of text."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
-
-
 _SAID = {"size": "size", "kind": "mode"}
 
 
@@ -338,5 +333,5 @@ def _words(value: str | tuple[int, int]) -> str:
 
 def _named(files: Sequence[tuple[File, str]]) -> str:
     """Some of the files by name, each with what is to be said of it, and how many more."""
-    named = ", ".join(f"{_printable(file.name)} ({what})" for file, what in files[:NAMED])
+    named = ", ".join(f"{printable(file.name)} ({what})" for file, what in files[:NAMED])
     return f"{named} and {len(files) - NAMED} more" if len(files) > NAMED else named

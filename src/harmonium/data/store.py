@@ -32,6 +32,7 @@ from harmonium.home import home, make_folder
 FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
+PIECE_BYTES = 1 << 25  # of pictures shaped and written at once
 _LEFTOVER_SECONDS = 24 * 3600
 
 Listener = Callable[[str, int, int | None], None]
@@ -53,6 +54,11 @@ def listening(listener: Listener) -> Iterator[None]:
 def fetched_folder(name: str | None = None) -> Path:
     """Where fetched data sets live, or one of them."""
     return home() / "data" / name if name else home() / "data"
+
+
+def printable(name: str) -> str:
+    """A file or folder may be called anything; what is shown of it is one line of text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def digest_of(value: Any) -> str:
@@ -104,6 +110,7 @@ class Stored:
     notes: tuple[str, ...]
     names: Mapping[str, tuple[str, ...]]  # of the values of factors that have names
     digest: str  # over the content alone: the same wherever the files lie
+    key: str = ""  # under which it lies in the cache
 
 
 class Writer:
@@ -138,10 +145,24 @@ class Writer:
         They are scaled and turned to grey or colour if the data's settings ask for it.
         """
         check_pixels(pixels, f"the {part} pictures")
-        pixels = shaped(pixels, self.size, self.channels)
+        Images(pixels, labels, factors or {})  # refuses columns that do not fit
+        side = self.size or max(pixels.shape[1:3])
+        step = max(1, PIECE_BYTES // (3 * side * side))  # as large as they become, not as they are
+        for start in range(0, max(1, len(pixels)), step):
+            rows = slice(start, start + step)
+            piece = {name: column[rows] for name, column in (factors or {}).items()}
+            self._append(part, shaped(pixels[rows], self.size, self.channels), labels[rows], piece)
+
+    def _append(
+        self,
+        part: str,
+        pixels: Pixels,
+        labels: npt.NDArray[Any],
+        factors: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
         if part not in self._parts:
             self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
-        self._parts[part].append(pixels, labels, factors or {})
+        self._parts[part].append(pixels, labels, factors)
         self.count += len(pixels)
         if listener := _listener.get():
             listener(self._name, self.count, self.expected)
@@ -189,7 +210,6 @@ class _Part:
     ) -> None:
         if pixels.shape[1:] != self.shape:
             raise DataError(f"pictures of shape {pixels.shape[1:]} among pictures of {self.shape}")
-        Images(pixels, labels, factors)  # refuses columns that do not fit
         block = np.ascontiguousarray(pixels).data.cast("B") if pixels.size else b""
         self.file.write(block)
         self.sum.update(block)
@@ -236,14 +256,15 @@ def decoded(
         channels: 1 or 3, likewise.
     """
     key = digest_of([FORMAT, name, identity])
-    folder = home() / "cache" / f"{name}-{key[:16]}"
-    stored = _open(folder, key)
+    stored = reopened(name, key)
     if stored is not None:
         return stored
+    folder = _folder(name, key)
     with building(folder, replace=folder.exists()) as temporary:
         writer = Writer(temporary, size, channels, name)
         try:
-            writer.classes = tuple(decode(writer))
+            writer.classes = tuple(printable(name) for name in decode(writer))
+            writer.names = {k: tuple(map(printable, v)) for k, v in writer.names.items()}
             writer.finish({"name": name, "key": key, "identity": identity})
         finally:
             writer.close()
@@ -255,6 +276,15 @@ def decoded(
     return stored
 
 
+def reopened(name: str, key: str) -> Stored | None:
+    """What was decoded under this key, whatever became of its source; None if it is gone."""
+    return _open(_folder(name, key), key)
+
+
+def _folder(name: str, key: str) -> Path:
+    return home() / "cache" / f"{name}-{key[:16]}"
+
+
 def _open(folder: Path, key: str) -> Stored | None:
     """What a folder holds, or None where it is missing, damaged or of another key."""
     try:
@@ -264,7 +294,7 @@ def _open(folder: Path, key: str) -> Stored | None:
         parts = {part: _open_part(folder, part, about) for part, about in meta["parts"].items()}
         names = {factor: tuple(values) for factor, values in meta["names"].items()}
         classes, notes = tuple(meta["classes"]), tuple(meta["notes"])
-        return Stored(parts, classes, notes, names, meta["digest"])
+        return Stored(parts, classes, notes, names, meta["digest"], key)
     except (OSError, ValueError, KeyError, TypeError, DataError):
         return None
 

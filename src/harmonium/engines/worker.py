@@ -40,7 +40,7 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
 @cache
 def _host(folder: Path) -> Host:
     """Made for the first task, so that what prevents it is reported like any other fault."""
-    from harmonium.runs import open_host
+    from harmonium.hosts import open_host
 
     return open_host(folder)
 

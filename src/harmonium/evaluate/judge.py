@@ -24,7 +24,7 @@ from harmonium.errors import ConfigError
 from harmonium.evaluate.features import embed, evaluating
 from harmonium.evaluate.geometry import Health, health
 from harmonium.evaluate.knn import knn_accuracy
-from harmonium.evaluate.linear import few_label_probe, linear_probe
+from harmonium.evaluate.linear import FEW_STRENGTH, few_label_probe, linear_probe
 from harmonium.threads import single_thread
 
 
@@ -75,8 +75,9 @@ class Judge:
     @property
     def notes(self) -> list[str]:
         """What a reader of the figures should know."""
-        notes, voters = list(self.data.notes), len(_some(self.data.train, self.settings.bank))
-        if self._probed and self.settings.k > voters:
+        notes = list(self.data.notes)
+        voters = 0 if self._bank is None else len(_some(self._bank, self.settings.bank))
+        if 0 < voters < self.settings.k:
             notes.append(
                 f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all "
                 "of them do, and kNN says little. Set a smaller evaluate.k"
@@ -87,8 +88,8 @@ class Judge:
         """Figures during training, from validation pictures only."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         validation = _some(self.data.validation, self.settings.queries)
-        bank = _some(self.data.train, self.settings.bank)
-        if self._probed and validation.labelled:
+        if self._bank is not None and validation.labelled:
+            bank = _some(self._bank, self.settings.bank)
             known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
             figures["knn"] = (
                 self._knn(known, bank, asked, validation) if _finite(known, asked) else None
@@ -98,29 +99,27 @@ class Judge:
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures at the end of a run, from the test part; None where the encoder has diverged."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
-        train, validation, test = self.data.train, self.data.validation, self.data.test
-        if not (self._probed and test.labelled):
+        bank, validation, test = self._bank, self.data.validation, self.data.test
+        if bank is None or not test.labelled:
             return figures
-        known, chosen, asked = (self._embed(encoder, part) for part in (train, validation, test))
-        kept = self.data.labelled
-        known_labels, asked_labels = _labels(train), _labels(test)
+        kept = self.data.labelled if self.data.labelled is not bank else None
+        known, chosen, asked = (self._embed(encoder, part) for part in (bank, validation, test))
+        few_known = known[:0] if kept is None else self._embed(encoder, kept)
+        known_labels, asked_labels = _labels(bank), _labels(test)
         settings = self.settings
-        if not _finite(known, chosen, asked):
+        if not _finite(known, chosen, asked, few_known):
             names = [f"linear_{count}" for count in settings.labels_per_class]
             held = ["linear_labelled"] if kept is not None else []
             return figures | dict.fromkeys(["knn", "linear", *held, *names])
-        figures["knn"] = self._knn(known, train, asked, test)
+        figures["knn"] = self._knn(known, bank, asked, test)
         figures["linear"] = linear_probe(
             known, known_labels, chosen, _labels(validation), asked, asked_labels
         ).accuracy
-        if kept is not None:
+        if kept is not None:  # its penalty is fixed: validation labels would be further labels
+            nothing = known[:0], known_labels[:0]
+            strengths = (FEW_STRENGTH,)
             figures["linear_labelled"] = linear_probe(
-                self._embed(encoder, kept),
-                _labels(kept),
-                chosen,
-                _labels(validation),
-                asked,
-                asked_labels,
+                few_known, _labels(kept), *nothing, asked, asked_labels, strengths=strengths
             ).accuracy
         for count in settings.labels_per_class:
             few = few_label_probe(
@@ -146,10 +145,15 @@ class Judge:
         )
 
     @cached_property
-    def _probed(self) -> bool:
-        """Whether there are classes to tell apart: naming the only one is always right."""
-        known = self.data.train.labels
-        return len(np.unique(known[known != UNKNOWN])) > 1
+    def _bank(self) -> Images | None:
+        """The pictures that probes learn from: the training part, else the labelled one.
+
+        None where there are no classes to tell apart: naming the only one is always right.
+        """
+        for images in (self.data.train, self.data.labelled):
+            if images is not None and len(np.unique(images.labels[images.labels != UNKNOWN])) > 1:
+                return images
+        return None
 
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
         if len(images) == 0:  # data without a validation part

@@ -56,6 +56,15 @@ def test_each_choice_is_kept_apart_from_the_others(fetched):
     assert sizes == {"labelled": 3, "unlabelled": 4, "both": 7}
 
 
+def test_probes_learn_from_the_labelled_pictures_where_clients_hold_the_others(fetched):
+    fetched("stl10", files())
+    data = datasets["stl10"](use="unlabelled").load()
+    np.testing.assert_array_equal(data.labelled.pixels, PICTURES["train"])
+    np.testing.assert_array_equal(data.labelled.labels, LABELS["train"])
+    assert not data.train.labelled
+    assert datasets["stl10"]().load().labelled is None
+
+
 def test_labelled_pictures_do_not_need_the_others(fetched, refused):
     folder = fetched("stl10", files(unlabeled_X=None))
     assert len(datasets["stl10"](validation=0).load().train) == 3

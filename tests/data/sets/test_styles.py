@@ -67,6 +67,7 @@ def test_validation_is_taken_from_all_styles_alike(sets):
     [
         (("small",), ConfigError, "at least two"),
         (("small", "small"), ConfigError, "at least two"),
+        (("small", "large", "small"), ConfigError, "at least two different"),
         (("small", "others"), DataError, "others has 2 .*cat, dog.*same classes"),
         (("small", "lage"), ConfigError, "unknown data set 'lage': did you mean 'large'"),
     ],

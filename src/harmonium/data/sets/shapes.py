@@ -166,14 +166,14 @@ class Shapes(DataSpec):
             value = getattr(self, setting)
             if not 1 <= value <= len(known):
                 raise ConfigError(
-                    f"{setting}={value}: between 1 and {len(known)} ({', '.join(known)})"
+                    f"data.{setting}={value}: between 1 and {len(known)} ({', '.join(known)})"
                 )
         if self.channels not in (1, 3):
-            raise ConfigError(f"channels={self.channels}: use 1 (grey) or 3 (colour)")
+            raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
         if not 0 < self.contrast <= 1:
-            raise ConfigError(f"contrast={self.contrast}: above 0 and at most 1")
+            raise ConfigError(f"data.contrast={self.contrast}: above 0 and at most 1")
         if not 0 <= self.tilt <= 180:
-            raise ConfigError(f"tilt={self.tilt}: between 0 and 180 degrees")
+            raise ConfigError(f"data.tilt={self.tilt}: between 0 and 180 degrees")
 
     def identity(self) -> dict[str, Any]:
         """All settings but those that only select."""

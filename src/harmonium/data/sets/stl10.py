@@ -36,9 +36,12 @@ _LABELLED = {
 @datasets("stl10")
 @dataclass(frozen=True)
 class Stl10(Published):
-    """STL-10: 5,000 training, 8,000 test and 100,000 unlabelled pictures, 96x96 in colour."""
+    """STL-10: 5,000 training, 8,000 test and 100,000 unlabelled pictures, 96x96 in colour.
 
-    use: Literal["labelled", "unlabelled", "both"] = "labelled"  # which training pictures
+    With `use=unlabelled` the 5,000 are the labelled part, from which probes learn.
+    """
+
+    use: Literal["labelled", "unlabelled", "both"] = "labelled"  # of the training pictures
 
     about: ClassVar[About] = About(
         (SIDE, SIDE, CHANNELS), 10, 5_000, 8_000, "not stated; the pictures are from ImageNet"
@@ -74,9 +77,9 @@ class Stl10(Published):
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Map the files and copy them piece by piece."""
-        if self.use != "unlabelled":
-            labels = _labels(folder / _FOLDER / "train_y.bin")
-            append(writer, "train", _pictures(folder / _FOLDER / "train_X.bin", labels), labels)
+        labels = _labels(folder / _FOLDER / "train_y.bin")
+        part = "labelled" if self.use == "unlabelled" else "train"  # for probes all the same
+        append(writer, part, _pictures(folder / _FOLDER / "train_X.bin", labels), labels)
         if self.use != "labelled":
             path = folder / _UNLABELLED
             if not path.is_file():

@@ -32,7 +32,7 @@ class Styles(DataSpec):
     def check(self) -> None:
         """Refuse fewer than two sets, and sets that need more than a name."""
         super().check()
-        if len(set(self.sets)) < 2:
+        if len(self.sets) < 2 or len(set(self.sets)) < len(self.sets):
             raise ConfigError(
                 "data.sets needs at least two different data sets, e.g. [mnist, usps]"
             )
@@ -47,7 +47,8 @@ class Styles(DataSpec):
 
     def identity(self) -> dict[str, Any]:
         """The settings and contents of the members."""
-        return {"members": [member.load().digest for member in self._members()]}
+        loaded = [member.load() for member in self._members()]
+        return {"members": [[member.digest, member.notes] for member in loaded]}
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Write the members one after another; their classes must be the same."""

@@ -1,0 +1,111 @@
+"""From a run's folder to what its client tasks need: pictures, split and host.
+
+Whoever performs tasks of a run, in this process or another, begins here, and gets the pictures that
+the run began with or an error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harmonium.data.images import Dataset
+from harmonium.data.partition import Split
+from harmonium.data.shift import as_held
+from harmonium.engines.host import Host
+from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.recipe import Recipe, read_yaml
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run's folder."""
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
+    try:
+        return Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
+    except UnicodeDecodeError:
+        raise StoreError(f"{path} is damaged: it is not text") from None
+
+
+def open_host(folder: Path) -> Host:
+    """The host of a run's client tasks, built from its folder alone."""
+    recipe = read_recipe(folder)
+    dataset, public, split = opened(recipe, folder)
+    return make_host(recipe, dataset, split, folder, public)
+
+
+def make_host(
+    recipe: Recipe, dataset: Dataset, split: Split, folder: Path, public: Dataset | None = None
+) -> Host:
+    """The host of client tasks for a recipe and its data.
+
+    Labels that a task may not see are taken off here, so that no task can come by them.
+    """
+    split.check(dataset)
+    method = recipe.build_method(dataset)
+    held, shared = as_held(dataset, split).train, public.train if public else None
+    if method.uses_labels:
+        held, shared = split.seen(held), shared and shared.relabelled(shared.labels)
+    else:
+        held, shared = held.without_labels(), shared and shared.without_labels()
+    return Host(
+        method=method,
+        images=held,
+        indices=split.indices,
+        folder=folder / "clients",
+        noise=recipe.privacy.noise,
+        public=shared,
+    )
+
+
+def load_public(recipe: Recipe, dataset: Dataset, key: str | None = None) -> Dataset | None:
+    """The public pictures, brought to the shape of the clients'."""
+    if recipe.public is None:
+        return None
+    height, width, channels = dataset.train.shape
+    spec = replace(recipe.public, channels=channels)
+    try:
+        return (replace(spec, size=height) if height == width else spec).load(key)
+    except (ConfigError, DataError) as error:  # the same settings, but of another section
+        raise type(error)(str(error).replace("data.", "public.")) from None
+
+
+def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split]:
+    """The pictures and the split that a run began with, or an error if they are not the same."""
+    about = read_about(folder)
+    dataset = recipe.data.load(about["cache"]["data"])
+    public = load_public(recipe, dataset, about["cache"]["public"])
+    split = Split.load(folder / "split.npz")
+    digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
+    words = {"data": "pictures", "public": "public pictures", "split": "shares of the clients"}
+    for what, digest in digests.items():
+        if about[what] != digest:
+            raise DataError(
+                f"the {words[what]} of {folder} have changed since the run began: bring them back, "
+                "or start a new run"
+            )
+    split.validate(len(dataset.train))
+    return dataset, public, split
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The digests and cache keys of what a run began with."""
+    path = folder / "about.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        return {key: about[key] for key in ("data", "public", "split", "cache")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is missing or damaged: start a new run") from error
+
+
+def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:
+    """What a reader should know of the public pictures."""
+    if public is None:
+        return []
+    notes = [f"public: {note}" for note in public.notes]
+    if public.name == recipe.data.name:
+        notes.append("the public pictures come from the same set: some may be in its test part")
+    return notes
