@@ -168,7 +168,7 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
         shown = {"folder": str(folder), "rows": found.rows, "warnings": dict(found.warnings)}
         print(json.dumps(shown))
         return
-    show_table(found.shown(), found.title, digits=1)
+    show_table(found.shown(), found.title, digits=1 if "knn" in found.rows[0] else 2)
     for label, warning in found.warnings.items():
         say(f"warning  {label}: {warning}")
     say(f"runs     {found.folder}")
@@ -249,6 +249,7 @@ def _show_result(result: Result, as_json: bool) -> None:
             "recipe": result.recipe.digest,
             "figures": dict(result.figures),
             "untrained": dict(result.untrained),
+            "notes": list(result.notes),
             "rounds": list(result.rounds),
         }
         print(json.dumps(shown))

@@ -121,7 +121,10 @@ def split(
         "digest": made.digest,
         "notes": [*dataset.notes, *made.notes],
         "figures": found.figures,
-        "clients": [{"client": number, **row} for number, row in enumerate(found.rows())],
+        "clients": [
+            {"client": number, **({"name": made.names[number]} if made.names else {}), **row}
+            for number, row in enumerate(found.rows())
+        ],
     }
     title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
     held = _held(found, dataset)
@@ -204,6 +207,9 @@ def _held(found: Heterogeneity, dataset: Dataset) -> Held:
 def _recipe(name: str, changes: list[str] | None) -> Recipe:
     from harmonium.recipe import Recipe, apply_changes
 
+    for change in changes or []:
+        if change.startswith("data="):
+            raise ConfigError(f"the data set is given twice, as {name} and by {change}")
     return Recipe.from_tree(apply_changes({"data": name}, changes or []))
 
 
@@ -258,7 +264,7 @@ def _show_overview(about: dict[str, Any]) -> None:
     classes = list(about["classes"])
     if any(about["unlabelled"].values()):
         classes.append({"name": "unknown", **about["unlabelled"]})
-    for what, rows in (("class", classes), ("style", about["styles"])):
+    for what, rows in (("class", classes), ("style", about["styles"]), *about["columns"].items()):
         shown = _ends(rows)
         if rows:
             every = {"name": "all", **about["parts"]}
@@ -315,6 +321,7 @@ _QUANTITIES = {  # figures over the clients
 }
 _SHORT = {  # the columns of the table of clients
     "client": "client",
+    "name": "name",
     "size": "size",
     "classes": "classes",
     "label_entropy_bits": "bits",

@@ -92,11 +92,11 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The digests and cache keys of what a run began with."""
+    """The digests and cache keys of what a run began with, and notes on it."""
     path = folder / "about.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        return {key: about[key] for key in ("data", "public", "split", "cache")}
+        return {key: about[key] for key in ("data", "public", "split", "cache", "notes")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is missing or damaged: start a new run") from error
 

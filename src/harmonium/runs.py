@@ -33,7 +33,14 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import fault
 from harmonium.handover import save_encoder
 from harmonium.home import home, make_folder
-from harmonium.hosts import load_public, make_host, opened, public_notes, read_recipe
+from harmonium.hosts import (
+    load_public,
+    make_host,
+    opened,
+    public_notes,
+    read_about,
+    read_recipe,
+)
 from harmonium.recipe import Recipe, apply_changes, load_tree
 
 
@@ -68,6 +75,7 @@ class Result:
     figures: Mapping[str, Any]  # of the final encoder, on the test part
     untrained: Mapping[str, Any]  # of the encoder as first drawn, on the same
     rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
+    notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
 
 
 def run(
@@ -140,6 +148,7 @@ def _begin(folder: Path, recipe: Recipe) -> None:
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
         "card": card(recipe.build_method(dataset)).text().splitlines(),
+        "clients": list(split.names),
         "notes": [*dataset.notes, *split.notes, *public_notes(recipe, public)],
     }
     split.save(folder / "split.npz")
@@ -301,6 +310,7 @@ class _Run:
     def _result(self) -> Result:
         held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         rounds = tuple(self.folder.read_log("metrics.jsonl"))
-        result = Result(self.path, self.recipe, held["figures"], held["untrained"], rounds)
+        notes = tuple(read_about(self.path)["notes"])
+        result = Result(self.path, self.recipe, held["figures"], held["untrained"], rounds, notes)
         self.watcher.end(result)
         return result

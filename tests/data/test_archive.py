@@ -1,5 +1,7 @@
 """NumPy archives: every layout that is understood, and refusals that say what is wrong."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,31 @@ def test_text_columns_become_named_factors_in_every_part(tmp_path):
     assert stored.parts["train"].factors["site"].tolist() == [1, 2, -1, 0]
     assert stored.parts["train"].factors["age"].tolist() == [3, 1, 2, 9]
     assert stored.parts["test"].factors["site"].tolist() == [3, 2]
+
+
+def test_text_labels_are_classes(tmp_path):
+    np.savez(
+        tmp_path / "a.npz",
+        train_x=np.zeros((4, 4, 4), np.uint8),
+        train_y=np.array(["cat", "", "ant", "cat"]),
+        test_x=np.zeros((2, 4, 4), np.uint8),
+        test_y=np.array(["bee", "ant"]),
+    )
+    stored = Npz(path=str(tmp_path / "a.npz")).stored()
+    assert stored.classes == ("ant", "bee", "cat")
+    assert stored.parts["train"].labels.tolist() == [2, -1, 0, 2]
+    assert stored.parts["test"].labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (np.array(["a"] * 6, object), "it holds Python objects; save it as text"),
+        (np.array(["a"] * 5), r"its shape \(5,\) is not one value for each picture"),
+        (np.linspace(0, 1, 6), "it is neither whole numbers nor text"),
+    ],
+)
+def test_arrays_that_are_left_out_are_named(tmp_path, column, says):
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 4, 4), np.uint8), site=column)
+    (note,) = Npz(path=str(tmp_path / "a.npz")).stored().notes
+    assert re.search(f"^'site' is left out: {says}", note)

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -362,3 +363,28 @@ def test_a_validation_part_of_its_own_is_in_random_order(tmp_path):
     data = Folder(path=str(tmp_path / "set")).load()
     assert sorted(data.validation.labels) == [0] * 20 + [1] * 20
     assert 4 <= data.validation.labels[:20].sum() <= 16  # monitoring looks at the first of them
+
+
+@pytest.mark.parametrize(("depth", "level"), [(16, 16), (12, 255), (13, 127)])
+def test_sixteen_bits_are_read_as_deep_as_they_are(tmp_path, depth, level):
+    """Scanners write 12 bits into files of 16: read as 16 they would be nearly black."""
+    for number in range(12):
+        scan = np.full((8, 8), 4095, np.uint16)
+        Image.fromarray(scan).save(tmp_path / f"{number}.png")
+    data = Folder(path=str(tmp_path), channels=1, depth=depth).load()
+    assert np.unique(data.train.pixels).tolist() == [level]
+    assert data.notes[0] == (
+        f"12 of 12 pictures have 16-bit grey, of which data.depth={depth} are taken for their "
+        "brightness"
+    )
+
+
+def test_a_depth_that_no_file_has_is_refused(photos):
+    with pytest.raises(ConfigError, match="data.depth=20: between 8 and 16 bits"):
+        Folder(path=str(photos), depth=20).load()
+
+
+def test_decoded_pictures_are_for_their_owner_alone(photos, home):
+    Folder(path=str(photos), size=8).load()
+    (folder,) = (home / "cache").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0

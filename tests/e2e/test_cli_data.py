@@ -61,7 +61,8 @@ def test_a_split_is_described_drawn_and_kept(call: Call, home: Path) -> None:
         assert words in said
     for path in folder.iterdir():
         assert str(path) in said
-    assert told == "" and "\x1b" not in said
+    assert told == "note: 4 of 1294 training pictures are held by nobody\n"
+    assert "\x1b" not in said
     assert max(map(len, said.splitlines()[:-4])) <= 80
 
 
@@ -202,3 +203,37 @@ def test_names_from_outside_are_shown_as_one_line(call: Call, tmp_path: Path) ->
                 Image.new("L", (8, 8), number).save(file, "PNG")
     said, _ = call("data", "split", "folder", f"data.path={tmp_path / 'photos'}", "clients=2")
     assert "\x1b" not in said and "caf?" in said and "a?[31mb?c"[:5] in said
+
+
+def test_clients_that_the_data_name_keep_their_names(
+    call: Call, tmp_path: Path, home: Path
+) -> None:
+    path = archive(tmp_path / "a.npz", site=np.array(["north", "south", "west"] * 20))
+    words = ["npz", path, "split=column", "split.column=site", "clients=3"]
+    said = json.loads(call("data", "split", *words, "--json")[0])
+    assert [row["name"] for row in said["clients"]] == ["north", "south", "west"]
+    assert Split.load(Path(said["files"]["npz"])).names == ("north", "south", "west")
+    assert "north" in call("data", "split", *words)[0]
+    again = ["npz", path, "split=file", f"split.path={said['files']['npz']}", "clients=3"]
+    assert [
+        row["name"] for row in json.loads(call("data", "split", *again, "--json")[0])["clients"]
+    ]
+    shown = json.loads(call("data", "show", "npz", path, "--json")[0])
+    assert [row["name"] for row in shown["columns"]["site"]] == ["north", "south", "west"]
+    assert "south" in call("data", "show", "npz", path)[0]
+
+
+def test_two_data_sets_are_refused(call: Call) -> None:
+    _, told = call("data", "show", "digits", "data=shapes", code=2)
+    assert "the data set is given twice, as digits and by data=shapes" in told
+
+
+def test_a_stand_in_is_called_so(call: Call, tmp_path: Path, home: Path) -> None:
+    np.savez(
+        tmp_path / "few.npz",
+        **{f"{part}_x": np.zeros((6, 16, 16), np.uint8) for part in ("train", "test")},
+        **{f"{part}_y": np.arange(6) for part in ("train", "test")},
+    )
+    assert json.loads(call("datasets", "--json")[0])["usps"]["here"] == "not here"
+    call("data", "fetch", "usps", "--from", str(tmp_path / "few.npz"))
+    assert json.loads(call("datasets", "--json")[0])["usps"]["here"] == "stand-in"

@@ -7,6 +7,7 @@ from rich.progress import Progress
 
 from harmonium.data import store
 from harmonium.data.sets.shapes import Shapes
+from harmonium.federation.drive import Reply
 from harmonium.report import progress
 from harmonium.report.progress import LineWatcher
 
@@ -66,3 +67,14 @@ def test_real_decoding_is_told_from_first_to_last(home):
         Shapes(count=600, test_count=5, size=8).load()
         Shapes(count=600, test_count=5, size=8).load()  # decoded already
     assert told == [("shapes", n, None) for n in (512, 600, 605)] + [("shapes", 605, 605)]
+
+
+def test_a_client_that_does_not_answer_is_named_once_with_the_reason():
+    said = StringIO()
+    watcher = LineWatcher(Console(file=said, width=200))
+    for _ in range(2):
+        watcher.task(Reply(3, None, "it has 1 example(s), too few for one step"))
+        watcher.task(Reply(4, {}))
+    assert said.getvalue().splitlines() == [
+        "note: client 3 did not take part: it has 1 example(s), too few for one step"
+    ]

@@ -11,7 +11,7 @@ import numpy as np
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.heterogeneity import style_factor
 from harmonium.data.images import Dataset, Images, Integers, Pixels
-from harmonium.data.published import RECORD, Published, Source
+from harmonium.data.published import GIVEN, RECORD, Published, Source
 from harmonium.data.store import fetched_folder
 from harmonium.home import home
 
@@ -45,6 +45,8 @@ def _here(cls: type[DataSpec]) -> str:
     if issubclass(cls, Published):
         fetched = (fetched_folder(cls.name) / RECORD).is_file()
         cache = (home() / "cache").glob(f"{cls.name}-{'[0-9a-f]' * 16}/meta.json")
+        if fetched and (fetched_folder(cls.name) / GIVEN).is_file():
+            return "stand-in"
         found = [word for word, true in (("fetched", fetched), ("decoded", any(cache))) if true]
         return ", ".join(found) or NOT_HERE
     if "path" in settings:
@@ -94,6 +96,11 @@ def overview(dataset: Dataset) -> dict[str, Any]:
         "unlabelled": {part: int((column < 0).sum()) for part, column in labels.items()},
         "classes": _per_value(labels, dataset.classes),
         "styles": styles,
+        "columns": {
+            name: _per_value({p: i.factors[name] for p, i in parts.items() if name in i.factors}, v)
+            for name, v in dataset.names.items()
+            if name != factor and name in dataset.train.factors
+        },
         "channels": channel_figures(learning),
         "notes": list(dataset.notes),
     }

@@ -36,6 +36,7 @@ class Order(NamedTuple):
     head: bool = False  # only its kind and size, without decoding it
     size: int | None = None
     channels: int = 3
+    depth: int = 16  # bits that 16-bit grey uses
 
 
 class Answer(NamedTuple):
@@ -65,7 +66,7 @@ def _read(image: Image.Image, order: Order) -> Answer:
     kind = kind_of(image)
     if not order.head:
         image.load()
-        pixels = read_picture(image, order.size, order.channels)
+        pixels = read_picture(image, order.size, order.channels, order.depth)
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
     width, height = image.size
     if width != height and upright(image).size != image.size:

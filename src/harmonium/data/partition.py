@@ -84,6 +84,10 @@ class SplitRule:
         """Share the pictures out; `check` has passed."""
         raise TypeError(f"{type(self).__name__} must define `assign`")
 
+    def client_names(self, dataset: Dataset) -> tuple[str, ...]:
+        """What the data call the clients, in their order; none where they call them nothing."""
+        return ()
+
 
 splits: Registry[SplitRule] = Registry("split", "harmonium.data.splits", SplitRule)
 """Every way to share pictures out, by name."""
@@ -107,6 +111,7 @@ class Split:
     angles: tuple[npt.NDArray[np.float32], ...] | None = None  # see `shift.as_held`
     labelled: tuple[Integers, ...] | None = None  # positions whose label may be seen; None: all
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # what the data call the clients, where they do
 
     def __len__(self) -> int:
         """How many clients."""
@@ -160,6 +165,7 @@ class Split:
             "data": self.data,
             "digest": self.digest,
             "notes": self.notes,
+            "names": self.names,
         }
         columns = {"indices": self.indices, "angles": self.angles, "labelled": self.labelled}
         arrays: dict[str, Any] = {"about": np.array(json.dumps(about, sort_keys=True))}
@@ -183,6 +189,8 @@ class Split:
     def load(cls, path: Path) -> Split:
         """Read a split; one that was damaged or changed is refused."""
         try:
+            if path.is_file() and not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz archive")
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
                 if about["format"] != FORMAT:
@@ -191,7 +199,7 @@ class Split:
                 angles = _cut(file, "angles", np.float32) if "angles" in file else None
                 labelled = _cut(file, "labelled", np.int64) if "labelled" in file else None
             spec, data, digest = dict(about["spec"]), str(about["data"]), about["digest"]
-            notes = tuple(map(str, about["notes"]))
+            notes, names = (tuple(map(str, about[key])) for key in ("notes", "names"))
         except FileNotFoundError:
             raise DataError(f"there is no split {path}") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -199,7 +207,7 @@ class Split:
             raise DataError(f"{path} is not a split file: {why}") from error
         if _digest(indices, angles, labelled, spec, data) != digest:
             raise DataError(f"{path} does not match its own digest: it was damaged or changed")
-        return cls(indices, spec, data, digest, angles, labelled, notes)
+        return cls(indices, spec, data, digest, angles, labelled, notes, names)
 
 
 def make_split(
@@ -244,7 +252,8 @@ def make_split(
     about = {"name": spec.name, **settings, "clients": clients, "seed": seed}
     digest = _digest(indices, angles, labelled, about, data_digest)
     notes = tuple(dict.fromkeys([*shares.notes, *_unheld(indices, len(images))]))
-    split = Split(indices, about, data_digest, digest, angles, labelled, notes)
+    names = spec.client_names(data) if isinstance(data, Dataset) and spec.merge == 1 else ()
+    split = Split(indices, about, data_digest, digest, angles, labelled, notes, names)
     split.validate(len(images))
     return split
 

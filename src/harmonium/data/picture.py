@@ -39,12 +39,16 @@ def kind_of(image: Image.Image) -> str:
     return words.get(image.mode, image.mode)
 
 
-def read_picture(image: Image.Image, size: int | None, channels: int) -> Pixels:
-    """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked."""
+def read_picture(image: Image.Image, size: int | None, channels: int, depth: int = 16) -> Pixels:
+    """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked.
+
+    Grey with 16 bits uses the lowest `depth` of them; what is brighter is white.
+    """
     image = upright(image)
     if image.mode in _WIDE:
-        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
-        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+        most = (1 << depth) - 1
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, most)
+        image = Image.fromarray(((wide * 255 + most // 2) // most).astype(np.uint8))
     if image.mode == "F":
         raise DataError("its values are floating point, whose range is not known")
     if image.has_transparency_data:

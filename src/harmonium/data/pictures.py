@@ -49,18 +49,21 @@ class PictureSpec(DataSpec):
 
     corrupt: Literal["refuse", "skip"] = "refuse"  # files that cannot be read
     mixed: Literal["convert", "refuse", "skip"] = "convert"  # size or mode unlike most others
+    depth: int = 16  # bits that 16-bit grey files use, e.g. 12 for most scanners
 
     def check(self) -> None:
-        """Refuse words that mean nothing."""
+        """Refuse what means nothing."""
         super().check()
         if self.corrupt not in ("refuse", "skip"):
             raise ConfigError(f"data.corrupt={self.corrupt}: use refuse or skip")
         if self.mixed not in ("convert", "refuse", "skip"):
             raise ConfigError(f"data.mixed={self.mixed}: use convert, refuse or skip")
+        if not 8 <= self.depth <= 16:
+            raise ConfigError(f"data.depth={self.depth}: between 8 and 16 bits, e.g. 12")
 
-    def handling(self) -> dict[str, str]:
-        """What is done about odd files: part of the identity of the content."""
-        return {"corrupt": self.corrupt, "mixed": self.mixed}
+    def handling(self) -> dict[str, str | int]:
+        """How files are read: part of the identity of the content."""
+        return {"corrupt": self.corrupt, "mixed": self.mixed, "depth": self.depth}
 
 
 @dataclass(frozen=True)
@@ -268,7 +271,7 @@ class _Task:
         side = self.spec.size
         area = side * side if side else shape[0] * shape[1] if shape else 1
         chunk = max(1, min(CHUNK, CHUNK_BYTES // (area * self.channels)))
-        order = Order(size=side, channels=self.channels)
+        order = Order(size=side, channels=self.channels, depth=self.spec.depth)
         start = 0
         for answers in decoders.run([str(file.path) for _, file in rows], order, chunk):
             self._write(rows[start : start + len(answers)], answers, shape)
@@ -311,6 +314,11 @@ class _Task:
             if len(self.bad) == self.count:
                 raise DataError(self._unreadable())
             self.writer.notes.append(f"left out: {self._unreadable()}")
+        if wide := len(self.kinds.get("16-bit grey", ())):
+            self.writer.notes.append(
+                f"{wide} of {self.count} pictures have 16-bit grey, of which data.depth="
+                f"{self.spec.depth} are taken for their brightness"
+            )
         native = "grey" if self.channels == 1 else "colour"
         odd = {kind: some for kind, some in self.kinds.items() if kind != native}
         if odd and len(self.kinds) > 1:

@@ -77,7 +77,7 @@ def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
     _sweep(parent)
     temporary = parent / f".{final.name}.building-{secrets.token_hex(6)}"
     try:
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)  # pictures may be anybody's secret
         yield temporary
         if replace and final.exists():
             final.rename(temporary.with_name(temporary.name + ".old"))

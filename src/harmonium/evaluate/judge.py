@@ -27,6 +27,8 @@ from harmonium.evaluate.knn import knn_accuracy
 from harmonium.evaluate.linear import FEW_STRENGTH, few_label_probe, linear_probe
 from harmonium.threads import single_thread
 
+FEWEST = 64  # held-out pictures for label-free figures; labels are not in play, so any will do
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -173,8 +175,9 @@ class Judge:
         return self._measure(self.untrained)
 
     def _measure(self, encoder: nn.Module) -> Health:
-        """Health from two views of the same held-out pictures."""
-        held = self.data.validation if len(self.data.validation) > 1 else self.data.train
+        """Health from two views of held-out pictures, or of any where those are too few to tell."""
+        train, held = self.data.train, self.data.validation
+        held = held if len(held) >= min(FEWEST, len(train)) else train
         pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
         views = self.views(pixels, seeds.torch_rng(self.seed, "health"))
         views = views if len(views) > 1 else views * 2

@@ -42,6 +42,7 @@ class LineWatcher(Watcher):
         self._rounds = 0
         self._clock = _Clock()
         self._warned = ""
+        self._told: set[tuple[int, str]] = set()
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
         """Say where the run is kept and whether it continues."""
@@ -53,6 +54,12 @@ class LineWatcher(Watcher):
         self._say(f"{self.label}run folder {folder}")
         if done:
             self._say(f"{self.label}continuing after round {done}")
+
+    def task(self, reply: Reply) -> None:
+        """Say why a client did not answer, the first time."""
+        if reply.why and (reply.client, reply.why) not in self._told:
+            self._told.add((reply.client, reply.why))
+            self.note(f"client {reply.client} did not take part: {reply.why}")
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""
@@ -104,6 +111,7 @@ class LiveWatcher(LineWatcher):
 
     def task(self, reply: Reply) -> None:
         """A client is done."""
+        super().task(reply)
         self._bar.advance(self._task)
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:

@@ -24,7 +24,7 @@ def test_every_value_is_a_client(pictures):
 def test_another_number_of_clients_is_refused(pictures):
     images = pictures(np.zeros(20), writer=np.arange(20) % 7)
     with pytest.raises(
-        DataError, match="^split.column=writer of .* names 7 clients: set clients=7$"
+        DataError, match="^split.column=writer names 7 clients among .*: set clients=7$"
     ):
         make_split(Column("writer"), images, "d", 5, 0)
     with pytest.raises(DataError, match="clients times split.merge must be 7"):

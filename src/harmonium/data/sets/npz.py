@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,8 @@ class _Reader:
                     f"{missing} of {len(column)} {part} pictures are labelled -1, which means that "
                     "their class is not known"
                 )
-        names = self._class_names(labels.values())
+        names = self._class_names(parts, labels)
+        writer.notes += self._unused(parts)
         texts = self._texts(parts)
         writer.names |= texts
         for part, columns in parts.items():
@@ -197,17 +199,47 @@ class _Reader:
         if columns.labels is None:
             return no_labels(count)
         shape, kind = self.shapes[columns.labels]
-        if shape not in ((count,), (count, 1)) or kind not in "iu":
-            what = f"have shape {shape}" if kind in "iu" else "are not whole numbers"
+        if shape not in ((count,), (count, 1)) or kind not in "iuU":
+            fits = kind in "iuU"
+            what = f"have shape {shape}" if fits else "are neither whole numbers nor text"
             raise DataError(
                 f"the labels '{columns.labels}' of {self.path} {what}; expected one whole number "
-                f"for each of the {count} pictures"
+                f"or text for each of the {count} pictures"
             )
+        if kind == "U":
+            return self._factor(columns.labels, self._label_texts)
         return np.asarray(self.archive[columns.labels], np.int64).reshape(count)
 
-    def _class_names(self, labels: Any) -> tuple[str, ...]:
+    @cached_property
+    def _label_texts(self) -> tuple[str, ...]:
+        """The classes of all parts, where labels are text; an empty one is not known."""
+        keys = [p + y for p in ("", *_PREFIXES.values()) for _, y in _KEYS]
+        found = [key for key in keys if self.shapes.get(key, ((), ""))[1] == "U"]
+        texts = {str(text) for key in found for text in self.archive[key].reshape(-1)}
+        return tuple(sorted(texts - {""}))
+
+    def _unused(self, parts: Mapping[str, _Columns]) -> list[str]:
+        """Notes on arrays that look like columns and are none, for nobody to wonder."""
+        used = {key for c in parts.values() for key in (c.pixels, c.labels, *c.factors.values())}
+        notes = []
+        for key, (shape, kind) in self.shapes.items():
+            if key in used or key in _CLASS_NAMES:
+                continue
+            why = f"its shape {shape} is not one value for each picture of a part"
+            if kind == "O":
+                why = "it holds Python objects; save it as text, e.g. with .astype(str)"
+            elif kind not in "iuU":
+                why = "it is neither whole numbers nor text"
+            notes.append(f"'{key}' is left out: {why}")
+        return notes
+
+    def _class_names(
+        self, parts: Mapping[str, _Columns], labels: Mapping[str, Integers]
+    ) -> tuple[str, ...]:
         """Names for the labels, which become 0, 1, 2, … in place where they are anything else."""
-        columns = list(labels)
+        if any(c.labels and self.shapes[c.labels][1] == "U" for c in parts.values()):
+            return self._label_texts
+        columns = list(labels.values())
         values = np.unique(np.concatenate(columns))
         values = values[values != UNKNOWN]
         key = next((key for key in _CLASS_NAMES if key in self.shapes), None)

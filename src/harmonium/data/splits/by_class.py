@@ -30,7 +30,7 @@ class ByClass(SplitRule):
     """
 
     classes_per_client: int = 1  # how many classes each client holds
-    assignment: Literal["consecutive", "least_used"] = "consecutive"  # how a class is divided
+    assignment: Literal["consecutive", "least_used"] = "consecutive"  # least_used: FedU's
 
     needs_labels: ClassVar[bool] = True
 

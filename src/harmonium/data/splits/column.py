@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from harmonium.data.images import Images
+from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, splits
 from harmonium.data.splits.drawing import check_complete, column_of, held
 from harmonium.errors import DataError
@@ -32,7 +32,16 @@ class Column(SplitRule):
             way = f"set clients={found}"
             if self.merge > 1:
                 way = f"clients times split.merge must be {found}"
-            raise DataError(f"split.column={self.column} of {called} names {found} clients: {way}")
+            raise DataError(
+                f"split.column={self.column} names {found} clients among the training pictures of "
+                f"{called}: {way}"
+            )
+
+    def client_names(self, dataset: Dataset) -> tuple[str, ...]:
+        """The names of the column's values."""
+        values = np.unique(dataset.train.factors[self.column])
+        names = dataset.names.get(self.column)
+        return tuple(names[k] if names else str(k) for k in values[values >= 0].tolist())
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Nothing is drawn: the data say it."""

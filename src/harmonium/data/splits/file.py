@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harmonium.data.images import Images
+from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, Split, SplitRule, splits
 from harmonium.errors import ConfigError, DataError
 
@@ -50,6 +50,10 @@ class File(SplitRule):
         made = f"made by split={split.spec.get('name')} with seed={split.spec.get('seed')}"
         notes = [*split.notes, f"read from a file, {made}"]
         return Shares(split.indices, split.angles, notes, split.labelled, split.data)
+
+    def client_names(self, dataset: Dataset) -> tuple[str, ...]:
+        """The names that the file has."""
+        return self._load().names
 
     def _load(self) -> Split:
         return Split.load(Path(self.path).expanduser())
