@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harmonium.recipe import Recipe, known_keys
+from harmonium.data.datasets import datasets
+from harmonium.data.published import Published
+from harmonium.recipe import Recipe, apply_changes, known_keys
 
 ROOT = Path(__file__).parents[1]
 FILES = {  # a word of the block -> the file that the text calls it
@@ -86,3 +88,19 @@ def test_the_tables_of_data_sets_and_splits_are_fresh(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert "from docs/tables.py" in text
     assert made["filled"](text) == text, "run `python docs/tables.py`"
+
+
+def test_the_commands_of_the_data_page_are_known() -> None:
+    """Each names settings that exist; what it takes to run them is not here."""
+    lines = [line for block in blocks("docs/data.md") for line in block.splitlines()]
+    commands = [line.split()[1:] for line in lines if line.startswith("harmonium ")]
+    assert len(commands) > 15
+    for command in commands:
+        if command[0] == "run":
+            Recipe.of(command[1], *command[2:])
+        elif command[:2] in (["data", "split"], ["data", "show"]):
+            Recipe.from_tree(apply_changes({"data": command[2]}, command[3:]))
+        elif command[:2] == ["data", "fetch"]:
+            assert issubclass(datasets[command[2]], Published)
+        else:
+            assert command[0] in ("datasets", "splits")
