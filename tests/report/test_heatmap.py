@@ -36,6 +36,12 @@ def test_plain_characters_by_hand():
     assert scale == "pictures . 1 : 2-4 = 5-9 * 10-16 # 17-25 @ 26-36"
 
 
+def test_names_that_begin_alike_are_told_apart():
+    names = ["scanner A", "scanner B", "scanner CX"]
+    found = lines(console(width=24), heat_map, COUNTS, names)
+    assert found[0] == "client  A   B  CX   all"
+
+
 def test_where_numbers_do_not_fit_marks_say_how_many():
     found = lines(console(width=24), heat_map, COUNTS * 1000, NAMES)
     assert found[1:3] == ["     0 @@    ..  37000", "     1 == ::     13000"]

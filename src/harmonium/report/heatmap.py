@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,9 @@ def _header(names: Sequence[str], wide: int, together: int) -> str:
     from rich.cells import set_cell_size
 
     columns = range(0, len(names), together)
+    if len({name[: wide - 1] for name in names}) < len(set(names)):  # scanner A, scanner B
+        common = len(os.path.commonprefix(list(names)))
+        names = [name[common:] or name for name in names]
     if wide >= 4 or (wide > 1 and max(map(len, names)) < wide):
         return "".join(set_cell_size(_centred(names[place], wide - 1), wide) for place in columns)
     every = math.ceil((len(str(len(names))) + 1) / wide)
