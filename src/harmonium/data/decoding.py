@@ -135,7 +135,11 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "OPENBLAS_NUM_THREADS": "1",  # NumPy would reserve memory for every core
+        },
     )
 
 
