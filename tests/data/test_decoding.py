@@ -255,6 +255,16 @@ decoder.perform = perform""",
     assert [a.error for a in answers] == ["", "", "not done in 120 s", "", ""]
 
 
+def test_a_picture_that_would_eat_the_memory_is_unreadable(monkeypatch, album, tmp_path):
+    large = tmp_path / "large.png"
+    Image.new("RGB", (8000, 8000)).save(large)  # 192 MB, a few copies of it
+    with monkeypatch.context() as few:
+        dummy(few, "decoder.MEMORY = 1 << 29")
+        answers = run([*album[:2], str(large), *album[2:4]], Order(size=8), 1)
+    assert [bool(answer.error) for answer in answers] == [False, False, True, False, False]
+    assert run([str(large)], Order(size=8), 1)[0].error == ""
+
+
 def test_a_decoder_that_breaks_off_in_the_middle_of_an_answer(monkeypatch, album):
     dummy(
         monkeypatch,
