@@ -374,8 +374,8 @@ def test_sixteen_bits_are_read_as_deep_as_they_are(tmp_path, depth, level):
     data = Folder(path=str(tmp_path), channels=1, depth=depth).load()
     assert np.unique(data.train.pixels).tolist() == [level]
     assert data.notes[0] == (
-        f"12 of 12 pictures have 16-bit grey, of which data.depth={depth} are taken for their "
-        "brightness"
+        f"12 of 12 pictures have 16-bit grey, read as data.depth={depth} bits: where they use "
+        "fewer, e.g. 12, say so"
     )
 
 

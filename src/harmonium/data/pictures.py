@@ -316,8 +316,8 @@ class _Task:
             self.writer.notes.append(f"left out: {self._unreadable()}")
         if wide := len(self.kinds.get("16-bit grey", ())):
             self.writer.notes.append(
-                f"{wide} of {self.count} pictures have 16-bit grey, of which data.depth="
-                f"{self.spec.depth} are taken for their brightness"
+                f"{wide} of {self.count} pictures have 16-bit grey, read as data.depth="
+                f"{self.spec.depth} bits: where they use fewer, e.g. 12, say so"
             )
         native = "grey" if self.channels == 1 else "colour"
         odd = {kind: some for kind, some in self.kinds.items() if kind != native}
