@@ -123,28 +123,26 @@ class Split:
 
     def validate(self, pictures: int) -> None:
         """Refuse shares that cannot be right for so many training pictures."""
-        last = max(int(own.max(initial=-1)) for own in self.indices)
-        if last >= pictures:
+        sizes = np.array([len(own) for own in self.indices])
+        held = np.concatenate(self.indices)
+        if held.max(initial=-1) >= pictures:
             raise DataError(
-                f"this split shares out picture {last}, but there are {pictures} training "
+                f"this split shares out picture {held.max()}, but there are {pictures} training "
                 "pictures: use the data that it was made for"
             )
-        for own, angles, seen in zip(
-            self.indices,
-            self.angles or [None] * len(self),
-            self.labelled or [None] * len(self),
-            strict=True,
-        ):
-            right = len(own) > 0 and (np.diff(own) >= 0).all() and own[0] >= 0
-            if angles is not None:
-                right = right and len(angles) == len(own) and np.isfinite(angles).all()
-            if seen is not None:
-                within = len(seen) == 0 or 0 <= seen[0] <= seen[-1] < len(own)
-                right = right and within and (np.diff(seen) > 0).all()
-            if not right:
-                raise DataError("this split is damaged: it does not fit the pictures it shares out")
-        held = np.concatenate([np.unique(own) for own in self.indices])
-        if len(np.unique(held)) < len(held):
+        steps = _steps(held, sizes)
+        right = sizes.min() > 0 and held.min() >= 0 and (steps >= 0).all()
+        if self.angles is not None:
+            right = right and [len(own) for own in self.angles] == sizes.tolist()
+            right = right and np.isfinite(np.concatenate(self.angles)).all()
+        if self.labelled is not None:
+            counts = np.array([len(own) for own in self.labelled])
+            seen = np.concatenate(self.labelled)
+            right = right and len(counts) == len(sizes) and (_steps(seen, counts) > 0).all()
+            right = right and (seen >= 0).all() and (seen < np.repeat(sizes, counts)).all()
+        if not right:
+            raise DataError("this split is damaged: it does not fit the pictures it shares out")
+        if np.bincount(held[steps > 0]).max() > 1:  # a repeat within a client is a step of 0
             raise DataError("this split is damaged: two clients hold the same picture")
 
     def seen(self, images: Images) -> Images:
@@ -265,9 +263,17 @@ def _labelled(labels: Integers, own: Integers, share: float, rng: np.random.Gene
     return np.flatnonzero(np.isin(copies, chosen))
 
 
+def _steps(rows: Integers, sizes: Integers) -> Integers:
+    """How far each value lies above the one before it; the first of each client is a step of 1."""
+    steps = np.diff(rows, prepend=0)
+    starts = np.cumsum(sizes) - sizes
+    steps[starts[sizes > 0]] = 1
+    return steps
+
+
 def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
     """A note on the pictures that nobody holds, if there are any."""
-    nobody = pictures - len(np.unique(np.concatenate(indices)))
+    nobody = pictures - np.count_nonzero(np.bincount(np.concatenate(indices)))
     return [f"{nobody} of {pictures} training pictures are held by nobody"] if nobody else []
 
 

@@ -123,6 +123,7 @@ def test_a_file_that_is_none_is_refused(images, tmp_path):
         ({"angles": [[1.0, np.nan], [2.0, 3.0]]}, "does not fit"),
         ({"labelled": [[2], [0]]}, "does not fit"),
         ({"labelled": [[1, 0], [0]]}, "does not fit"),
+        ({"labelled": [[1]]}, "does not fit"),
     ],
 )
 def test_a_file_that_is_whole_but_wrong_is_refused(images, tmp_path, change, says):
