@@ -63,10 +63,12 @@ class Published(DataSpec):
 
     about: ClassVar[About]
     source: ClassVar[Source]
+    choice: ClassVar[str] = ""  # the setting that says which of the official files count, if any
 
     def identity(self) -> dict[str, Any]:
         """The sums that were taken when the files were fetched: once decoded, only they matter."""
-        return {"files": self._record()["digest"]}
+        chosen = {self.choice: getattr(self, self.choice)} if self.choice else {}
+        return {"files": self._record()["digest"], **chosen}
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Read the official files, or what was given in their place."""
@@ -74,10 +76,19 @@ class Published(DataSpec):
         verify(folder, record)
         writer.notes += record["notes"]
         if GIVEN in record["files"]:
+            self._refuse_choice()
             from harmonium.data.sets.npz import read_archive
 
             return read_archive(folder / GIVEN, writer, self.about.classes)
         return self.read(folder, writer)
+
+    def _refuse_choice(self) -> None:
+        """What was given in place of the official files is used as it is."""
+        if self.choice and getattr(self, self.choice) != getattr(type(self), self.choice):
+            raise DataError(
+                f"data.{self.choice}={getattr(self, self.choice)}, but {self.name} was given as an "
+                f"archive, which is used as it is: leave data.{self.choice} out"
+            )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Write the parts of the official layout in `folder` and return the classes."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -19,8 +19,8 @@ from PIL import Image
 from harmonium.data.arrays import check_labels, map_bytes, size_of
 from harmonium.data.datasets import About, datasets
 from harmonium.data.images import Pixels
-from harmonium.data.published import GIVEN, Package, Published, Remote, Source
-from harmonium.data.store import Writer, fetched_folder
+from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.store import Writer
 from harmonium.errors import DataError
 
 SIDE, CHANNELS = 32, 3
@@ -155,6 +155,7 @@ class Cifar100(Published):
 
     target: Literal["fine", "coarse"] = "fine"  # 100 classes or their 20 families; factor: other
 
+    choice: ClassVar[str] = "target"
     about: ClassVar[About] = About((SIDE, SIDE, CHANNELS), 100, 50_000, 10_000, "not stated")
     source: ClassVar[Source] = Source(
         page=_PAGE,
@@ -167,19 +168,6 @@ class Cifar100(Published):
         remotes=(_archive("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
         pickled=("cifar-100-python", "meta"),
     )
-
-    def identity(self) -> dict[str, Any]:
-        """The files, and which of the two labels is the class."""
-        return {**super().identity(), "target": self.target}
-
-    def decode(self, writer: Writer) -> Sequence[str]:
-        """As for any published set, but an archive in its place has no such choice."""
-        if self.target == "coarse" and (fetched_folder(self.name) / GIVEN).is_file():
-            raise DataError(
-                "data.target=coarse, but cifar100 was given as an archive, which is used as it is: "
-                "leave data.target out"
-            )
-        return super().decode(writer)
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Bring the records into pictures; the label that is not the class becomes a factor."""

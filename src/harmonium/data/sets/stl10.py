@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from harmonium.data.arrays import append, check_labels, map_bytes, size_of
 from harmonium.data.datasets import About, datasets, no_labels
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import GIVEN, Published, Remote, Source
-from harmonium.data.store import Writer, fetched_folder
+from harmonium.data.published import Published, Remote, Source
+from harmonium.data.store import Writer
 from harmonium.errors import DataError
 
 SIDE, CHANNELS = 96, 3
@@ -43,6 +43,7 @@ class Stl10(Published):
 
     use: Literal["labelled", "unlabelled", "both"] = "labelled"  # of the training pictures
 
+    choice: ClassVar[str] = "use"
     about: ClassVar[About] = About(
         (SIDE, SIDE, CHANNELS), 10, 5_000, 8_000, "not stated; the pictures are from ImageNet"
     )
@@ -61,19 +62,6 @@ class Stl10(Published):
         ),
         most_bytes=3 << 30,
     )
-
-    def identity(self) -> dict[str, Any]:
-        """The files, and which of them are used."""
-        return {**super().identity(), "use": self.use}
-
-    def decode(self, writer: Writer) -> Sequence[str]:
-        """As for any published set, but an archive in its place has no such choice."""
-        if self.use != "labelled" and (fetched_folder(self.name) / GIVEN).is_file():
-            raise DataError(
-                f"data.use={self.use}, but stl10 was given as an archive, which is used as it is: "
-                "leave data.use out"
-            )
-        return super().decode(writer)
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Map the files and copy them piece by piece."""
