@@ -32,9 +32,10 @@ from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation.client import Local
-from harmonium.federation.method import Method, World
+from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
+from harmonium.federation.world import World
 from harmonium.methods import methods
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives

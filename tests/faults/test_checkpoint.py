@@ -122,7 +122,7 @@ class Remembers(Method):
 
 
 def test_going_on_and_resuming_see_the_same_memory(tmp_path: Path) -> None:
-    recipe = RECIPE.changed(method=Remembers, objective={"name": "simclr", "batch_norm": False})
+    recipe = RECIPE.changed(method=Remembers, objective={"name": "simclr", "norm": "none"})
     calm = run(recipe, out=tmp_path / "calm")
     with pytest.raises(Stop):
         run(recipe, out=tmp_path / "run", watcher=StopAfter(2))

@@ -1,8 +1,9 @@
 from dataclasses import dataclass
 
 from harmonium.federation.card import card
-from harmonium.federation.method import Method, World
+from harmonium.federation.method import Method
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
+from harmonium.federation.world import World
 from harmonium.methods.alone import Alone
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives.simclr import SimCLR
@@ -10,7 +11,7 @@ from harmonium.objectives.simclr import SimCLR
 
 def test_bytes_follow_from_the_parts() -> None:
     """cnn-small with its projector: 454,688 and 98,688 parameters of four bytes."""
-    found = card(FedAvg(objective=SimCLR(batch_norm=False)))
+    found = card(FedAvg(objective=SimCLR(norm="none")))
     assert found.bytes_down == found.bytes_up == 4 * (454_688 + 98_688)
     assert found.secure_aggregation and not found.per_example and not found.keeps
 

@@ -29,7 +29,7 @@ def method_with(name: str, **attributes: object) -> type[Method]:
 def drive(
     cls: type[Method], folder: Path, wrap: Callable[[LocalEngine], object] = lambda e: e, **kw: int
 ) -> tuple[Server, Ledger, LocalEngine]:
-    floats = {"name": "simclr", "batch_norm": False}  # planted handlers do arithmetic on all
+    floats = {"name": "simclr", "norm": "none"}  # planted handlers do arithmetic on all
     recipe = Recipe.from_tree({**TINY, "method": cls, "split": "iid", "objective": floats})
     dataset = recipe.data.load()
     split = make_split(IID(), dataset, None, recipe.clients, 0)

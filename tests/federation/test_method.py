@@ -17,9 +17,10 @@ from harmonium.errors import ConfigError, WireError
 from harmonium.federation.client import Local
 from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
-from harmonium.federation.method import Method, Server, World
+from harmonium.federation.method import Method, Server
 from harmonium.federation.optimiser import Adam, Average, Sgd
 from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen
 from harmonium.terms import Term
 from harmonium.terms.proximal import Proximal
@@ -41,7 +42,7 @@ class Flat(Encoder):
 class Pull(Objective):
     """Mean squared feature: its gradient is linear in the weights."""
 
-    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
         return {}
 
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
@@ -55,9 +56,9 @@ class Pull(Objective):
 class WithRows(Pull):
     """Adds a table with one row a client, a local part and one made anew each time."""
 
-    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
         return {
-            "table": Part(nn.Linear(2, clients, bias=False), "row"),
+            "table": Part(nn.Linear(2, world.clients, bias=False), "row"),
             "mine": Part(nn.Linear(2, 2), "local"),
             "queue": Part(nn.Linear(2, 2), "fresh"),
         }
@@ -229,7 +230,7 @@ def test_the_model_is_drawn_from_the_seed_alone() -> None:
 def test_two_owners_of_one_part_are_refused() -> None:
     @dataclass(frozen=True)
     class Twice(Pull):
-        def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+        def build(self, made, dim, world):  # type: ignore[no-untyped-def]
             return {"encoder": Part(nn.Linear(1, 1))}
 
     with pytest.raises(ConfigError, match="'encoder'"):
@@ -283,7 +284,7 @@ def test_an_objective_can_prepare_its_parts_from_what_was_received(tmp_path: Pat
 
     @dataclass(frozen=True)
     class Twin(Pull):
-        def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+        def build(self, made, dim, world):  # type: ignore[no-untyped-def]
             return {"twin": Part(nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False)), "fresh")}
 
         def prepare(self, parts):  # type: ignore[no-untyped-def]
@@ -308,7 +309,7 @@ def test_an_empty_merge_forgets_nothing() -> None:
 class Counting(Term):
     """Counts what happens after steps, in a buffer of its own."""
 
-    def build(self, made, dim, clients):  # type: ignore[no-untyped-def]
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
         counter = nn.Module()
         counter.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         return {"counter": Part(counter)}

@@ -22,7 +22,7 @@ def test_every_method_takes_terms_and_partial_participation(name: str) -> None:
     check_method(name, terms="proximal", participation={"number": 2})
 
 
-FLOATS = {"name": "simclr", "batch_norm": False}  # planted handlers do arithmetic on all tensors
+FLOATS = {"name": "simclr", "norm": "none"}  # planted handlers do arithmetic on all tensors
 
 
 def planted(**attributes: object) -> type[Method]:

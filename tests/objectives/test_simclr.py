@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harmonium.errors import ConfigError
+from harmonium.federation.world import World
 from harmonium.objectives.simclr import SimCLR, nt_xent
 
 
@@ -56,7 +57,7 @@ def test_a_batch_of_one_has_no_gradient_and_no_nan() -> None:
 
 def test_the_projector_has_the_published_size() -> None:
     """Federated SimCLR: 512 to 2048 to 128 is 1,312,896 parameters."""
-    part = SimCLR(hidden=2048, out=128, batch_norm=False).build({}, 512, 1)["projector"]
+    part = SimCLR(hidden=2048, out=128, norm="none").build({}, 512, World())["projector"]
     assert sum(p.numel() for p in part.module.parameters()) == 1_312_896
 
 
@@ -67,7 +68,7 @@ def test_a_temperature_of_zero_is_refused() -> None:
 
 def test_the_projector_may_have_batch_norm() -> None:
     plain, normed = (
-        SimCLR(batch_norm=flag).build({}, 8, 1)["projector"].module for flag in (False, True)
+        SimCLR(norm=norm).build({}, 8, World())["projector"].module for norm in ("none", "batch")
     )
     extra = sum(p.numel() for p in normed.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == 2 * 8

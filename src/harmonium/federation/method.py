@@ -38,24 +38,13 @@ from harmonium.federation.wire import (
     scalar,
     weights,
 )
+from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen
 from harmonium.objectives.simclr import SimCLR
 from harmonium.privacy.mechanisms import Noise
 from harmonium.terms import Term
 
 TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
-
-
-@dataclass(frozen=True)
-class World:
-    """The facts of a run that settings may depend on."""
-
-    clients: int = 2
-    rounds: int = 1
-    channels: int = 3
-    side: int = 32  # pixels
-    classes: int = 0  # 0: unlabelled
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,11 +184,11 @@ class Method:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
-            dim, clients = self.encoder.features, self.world.clients
+            dim, world = self.encoder.features, self.world
             for build in (
-                lambda modules: self.objective.build(modules, dim, clients),
+                lambda modules: self.objective.build(modules, dim, world),
                 lambda modules: self.extra_parts(modules, dim),
-                *(_builder(term, dim, clients) for term in self.terms),
+                *(_builder(term, dim, world) for term in self.terms),
             ):
                 made = join(made, build({name: part.module for name, part in made.items()}))
         # Convolutions on CPUs run faster on this layout; values are the same.
@@ -250,5 +239,5 @@ def _table(current: Tensor, folded: Tensor | Mapping[ClientId, Tensor]) -> Tenso
     return table
 
 
-def _builder(term: Term, dim: int, clients: int) -> Callable[[Mapping[str, nn.Module]], Any]:
-    return lambda modules: term.build(modules, dim, clients)
+def _builder(term: Term, dim: int, world: World) -> Callable[[Mapping[str, nn.Module]], Any]:
+    return lambda modules: term.build(modules, dim, world)

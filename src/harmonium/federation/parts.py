@@ -16,28 +16,48 @@ import copy
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.errors import ConfigError, WireError, suggest
 from harmonium.federation.fold import Layout, Slot
-from harmonium.federation.wire import ClientId, Rule, Weights
+from harmonium.federation.wire import ClientId, Kind, Rule, Weights
 
 
 @dataclass(frozen=True)
 class Part:
-    """A named piece of the model and its share rule."""
+    """A named piece of the model, its share rule, and what its tensors reveal."""
 
     module: nn.Module
     share: Rule = "mean"
+    reveals: Kind = "weights"  # per_example for queues and memories, which can then not be sent
+
+
+BatchNorms = Literal["average", "local", "fedbn", "recalibrate"]
+"""What becomes of BatchNorm in shared parts.
+
+| policy      | running statistics                              | scale and shift |
+|-------------|-------------------------------------------------|-----------------|
+| average     | sent and averaged                               | averaged        |
+| local       | stay at the client (Andreux et al., 2020)       | averaged        |
+| fedbn       | stay at the client (Li et al., FedBN, 2021)     | stay too        |
+| recalibrate | never sent; clients measure them on the average | averaged        |
+"""
+_STATISTICS: Mapping[BatchNorms, Rule] = {"average": "mean", "recalibrate": "fresh"}
 
 
 class Parts(nn.ModuleDict):
     """All parts of a model; `rules` maps each part's name to its rule."""
 
-    def __init__(self, parts: Mapping[str, Part], overrides: Mapping[str, Rule]) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        overrides: Mapping[str, Rule],
+        batch_norm: BatchNorms = "average",
+    ) -> None:
         """Collect parts; `overrides` replaces rules by part name, `*` stands for all others."""
         if overrides and not {"*", *parts} & set(overrides):
             raise ConfigError(
@@ -49,11 +69,44 @@ class Parts(nn.ModuleDict):
             name: overrides.get(name, overrides.get("*", part.share))
             for name, part in parts.items()
         }
+        for name, part in parts.items():
+            if part.reveals == "per_example" and self.rules[name] in ("mean", "row"):
+                raise ConfigError(
+                    f"part '{name}' holds rows of single pictures, so it may be local or fresh, "
+                    f"never {self.rules[name]}"
+                )
+        self.reveals: dict[str, Kind] = {name: part.reveals for name, part in parts.items()}
+        self.exceptions: dict[str, Rule] = {}  # tensors with a rule other than their part's
+        for path, module in self.named_modules():
+            if isinstance(module, _BatchNorm) and self.rules[path.partition(".")[0]] == "mean":
+                stays = dict(module.named_buffers())
+                stays |= dict(module.named_parameters()) if batch_norm == "fedbn" else {}
+                rule = _STATISTICS.get(batch_norm, "local")
+                self.exceptions |= {f"{path}.{key}": rule for key in stays if rule != "mean"}
+
+    def rule_of(self, key: str) -> Rule:
+        """What becomes of one tensor."""
+        return self.exceptions.get(key, self.rules[key.partition(".")[0]])
 
     def tensors(self) -> Iterator[tuple[str, Rule, Tensor]]:
         """Every parameter and buffer with its dotted name and its rule."""
         for key, tensor in self.state_dict().items():
-            yield key, self.rules[key.partition(".")[0]], tensor
+            yield key, self.rule_of(key), tensor
+
+    @property
+    def stays(self) -> bool:
+        """Whether anything of this model is kept at the client."""
+        return "local" in {rule for _, rule, _ in self.tensors()}
+
+    def statistics(self, part: str) -> Weights:
+        """The running means and variances of a part's BatchNorms, by dotted name."""
+        return {
+            f"{part}.{path}.{key}": buffer
+            for path, module in self[part].named_modules()
+            if isinstance(module, _BatchNorm)
+            for key, buffer in module.named_buffers()
+            if buffer.is_floating_point()
+        }
 
     def shared(self, client: ClientId | None = None) -> Weights:
         """Copies of what may travel: whole tables for the server, own rows for a client."""

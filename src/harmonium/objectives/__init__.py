@@ -1,4 +1,4 @@
-"""What a client minimises: self-supervised losses and the parts they need.
+"""What a client minimises: losses and the parts they need.
 
 An objective is frozen settings and a few small methods. `build` makes its parts, `see` runs them on
 a batch, `score` turns what was seen into a loss, `after_step` keeps targets up to date. Splitting
@@ -9,7 +9,7 @@ lets terms use what was already computed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
+from harmonium.objectives.heads import mlp
 from harmonium.registry import Registry
+
+__all__ = ["Objective", "Seen", "mlp", "objectives", "two"]
 
 
 @dataclass
@@ -28,25 +32,33 @@ class Seen:
     batch: Batch
     h: list[Tensor]  # features, each (n, dim)
     z: list[Tensor]  # projections, each (n, dim_z)
+    t: list[Tensor] = field(default_factory=list)  # what an EMA twin makes of the views, if any
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """The projections of two views, for objectives that compare exactly two."""
-        if len(self.z) != 2:
-            raise ConfigError(
-                f"this objective compares 2 views, but these views are {len(self.z)}: choose other "
-                "views, e.g. views=simclr"
-            )
-        first, second = self.z
-        return first, second
+        return two(self.z)
+
+
+def two(views: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """A list of exactly two views as a pair."""
+    if len(views) != 2:
+        raise ConfigError(
+            f"this objective compares 2 views, but these views are {len(views)}: choose other "
+            "views, e.g. views=simclr"
+        )
+    first, second = views
+    return first, second
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A self-supervised loss and the parts it needs; override what differs."""
+    """A loss and the parts it needs; override what differs."""
 
     name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year, for lists
+    uses_labels: ClassVar[bool] = False
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
         raise TypeError(f"{type(self).__name__} must define `build`")
 
@@ -68,12 +80,3 @@ class Objective:
 
 
 objectives: Registry[Objective] = Registry("objective", "harmonium.objectives", Objective)
-
-
-def mlp(*sizes: int, batch_norm: bool = False) -> nn.Sequential:
-    """Linear layers of the given sizes with ReLU between them, after BatchNorm if asked for."""
-    layers: list[nn.Module] = []
-    for inner, outer in zip(sizes[:-1], sizes[1:-1], strict=False):
-        norm = [nn.BatchNorm1d(outer)] if batch_norm else []
-        layers += [nn.Linear(inner, outer), *norm, nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

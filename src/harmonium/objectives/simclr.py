@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from harmonium.errors import ConfigError
 from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, mlp, objectives
+from harmonium.objectives.heads import Norm
 
 
 @objectives("simclr")
@@ -28,10 +30,12 @@ class SimCLR(Objective):
     0.2
     """
 
+    paper = "Chen et al., 2020"
+
     temperature: float = 0.5  # of the softmax over similarities
     hidden: int | None = None  # width of the projector's inner layer; none: the encoder's
     out: int = 128  # size of a projection
-    batch_norm: bool = True  # in the projector, as the original has it; learns much faster
+    norm: Norm = "batch"  # in the projector; batch as the original has it, and learns faster
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -40,10 +44,10 @@ class SimCLR(Objective):
             if size is not None and size < 1:
                 raise ConfigError(f"objective.{name} is {size}; it must be at least 1")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""
         sizes = (dim, self.hidden or dim, self.out)
-        return {"projector": Part(mlp(*sizes, batch_norm=self.batch_norm))}
+        return {"projector": Part(mlp(*sizes, norm=self.norm))}
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """NT-Xent of the two projections."""

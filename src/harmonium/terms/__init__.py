@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
 from harmonium.objectives import Seen
 from harmonium.registry import Registry
 
@@ -21,8 +22,9 @@ class Term:
     """One extra loss; override what differs."""
 
     name: ClassVar[str] = ""
+    uses_labels: ClassVar[bool] = False
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, clients: int) -> dict[str, Part]:
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; most terms have none."""
         return {}
 

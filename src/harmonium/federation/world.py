@@ -1,0 +1,17 @@
+"""The facts of a run that settings may depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class World:
+    """What is known before anything is built: who takes part, and what pictures look like."""
+
+    clients: int = 2
+    rounds: int = 1
+    channels: int = 3
+    side: int = 32  # pixels
+    classes: int = 0  # 0: unlabelled
+    seed: int = 0

@@ -1,0 +1,49 @@
+"""EMA twins: slow copies of parts, whose outputs are an objective's targets.
+
+Who owns a twin between rounds is its share rule, and changes both results and bytes: `mean` sends
+and averages it like the encoder, `local` keeps it at the client, `fresh` starts it anew from the
+received model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.federation.parts import Part, Parts
+
+Owner = Literal["mean", "local", "fresh"]
+Buffers = Literal["own", "copy"]
+
+
+def twin(made: Mapping[str, nn.Module], names: tuple[str, ...], owner: Owner) -> Part:
+    """A copy of the named parts that no gradient reaches."""
+    copies = nn.ModuleDict({name: copy.deepcopy(made[name]) for name in names})
+    return Part(copies.requires_grad_(False), owner)
+
+
+@torch.no_grad()
+def restart(parts: Parts, name: str = "target") -> None:
+    """Start a twin that is `fresh` from the model it follows; others keep what they have."""
+    if parts.rules[name] == "fresh":
+        for part, follower in parts[name].items():  # type: ignore[operator]
+            follower.load_state_dict(parts[part].state_dict())
+
+
+@torch.no_grad()
+def follow(parts: Parts, momentum: float, buffers: Buffers = "own", name: str = "target") -> None:
+    """Move a twin towards what it follows: target <- momentum target + (1 - momentum) online.
+
+    BatchNorm statistics are not moved: the twin's own forward passes keep them (`own`), unless
+    they shall be those of the model it follows (`copy`).
+    """
+    for part, follower in parts[name].items():  # type: ignore[operator]
+        slow: list[Tensor] = list(follower.parameters())
+        torch._foreach_lerp_(slow, list(parts[part].parameters()), 1 - momentum)
+        if buffers == "copy":
+            for ours, theirs in zip(follower.buffers(), parts[part].buffers(), strict=True):
+                ours.copy_(theirs)
