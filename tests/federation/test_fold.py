@@ -33,7 +33,7 @@ def upload(value: float, count: int = 1, row: float = 0.0) -> dict[str, torch.Te
 
 
 def fold(up: dict[str, Field], answers: dict[int, dict[str, object]], **options: bool) -> object:
-    tally = Tally(Exchange("step", {}, up), LAYOUT, EXAMPLES_OF, **options)
+    tally = Tally(Exchange("step", {}, up), {"model": LAYOUT}, EXAMPLES_OF, **options)
     for client, values in answers.items():
         assert tally.refusal(client, values) is None
         tally.add(client, values)
@@ -95,7 +95,9 @@ def test_adding_up_in_float64_hides_the_order() -> None:
     layout = {"w": Slot("mean", (500,), torch.float32)}
     results = []
     for seed in range(3):
-        tally = Tally(Exchange("s", {}, {"m": weights()}), layout, dict.fromkeys(range(200), 1))
+        tally = Tally(
+            Exchange("s", {}, {"m": weights()}), {"model": layout}, dict.fromkeys(range(200), 1)
+        )
         for k in torch.randperm(200, generator=torch.Generator().manual_seed(seed)).tolist():
             tally.add(k, {"m": {"w": values[k]}})
         results.append(tally.result().m["w"])
@@ -124,13 +126,14 @@ def bad(**changes: object) -> dict[str, object]:
 )
 def test_bad_uploads_are_refused_with_the_reason(values: dict[str, object], reason: str) -> None:
     up = {"n": scalar(), "model": weights(by="n")}
-    tally = Tally(Exchange("step", {}, up), LAYOUT, EXAMPLES_OF)
+    tally = Tally(Exchange("step", {}, up), {"model": LAYOUT}, EXAMPLES_OF)
     refusal = tally.refusal(1, values)
     assert refusal is not None and reason in refusal
 
 
 def test_statistics_of_other_shapes_are_refused_and_not_broadcast() -> None:
-    tally = Tally(Exchange("s", {}, {"r": statistic(), "c": statistic("concat")}), {}, EXAMPLES_OF)
+    fields = {"r": statistic(), "c": statistic("concat")}
+    tally = Tally(Exchange("s", {}, fields), {"model": {}}, EXAMPLES_OF)
     tally.add(0, {"r": torch.ones(3, 3), "c": torch.ones(2, 4)})
     assert "shape (3,)" in str(tally.refusal(1, {"r": torch.ones(3), "c": torch.ones(1, 4)}))
     assert "rows of (5,)" in str(tally.refusal(1, {"r": torch.ones(3, 3), "c": torch.ones(1, 5)}))
@@ -152,7 +155,7 @@ def test_a_mean_of_whole_numbers_is_not_cut_off() -> None:
 
 def test_types_must_agree_between_clients() -> None:
     for how in ("mean", "sum", "concat"):
-        tally = Tally(Exchange("step", {}, {"s": statistic(how)}), LAYOUT, EXAMPLES_OF)
+        tally = Tally(Exchange("step", {}, {"s": statistic(how)}), {"model": LAYOUT}, EXAMPLES_OF)
         tally.add(0, {"s": torch.tensor([1, 2])})
         assert "is torch.float32" in str(tally.refusal(1, {"s": torch.tensor([1.0, 2.0])}))
 
@@ -163,5 +166,5 @@ def test_what_is_no_tensor_is_refused_and_not_a_crash(item: object) -> None:
         declared = Exchange("step", {}, {name: field})
         with pytest.raises(WireError, match="no tensor"):
             check("m", declared, "up", {name: {"encoder.w": item}})
-    tally = Tally(Exchange("step", {}, {"n": scalar()}), LAYOUT, EXAMPLES_OF)
+    tally = Tally(Exchange("step", {}, {"n": scalar()}), {"model": LAYOUT}, EXAMPLES_OF)
     assert tally.refusal(0, {"n": 10**400}) == "`n` is not finite"

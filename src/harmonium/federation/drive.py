@@ -122,8 +122,8 @@ class Driver:
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
         uniform = self.method.server_optimiser.weighting == "uniform"
-        layout = self.method.blueprint.layout()
-        tally = Tally(declared, layout, server.examples, uniform=uniform)
+        layouts = self.method.blueprint.layouts()
+        tally = Tally(declared, layouts, server.examples, uniform=uniform)
         down = _sizes(ask.down)
         waiting: dict[ClientId, Reply] = {}
         order = iter(ask.to)

@@ -21,6 +21,7 @@ from harmonium.federation.wire import (
     Exchange,
     Field,
     Folded,
+    Of,
     Rule,
     Weights,
     fault,
@@ -37,6 +38,7 @@ class Slot:
 
 
 Layout = Mapping[str, Slot]
+Layouts = Mapping[Of, Layout]
 
 
 class Tally:
@@ -45,17 +47,17 @@ class Tally:
     def __init__(
         self,
         declared: Exchange,
-        layout: Layout,
+        layouts: Layouts,
         examples: Mapping[ClientId, int],
         *,
         uniform: bool = False,
     ) -> None:
-        """Start empty; `layout` says what model uploads must look like, `examples` weighs them.
+        """Start empty; `layouts` say what model uploads must look like, `examples` weighs them.
 
         `uniform` counts every client alike wherever its number of examples would weigh it.
         """
         self._declared = declared
-        self._layout = layout
+        self._layouts = layouts
         self._examples = examples
         self._uniform = uniform
         self._ids: list[ClientId] = []
@@ -71,8 +73,8 @@ class Tally:
         for name, part in self._declared.up.items():
             value = up[name]
             reason = None
-            if part.kind == "weights":
-                reason = _misfit(value, self._layout)
+            if part.fold == "parts":
+                reason = _misfit(value, self._layouts[part.of])
             elif part.fold in ("mean", "sum", "concat"):
                 reason = self._sums[name].misfit(value)
             if reason := reason or fault(value):
@@ -92,7 +94,8 @@ class Tally:
             if part.fold == "each":
                 self._each[name][client] = up[name]
                 continue
-            self._sums[name].add(client, up[name], self._weight(part, client, up), self._layout)
+            weight, layout = self._weight(part, client, up), self._layouts[part.of]
+            self._sums[name].add(client, up[name], weight, layout)
 
     def _weight(self, part: Field, client: ClientId, up: Mapping[str, Any]) -> float:
         if part.by is None or (part.by == EXAMPLES and self._uniform):

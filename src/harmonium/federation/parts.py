@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.errors import ConfigError, WireError, suggest
-from harmonium.federation.fold import Layout, Slot
+from harmonium.federation.fold import Layouts, Slot
 from harmonium.federation.wire import ClientId, Kind, Rule, Weights
 
 
@@ -120,14 +120,23 @@ class Parts(nn.ModuleDict):
         """Copies of what stays at the client."""
         return {key: tensor.clone() for key, rule, tensor in self.tensors() if rule == "local"}
 
-    def layout(self) -> Layout:
-        """What a client's upload of this model must look like."""
-        return {
+    def layouts(self) -> Layouts:
+        """What a client's upload must look like: of all that is shared, or of some of it."""
+        shared = {
             key: Slot(
                 rule, tuple(tensor.shape[1:] if rule == "row" else tensor.shape), tensor.dtype
             )
             for key, rule, tensor in self.tensors()
             if rule in ("mean", "row")
+        }
+        trained = {key for key, parameter in self.named_parameters() if parameter.requires_grad}
+        measured = self.statistics("encoder").items() if "encoder" in self else ()
+        return {
+            "model": shared,
+            "parameters": {key: slot for key, slot in shared.items() if key in trained},
+            "statistics": {
+                key: Slot("mean", tuple(tensor.shape), tensor.dtype) for key, tensor in measured
+            },
         }
 
     def copy_from(self, *sources: Mapping[str, Tensor]) -> Parts:

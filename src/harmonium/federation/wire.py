@@ -26,6 +26,7 @@ Value = Tensor | Weights | float | int
 Kind = Literal["weights", "statistic", "per_example", "scalar", "public"]  # what it reveals
 Fold = Literal["parts", "mean", "sum", "concat", "each"]  # how uploads combine
 Rule = Literal["mean", "row", "local", "fresh"]  # what becomes of a part of the model
+Of = Literal["model", "parameters", "statistics"]  # which tensors a `parts` fold is about
 
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
 
@@ -38,11 +39,15 @@ class Field:
     fold: Fold = "each"
     by: str | None = None  # what weights a mean: EXAMPLES, an uploaded scalar, or None (uniform)
     guarded: bool = False  # must come out of Client.release
+    of: Of = "model"  # of a `parts` fold: all that is shared, what is trained, or BatchNorm's
 
 
-def weights(by: str | None = None) -> Field:
-    """Parts of the model, combined by each part's own rule."""
-    return Field("weights", "parts", by)
+def weights(by: str | None = None, *, of: Of = "model") -> Field:
+    """Parts of the model, combined by each part's own rule.
+
+    `of="parameters"` is one tensor for each trained one, such as a control variate.
+    """
+    return Field("weights", "parts", by, of=of)
 
 
 def statistic(fold: Fold = "mean", *, by: str | None = None, guarded: bool = False) -> Field:
@@ -132,7 +137,7 @@ def check(
             f"@exchange({side}=...) above `{declared.name}`, or send it."
         )
     for name, value in got.items():
-        wanted = _TYPES[fields[name].kind]
+        wanted = _TYPES["weights" if fields[name].fold == "parts" else fields[name].kind]
         if not isinstance(value, wanted[1]) or isinstance(value, bool):
             raise WireError(
                 f"{where} sends `{name}` {way} as {type(value).__name__}, but it is declared "
