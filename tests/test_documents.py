@@ -12,7 +12,8 @@ import yaml
 
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
-from harmonium.recipe import Recipe, apply_changes, known_keys
+from harmonium.recipe import Recipe, known_keys
+from harmonium.recipe_text import apply_changes
 
 ROOT = Path(__file__).parents[1]
 FILES = {  # a word of the block -> the file that the text calls it

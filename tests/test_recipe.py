@@ -12,7 +12,8 @@ from harmonium.federation.sampling import Participation
 from harmonium.hosts import load_public, make_host, open_host
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives.simclr import SimCLR
-from harmonium.recipe import Recipe, shipped_recipes
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import shipped_recipes
 from harmonium.runs import _begin
 from harmonium.terms.proximal import Proximal
 

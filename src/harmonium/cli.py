@@ -9,11 +9,11 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 import typer.core
@@ -188,24 +188,50 @@ def explain(
     from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
-    made = card(recipe.build_method(recipe.data.load()))
+    made = card(recipe.known_method())
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
     else:
         say(made.text())
 
 
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods, and the short cuts to baselines of the papers."""
+    from harmonium.methods import methods as registry
+    from harmonium.recipe_text import about, baselines
+
+    found = {name: about(file) for name, file in baselines().items()}
+    for name, cls in registry.table().items():
+        line = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
+        found.setdefault(name, (line.partition(": ")[2] or line, cls.paper))
+    _list({name: {"what": what, "paper": paper} for name, (what, paper) in found.items()}, as_json)
+
+
+@app.command()
+def objectives(as_json: Json = False) -> None:
+    """List the objectives."""
+    from harmonium.objectives import objectives as registry
+
+    found = {
+        name: {"what": (cls.__doc__ or "").strip().partition("\n")[0], "paper": cls.paper}
+        for name, cls in registry.table().items()
+    }
+    _list(found, as_json)
+
+
 def _lists(kind: str, module: str, what: str) -> None:
-    """A command that lists a registry: `harmonium methods` and its like."""
+    """A command that lists a registry: `harmonium encoders` and its like."""
 
     @app.command(kind, help=f"List {what}.")
     def command(as_json: Json = False) -> None:
         table = getattr(importlib.import_module(module), kind).table()
-        _names(table, as_json, of_module=kind == "methods")
+        lines = {
+            name: (cls.__doc__ or "").strip().partition("\n")[0] for name, cls in table.items()
+        }
+        _list({name: {"what": line} for name, line in lines.items()}, as_json)
 
 
-_lists("methods", "harmonium.methods", "the methods")
-_lists("objectives", "harmonium.objectives", "the objectives")
 _lists("encoders", "harmonium.encoders", "the encoders")
 app.command()(datasets)
 _lists("splits", "harmonium.data.partition", "the ways to share pictures out among clients")
@@ -214,13 +240,9 @@ _lists("splits", "harmonium.data.partition", "the ways to share pictures out amo
 @app.command()
 def recipes(as_json: Json = False) -> None:
     """List the recipes that come with Harmonium."""
-    from harmonium.recipe import shipped_recipes
+    from harmonium.recipe_text import about, shipped_recipes
 
-    about = {
-        name: file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        for name, file in shipped_recipes().items()
-    }
-    _list(about, as_json)
+    _list({name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}, as_json)
 
 
 @contextmanager
@@ -286,17 +308,8 @@ def _show_result(result: Result, as_json: bool) -> None:
     say(f"picture  {result.folder / 'run.png'}")
 
 
-def _names(table: dict[str, type[Any]], as_json: bool, *, of_module: bool = False) -> None:
-    about = {}
-    for name, cls in table.items():
-        text = (sys.modules[cls.__module__].__doc__ if of_module else cls.__doc__) or ""
-        line = text.strip().partition("\n")[0]
-        about[name] = line.partition(": ")[2] or line if of_module else line
-    _list(about, as_json)
-
-
-def _list(about: dict[str, str], as_json: bool) -> None:
+def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(about))
+        print(json.dumps(found))
         return
-    show_table([{"name": name, "what": line} for name, line in about.items()])
+    show_table([{"name": name, **facts} for name, facts in sorted(found.items())])

@@ -16,7 +16,8 @@ from harmonium.data.partition import Split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.errors import ConfigError, DataError, StoreError
-from harmonium.recipe import Recipe, read_yaml
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import read_yaml
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -47,7 +48,7 @@ def make_host(
     split.check(dataset)
     method = recipe.build_method(dataset)
     held, shared = as_held(dataset, split).train, public.train if public else None
-    if method.uses_labels:
+    if method.reads_labels:
         held, shared = split.seen(held), shared and shared.relabelled(shared.labels)
     else:
         held, shared = held.without_labels(), shared and shared.without_labels()

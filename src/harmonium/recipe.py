@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,20 +30,25 @@ from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, suggest
 from harmonium.evaluate.judge import Evaluation
+from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.client import Local
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
+from harmonium.federation.parts import BatchNorms
 from harmonium.federation.sampling import Participation
 from harmonium.federation.world import World
 from harmonium.methods import methods
+from harmonium.methods.centralised import Centralised
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
 from harmonium.privacy.mechanisms import Randomness
+from harmonium.recipe_text import apply_changes, load_tree
 from harmonium.registry import Registry, recipe_name
 from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
 from harmonium.terms import Term, terms
 
+_PLAIN = ("batch_norm", "clients", "rounds", "seed")  # settings of their own, not sections
 SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
 
 
@@ -175,12 +179,14 @@ class Recipe(BaseModel):
     views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
     local: Annotated[Local, _fixed("local", Local)] = Local()
     server: Annotated[ServerOptimiser, _one_of("server", optimisers)] = Average()
+    aggregation: Annotated[Aggregation, _one_of("aggregation", aggregations)] = Mean()
     participation: Annotated[Participation, _fixed("participation", Participation)] = (
         Participation()
     )
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
     engine: Annotated[EngineSettings, _fixed("engine", EngineSettings)] = EngineSettings()
+    batch_norm: BatchNorms = "average"
     clients: int = Setting(10, ge=1)
     rounds: int = Setting(20, ge=1)
     seed: int = Setting(0, ge=0)
@@ -198,7 +204,7 @@ class Recipe(BaseModel):
             if key not in cls.model_fields:
                 raise ConfigError(unknown(key, known_keys()))
             kind = cls.model_fields[key].annotation
-            checked[key] = coerce(key, kind, value) if kind is int else value
+            checked[key] = coerce(key, kind, value) if key in _PLAIN else value
         try:
             recipe = cls(**checked)
         except ValidationError as error:  # what is left: numbers below their least
@@ -206,7 +212,14 @@ class Recipe(BaseModel):
             key, least = str(first["loc"][0]), first["ctx"]["ge"]
             raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
         recipe.participation.size(recipe.clients)
-        return recipe
+        return recipe._merged() if recipe.method.cls is Centralised else recipe
+
+    def _merged(self) -> Recipe:
+        """The pictures of all clients in one place."""
+        if self.clients == 1:
+            return self
+        split = {**plain(self.split), "merge": self.split.merge * self.clients}
+        return self.changed(clients=1, split=split, participation={})
 
     def check(self) -> None:
         """Refuse data whose settings or files cannot be right, without reading them."""
@@ -245,14 +258,27 @@ class Recipe(BaseModel):
 
     def build_method(self, dataset: Dataset) -> Method:
         """The method with everything the other sections give it."""
-        height, width, channels = dataset.train.shape
+        return self.method_for(dataset.train.shape, len(dataset.classes))
+
+    def known_method(self) -> Method:
+        """The same for pictures of known shape and classes, without reading them."""
+        about, size, channels = self.data.about, self.data.size, self.data.channels
+        if about is None or about.shape is None or about.classes is None:
+            return self.build_method(self.data.load())
+        height, width, depth = about.shape
+        shape = (size or height, size or width, channels or depth)
+        return self.method_for(shape, about.classes)
+
+    def method_for(self, shape: tuple[int, int, int], classes: int) -> Method:
+        """The method for pictures of some shape."""
+        height, _, channels = shape
         views = self.views.build()
         world = World(
             clients=self.clients,
             rounds=self.rounds,
             channels=channels,
             side=views.pipelines[0].size or height,
-            classes=len(dataset.classes),
+            classes=classes,
             seed=self.seed,
         )
         return self.method.cls(
@@ -261,87 +287,12 @@ class Recipe(BaseModel):
             objective=self.objective,
             terms=self.terms,
             local=self.local,
+            aggregation=self.aggregation,
             server_optimiser=self.server,
             views=views,
+            batch_norm=self.batch_norm,
             **self.method.options,
         )
-
-
-def load_tree(name: str) -> dict[str, Any]:
-    """Plain values of a YAML file, a shipped recipe, or a bare method's name."""
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            return read_yaml(path.read_text(encoding="utf-8"), name)
-        except OSError as error:
-            raise ConfigError(f"cannot read recipe {name}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"recipe {name} is not text in UTF-8") from None
-    shipped = shipped_recipes()
-    if name in shipped:
-        return read_yaml(shipped[name].read_text(encoding="utf-8"), name)
-    if ":" in name or name in methods.table():  # a name, or the way to import a class
-        return {"method": name}
-    known = {*shipped, *methods.table()}
-    raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
-
-
-def shipped_recipes() -> dict[str, Any]:
-    """The recipes inside the package, by name."""
-    folder = resources.files("harmonium") / "recipes"
-    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
-    return {file.name[: -len(".yaml")]: file for file in sorted(files, key=lambda f: f.name)}
-
-
-def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The tree with `key=value` changes; a new choice drops the settings of the old one.
-
-    >>> apply_changes({"data": {"name": "npz", "path": "a"}}, ["data.limit=5", "data=digits"])
-    {'data': {'name': 'digits', 'limit': 5}}
-    """
-    changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
-    pairs: list[tuple[list[str], Any]] = []
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"'{change}' is no setting: write key=value, e.g. rounds=10")
-        if key in (".".join(path) for path, _ in pairs):
-            raise ConfigError(f"{key} is given twice: leave one out")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        pairs.append((key.split("."), text if isinstance(value, bytes) else value))
-    for path, value in sorted(pairs, key=lambda pair: len(pair[0])):  # choices before settings
-        spot = changed
-        for step in path[:-1]:
-            held = spot.get(step)
-            if isinstance(held, str):  # a bare name: of a choice, or of a term
-                held = {held: {}} if path[0] == "terms" else {"name": held}
-            if not isinstance(held, Mapping | None):
-                raise ConfigError(
-                    f"{step} is {held!r}, which has no setting '{'.'.join(path[1:])}'"
-                )
-            spot[step] = dict(held or {})
-            spot = spot[step]
-        held = spot.get(path[-1])
-        same = isinstance(held, Mapping) and held.get("name") == value
-        if not same:
-            spot[path[-1]] = value
-    for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
-        if isinstance(value, dict) and "name" not in value and key in _CHOICES:
-            changed[key] = {"name": _CHOICES[key], **value}
-    return changed
-
-
-_CHOICES = {
-    "method": FedAvg.name,
-    "objective": SimCLR.name,
-    "encoder": CnnSmall.name,
-    "data": Digits.name,
-    "split": IID.name,
-    "server": Average.name,
-}
 
 
 def known_keys() -> list[str]:
@@ -369,33 +320,6 @@ _TABLES: dict[str, Registry[Any]] = {
     "encoder": encoders,
     "data": datasets,
     "split": splits,
+    "aggregation": aggregations,
     "server": optimisers,
 }
-
-
-def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """The settings in a recipe's text; `name` is what messages call it."""
-    try:
-        tree = _StrictLoader(text).get_single_data()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", error)
-        raise ConfigError(f"recipe {name}{line} cannot be read: {problem}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"recipe {name} holds no settings: write lines such as `rounds: 20`")
-    return tree
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Plain values only, and no key twice: YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
+import torch
 from torch import nn
 
 from harmonium import store
 from harmonium.checkpoint import Commit, Folder
+from harmonium.data.images import Dataset
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
 from harmonium.evaluate.judge import Judge, average
+from harmonium.federation.batch_norm import measure
 from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply
 from harmonium.federation.ledger import Ledger
@@ -41,7 +45,9 @@ from harmonium.hosts import (
     read_about,
     read_recipe,
 )
-from harmonium.recipe import Recipe, apply_changes, load_tree
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import apply_changes, load_tree
+from harmonium.threads import single_thread
 
 
 class Watcher:
@@ -174,6 +180,16 @@ def _lock(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _untrained(method: Method, dataset: Dataset) -> nn.Module:
+    """The encoder as first drawn; statistics of its BatchNorms fit the pictures, to be fair."""
+    encoder = method.blueprint.copy_from().eval()["encoder"]
+    pixels = torch.from_numpy(
+        np.array(dataset.train.batch(np.arange(min(512, len(dataset.train)))))
+    )
+    with single_thread():
+        return measure(encoder, [method.views.plain(pixels)])
+
+
 class _Run:
     """One process's work on a run."""
 
@@ -192,7 +208,7 @@ class _Run:
         dataset = as_held(dataset, split)
         notes = [*split.notes, *public_notes(recipe, public)]
         workers = recipe.engine.workers
-        untrained = host.method.blueprint.copy_from().eval()["encoder"]
+        untrained = _untrained(host.method, dataset)
         judge = Judge(recipe.evaluate, dataset, host.method.views, recipe.seed, untrained)
         with LocalEngine(host, path, os.cpu_count() or 1 if workers is None else workers) as engine:
             server = self._rounds(host, engine, judge, notes)
@@ -201,7 +217,7 @@ class _Run:
                 [judge.verdict(e) for e in self._encoders(host.method, server, engine)]
             )
         before = judge.verdict(untrained)
-        if host.method.blueprint.rules["encoder"] != "local":
+        if not host.method.has_own_encoders:
             save_encoder(
                 path / "encoder.safetensors", host.method.represent(server), recipe, dataset
             )
@@ -227,8 +243,8 @@ class _Run:
         if commit is None:
             started = time.perf_counter()
             cohort = recipe.participation.cohort(server.everyone, 0, recipe.seed)
-            figures = judge.look(method.represent(server))
-            server = driver.drive(method.setup(server, cohort), server)
+            figures = judge.look(judge.untrained)
+            server = driver.drive(method.play(server, cohort), server)
             server = self._finish(server, driver, engine, started, figures)
         else:
             server = Server(examples, public=host.public, **commit.server)
@@ -236,13 +252,14 @@ class _Run:
             started = time.perf_counter()
             server = replace(server, round=number)
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
-            server = driver.drive(method.round(server, cohort), server)
+            judged = recipe.evaluate.due(number, recipe.rounds)
+            server = driver.drive(method.play(server, cohort, judged=judged), server)
             if reason := fault(server.model):
                 raise ConfigError(
                     f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
                 )
             figures = {}
-            if recipe.evaluate.due(number, recipe.rounds):
+            if judged:
                 encoders = self._encoders(method, server, engine)
                 figures = average([judge.look(encoder) for encoder in encoders])
             server = self._finish(server, driver, engine, started, figures)
@@ -294,11 +311,11 @@ class _Run:
         return replace(server, **stored)
 
     def _encoders(self, method: Method, server: Server, engine: LocalEngine) -> list[nn.Module]:
-        """What to judge: the federation's encoder, or those of some clients."""
-        if not method.personal:
+        """What to judge: the federation's encoder, or those of some clients that took part."""
+        if not method.has_own_encoders:
             return [method.represent(server)]
-        clients = server.everyone[: self.recipe.evaluate.clients]
-        return [method.represent(server, engine.state_of(client)) for client in clients]
+        clients = sorted(engine.snapshot())[: self.recipe.evaluate.clients]
+        return [method.represent(server, engine.state_of(client)) for client in clients or [0]]
 
     def _picture(self) -> None:
         from harmonium.report.plots import run_picture

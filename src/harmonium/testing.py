@@ -35,7 +35,8 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask
 from harmonium.hosts import load_public, make_host
-from harmonium.recipe import Recipe, load_tree
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import load_tree
 
 LONGEST_FILE = 200  # lines; a method reads like the paper's algorithm
 TINY: dict[str, Any] = {
@@ -92,8 +93,7 @@ class Trial:
         ledger = Ledger()
         driver = Driver(host.method, self.wrap(engine), ledger)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
-        method = host.method
-        plan = method.round(server, cohort) if number else method.setup(server, cohort)
+        plan = host.method.play(server, cohort, judged=number == self.recipe.rounds)
         server = driver.drive(plan, server)
         self.lines += ledger.lines
         return server
@@ -205,7 +205,7 @@ def _check_dropouts_are_survived(plain: Trial) -> None:
 
 def _check_labels_stay_out(plain: Trial) -> None:
     """A method without permission ends with the same bits whatever the labels are."""
-    if plain.method.uses_labels:
+    if plain.method.reads_labels:
         return
     train = plain.dataset.train
     wrong = Images(np.asarray(train.pixels), (np.asarray(train.labels) + 1) % 3, train.factors)
@@ -213,13 +213,15 @@ def _check_labels_stay_out(plain: Trial) -> None:
     _need(other.digest == plain.digest, "labels change the result, but `uses_labels` is False")
 
 
-def _check_client_state_is_declared(plain: Trial) -> None:
+def _check_state_is_declared(plain: Trial) -> None:
     allowed = plain.method.may_keep()
     for client, state in plain.states.items():
         extra = set(state) - allowed
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
     kept = any(plain.states.values())
     _need(kept or not plain.method.keeps, "`keeps` declares what no client ever keeps")
+    extra = set(plain.server.memory) - {*plain.method.remembers, "statistics"}
+    _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")
 
 
 def _check_settings_are_frozen(plain: Trial) -> None:
@@ -256,7 +258,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     _check_resume_is_exact,
     _check_dropouts_are_survived,
     _check_labels_stay_out,
-    _check_client_state_is_declared,
+    _check_state_is_declared,
     _check_settings_are_frozen,
     _check_card_renders,
     _check_file_is_short_and_cites,

@@ -1,26 +1,84 @@
 from dataclasses import dataclass
 
-from harmonium.federation.card import card
+import pytest
+
+from harmonium.federation.aggregate import Median
+from harmonium.federation.card import NUMBER, card
 from harmonium.federation.method import Method
+from harmonium.federation.optimiser import Adam
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
 from harmonium.federation.world import World
 from harmonium.methods.alone import Alone
 from harmonium.methods.fedavg import FedAvg
+from harmonium.methods.scaffold import Scaffold
+from harmonium.objectives.byol import BYOL
+from harmonium.objectives.moco import MoCo
 from harmonium.objectives.simclr import SimCLR
+from harmonium.objectives.supervised import Supervised
+
+PLAIN = SimCLR(norm="none")
+MODEL = 454_688 + 98_688  # parameters of cnn-small and of its projector
 
 
 def test_bytes_follow_from_the_parts() -> None:
-    """cnn-small with its projector: 454,688 and 98,688 parameters of four bytes."""
-    found = card(FedAvg(objective=SimCLR(norm="none")))
-    assert found.bytes_down == found.bytes_up == 4 * (454_688 + 98_688)
+    """FedAvg: 4 bytes a parameter each way, and one number for the loss."""
+    found = card(FedAvg(objective=PLAIN))
+    assert found.bytes == {"train": {"down": 4 * MODEL, "up": 4 * MODEL + NUMBER}}
     assert found.secure_aggregation and not found.per_example and not found.keeps
+
+
+def test_scaffold_sends_twice_the_model_each_way() -> None:
+    found = card(Scaffold(objective=PLAIN))
+    assert found.bytes == {"train": {"down": 8 * MODEL, "up": 8 * MODEL + NUMBER}}
+    assert found.keeps == {"control": "weights"} == found.remembers
+
+
+def test_batch_norm_statistics_are_counted_apart() -> None:
+    """256 means and variances of four bytes, and a counter of eight."""
+    found = card(FedAvg(objective=SimCLR()))
+    assert found.bytes["train"]["down"] == 4 * (MODEL + 2 * 256) + 4 * 2 * 256 + 8
+    assert found.batch_norm.startswith("average") and "batchnorm average" in found.text()
+    kept = card(FedAvg(objective=SimCLR(), batch_norm="local"))
+    assert kept.bytes["train"]["down"] == 4 * (MODEL + 2 * 256)
+    assert kept.keeps == {"BatchNorm of projector": "statistic"}
+    assert not card(FedAvg(objective=PLAIN)).batch_norm
+
+
+def test_a_shared_twin_doubles_the_model() -> None:
+    shared, own = (card(FedAvg(objective=BYOL(target=owner))) for owner in ("mean", "local"))
+    twin = shared.parameters["target"]
+    assert twin == shared.parameters["encoder"] + shared.parameters["projector"]
+    assert shared.bytes["train"]["up"] - own.bytes["train"]["up"] >= 4 * twin
+    assert own.keeps == {"target": "weights"} and not shared.keeps
+
+
+def test_a_queue_that_is_kept_is_named_for_what_it_is() -> None:
+    text = card(FedAvg(objective=MoCo(queue_owner="local"))).text()
+    assert "queue (per_example)" in text
+    assert "What clients keep includes rows that belong to single pictures." in text
+
+
+def test_labels_of_an_objective_are_named() -> None:
+    method = FedAvg(world=World(classes=3), objective=Supervised())
+    assert card(method).uses_labels and "labels    used at clients" in card(method).text()
+
+
+def test_what_the_server_keeps_is_named() -> None:
+    assert card(FedAvg(server_optimiser=Adam())).remembers == {
+        "first": "weights",
+        "second": "weights",
+    }
+
+
+def test_a_comparison_of_clients_rules_out_secure_aggregation() -> None:
+    assert not card(FedAvg(aggregation=Median())).secure_aggregation
 
 
 def test_what_stays_is_named() -> None:
     text = card(Alone(world=World(clients=3))).text()
-    assert "encoder local" in text and "weights: encoder, projector" in text
+    assert "encoder local" in text and "keeps encoder (weights), projector (weights)" in text
     assert "Model weights leave" not in text
-    assert "model to one client 0" in text
+    assert f"loss scalar (mean by examples); {NUMBER} bytes" in text
 
 
 def test_what_reveals_much_is_said_in_words() -> None:
@@ -37,3 +95,9 @@ def test_what_reveals_much_is_said_in_words() -> None:
     assert "Rows that belong to single pictures leave the clients." in text
     assert "corr statistic GUARDED" in text
     assert "secure aggregation cannot hide them" in text
+    assert f"{NUMBER} bytes and what depends on the data" in text
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "fedbn", "recalibrate"])
+def test_the_card_says_what_becomes_of_batch_norm(policy: str) -> None:
+    assert f"batchnorm {policy}: " in card(FedAvg(batch_norm=policy)).text()  # type: ignore[arg-type]

@@ -1,9 +1,11 @@
 import itertools
+import weakref
 
 import pytest
 import torch
 
 from harmonium.errors import NotEnoughReplies, WireError
+from harmonium.federation.aggregate import Aggregation, Mean, Median, NormBound, Trimmed
 from harmonium.federation.fold import Slot, Tally
 from harmonium.federation.wire import (
     EXAMPLES,
@@ -168,3 +170,35 @@ def test_what_is_no_tensor_is_refused_and_not_a_crash(item: object) -> None:
             check("m", declared, "up", {name: {"encoder.w": item}})
     tally = Tally(Exchange("step", {}, {"n": scalar()}), {"model": LAYOUT}, EXAMPLES_OF)
     assert tally.refusal(0, {"n": 10**400}) == "`n` is not finite"
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "holds"),
+    [
+        (Mean(), False),
+        (NormBound(bound=0.1), False),
+        (NormBound(), True),
+        (Median(), True),
+        (Trimmed(), True),
+    ],
+    ids=str,
+)
+def test_uploads_are_dropped_once_they_are_added(aggregation: Aggregation, holds: bool) -> None:
+    """Memory does not grow with the clients, unless the aggregation must compare them."""
+    layout = {"w": Slot("mean", (2,), torch.float32)}
+    declared = Exchange("step", {}, {"model": weights()})
+    tally = Tally(
+        declared,
+        {"model": layout, "parameters": layout},
+        dict.fromkeys(range(5), 1),
+        aggregation=aggregation,
+    )
+    alive = []
+    for client in range(5):
+        tensor = torch.full((2,), float(client))
+        alive.append(weakref.ref(tensor))
+        tally.add(client, {"model": {"w": tensor}})
+        del tensor
+    assert sum(one() is not None for one in alive) == (5 if holds else 0)
+    tally.result()
+    assert all(one() is None for one in alive)

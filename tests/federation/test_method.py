@@ -156,7 +156,7 @@ def _against_torch(ours, theirs, settings) -> None:  # type: ignore[no-untyped-d
         average = torch.randn(5, generator=draw)
         parameter.grad = parameter.detach() - average
         optimiser.step()
-        model, memory = ours.step({"w": current}, {"w": average}, {"w"}, memory)
+        model, memory = ours.step({"w": current}, {"w": average}, {"w"}, memory, ours.lr)
         current = model["w"]
         assert torch.allclose(current, parameter, atol=1e-6)
 
@@ -164,7 +164,7 @@ def _against_torch(ours, theirs, settings) -> None:  # type: ignore[no-untyped-d
 def test_buffers_are_averaged_and_never_stepped() -> None:
     average = {"bn.running_mean": torch.ones(2)}
     for optimiser in (Sgd(lr=0.1), Adam()):
-        model, _ = optimiser.step({"bn.running_mean": torch.zeros(2)}, average, set(), {})
+        model, _ = optimiser.step({"bn.running_mean": torch.zeros(2)}, average, set(), {}, 0.1)
         assert torch.equal(model["bn.running_mean"], torch.ones(2))
 
 
@@ -300,9 +300,9 @@ def test_an_objective_can_prepare_its_parts_from_what_was_received(tmp_path: Pat
 
 def test_an_empty_merge_forgets_nothing() -> None:
     for optimiser in (Sgd(), Adam()):
-        _, memory = optimiser.step({"w": torch.ones(1)}, {"w": torch.zeros(1)}, {"w"}, {})
-        _, later = optimiser.step({"w": torch.ones(1)}, {}, {"w"}, memory)
-        assert all(later[key] == memory[key] for key in memory if key != "steps")
+        _, memory = optimiser.step({"w": torch.ones(1)}, {"w": torch.zeros(1)}, {"w"}, {}, 0.1)
+        _, later = optimiser.step({"w": torch.ones(1)}, {}, {"w"}, memory, 0.1)
+        assert later == memory
 
 
 @dataclass(frozen=True)

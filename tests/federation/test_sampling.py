@@ -1,5 +1,6 @@
 import pytest
 
+from harmonium import seeds
 from harmonium.errors import ConfigError
 from harmonium.federation.sampling import Participation
 
@@ -36,3 +37,43 @@ def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
 def test_a_quorum_above_the_cohort_is_refused() -> None:
     with pytest.raises(ConfigError, match="quorum is 5, but a round asks only 3"):
         Participation(number=3, quorum=5).size(10)
+
+
+def test_nothing_to_spare_asks_exactly_those_wanted() -> None:
+    drawn = seeds.numpy_rng(3, "cohort", 5).choice(20, 4, replace=False)
+    assert Participation(number=4).cohort(range(20), 5, 3) == sorted(drawn)
+    failing = Participation(number=4, dropout=0.5, stragglers=0.5, deadline=2.0)
+    assert failing.cohort(range(20), 5, 3) == sorted(drawn)
+
+
+@pytest.mark.parametrize(
+    ("number", "over", "clients", "asked"),
+    [(10, 0.3, 100, 13), (10, 0.1, 100, 11), (5, 0.01, 100, 6), (10, 0.3, 12, 12), (3, 2.0, 9, 9)],
+)
+def test_some_to_spare_are_asked(number: int, over: float, clients: int, asked: int) -> None:
+    sparing = Participation(number=number, over=over)
+    assert sparing.asked(clients) == asked and sparing.size(clients) == number
+    cohort = sparing.cohort(range(clients), 1, 0)
+    assert len(set(cohort)) == asked and cohort == sorted(cohort)
+
+
+def test_only_what_loses_answers_is_unreliable() -> None:
+    assert not Participation(fraction=0.1, quorum=1, slowdown=3.0).unreliable
+    for settings in ({"over": 0.1}, {"dropout": 0.1}, {"stragglers": 0.1}, {"deadline": 2.0}):
+        assert Participation(**settings).unreliable  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"over": -0.1}, "over is -0.1; it must be 0 or more"),
+        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"stragglers": 1.5}, "stragglers is 1.5; it must be at least 0 and at most 1"),
+        ({"slowdown": 0.5}, "slowdown is 0.5; it must be at least 1"),
+        ({"deadline": 0.0}, "deadline is 0.0; it must be above 0, or none"),
+    ],
+)
+def test_impossible_failures_are_refused(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"participation.{words}"):
+        Participation(**settings)  # type: ignore[arg-type]

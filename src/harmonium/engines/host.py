@@ -65,7 +65,7 @@ class Host:
             examples=Examples(
                 self.images,
                 self.indices[task.client],
-                uses_labels=method.uses_labels,
+                uses_labels=method.reads_labels,
             ),
             views=method.views,
             rng=seeds.torch_rng(seed, *path),

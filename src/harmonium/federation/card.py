@@ -8,10 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from harmonium.federation.aggregate import Mean
 from harmonium.federation.method import Method
 from harmonium.federation.wire import Field
 
 LINEAR = ("parts", "mean", "sum")  # what a sum over clients can express
+NUMBER = 8  # bytes of a scalar
+BATCH_NORM = {
+    "average": "statistics are sent and averaged",
+    "local": "statistics stay at the client, scale and shift are averaged",
+    "fedbn": "all of it stays at the client",
+    "recalibrate": "statistics are measured by the clients on the average before it is judged",
+}
 
 
 @dataclass(frozen=True)
@@ -20,11 +31,17 @@ class Card:
 
     name: str
     about: str
+    paper: str
+    objective: str
+    encoder: str
+    parameters: Mapping[str, int]  # part -> how many
     parts: Mapping[str, str]  # part -> rule
     exchanges: Mapping[str, Mapping[str, Mapping[str, Field]]]  # step -> down/up -> fields
-    bytes_down: int  # of the shared model, to one client
-    bytes_up: int
-    keeps: Mapping[str, str]
+    bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
+    batch_norm: str  # what becomes of it; empty where there is none
+    aggregation: str
+    keeps: Mapping[str, str]  # at a client
+    remembers: Mapping[str, str]  # at the server, beside the model
     settings: Mapping[str, Any]
     secure_aggregation: bool
     per_example: bool
@@ -32,22 +49,40 @@ class Card:
 
     def text(self) -> str:
         """The card as plain text."""
-        lines = [f"{self.name}: {self.about}", ""]
+        lines = [f"{self.name}: {self.about}"]
+        lines += [f"paper     {self.paper}"] if self.paper else []
+        lines += ["", f"encoder   {self.encoder}", f"objective {self.objective}"]
         lines.append(
-            "parts     " + ", ".join(f"{part} {rule}" for part, rule in self.parts.items())
+            "parts     "
+            + ", ".join(
+                f"{part} {rule} ({self.parameters[part]:,})" for part, rule in self.parts.items()
+            )
         )
         for step, sides in self.exchanges.items():
-            lines.append(f"{step:<9} down: {_fields(sides['down'])}")
-            lines.append(f"{'':<9} up:   {_fields(sides['up'])}")
+            for word, side in (("down:", "down"), ("up:  ", "up")):
+                name = step if side == "down" else ""
+                lines.append(f"{name:<9} {word} {_fields(sides[side])}{self._size(step, side)}")
         lines += [
-            f"bytes     model to one client {self.bytes_down:,}, from one client {self.bytes_up:,}",
-            f"keeps     {', '.join(f'{k} ({v})' for k, v in self.keeps.items()) or 'nothing'}",
-            f"labels    {'used at clients' if self.uses_labels else 'never reach a client task'}",
+            f"client    keeps {_listed(self.keeps)} between rounds",
+            f"server    keeps the model{_also(self.remembers)}",
+            f"combines  {self.aggregation}",
         ]
+        if self.batch_norm:
+            lines.append(f"batchnorm {self.batch_norm}")
+        used = "used at clients" if self.uses_labels else "never reach a client task"
+        lines.append(f"labels    {used}")
         if self.settings:
             lines.append("settings  " + ", ".join(f"{k}={v}" for k, v in self.settings.items()))
         lines += ["", *self.meaning()]
         return "\n".join(lines)
+
+    def _size(self, step: str, side: str) -> str:
+        declared = self.exchanges[step][side]
+        if not declared:
+            return ""
+        open_ended = any(f.fold != "parts" and f.kind != "scalar" for f in declared.values())
+        known = f"{self.bytes[step][side]:,} bytes"
+        return f"; {known} and what depends on the data" if open_ended else f"; {known}"
 
     def meaning(self) -> list[str]:
         """What the declarations imply, in plain words."""
@@ -72,6 +107,8 @@ class Card:
             if self.keeps
             else "Clients need no memory between rounds (cross-device)."
         )
+        if any("per_example" in what for what in self.keeps.values()):
+            said.append("What clients keep includes rows that belong to single pictures.")
         return said
 
 
@@ -83,32 +120,103 @@ def card(method: Method) -> Card:
         for name, declared in method.exchanges().items()
     }
     sent = [f for sides in exchanges.values() for f in sides["up"].values()]
-    shared = parts.shared()
-    rows = {key for key, rule, _ in parts.tensors() if rule == "row"}
-    down = sum(t.numel() * t.element_size() for t in shared.values())
-    up = sum(
-        t.numel() * t.element_size() // (len(t) if key in rows else 1) for key, t in shared.items()
-    )
-    moves = any(f.kind == "weights" for f in sent)
     own = [f.name for f in fields(method) if f.name not in {g.name for g in fields(Method)}]
-    kept: dict[str, str] = dict(method.keeps)
-    if local := [name for name, rule in parts.rules.items() if rule == "local"]:
-        kept["parts"] = f"weights: {', '.join(local)}"
-    module = sys.modules[type(method).__module__]
-    about = (inspect.getdoc(module) or inspect.getdoc(type(method)) or "").splitlines()
+    has_norm = any(key.endswith("running_mean") for key in parts.state_dict())
+    linear = all(f.fold in LINEAR for f in sent) and type(method.aggregation) is Mean
     return Card(
         name=method.name,
-        about=about[0].partition(": ")[2] or about[0] if about else "",
+        about=_about(method),
+        paper=method.paper,
+        objective=_named(method.objective),
+        encoder=_named(method.encoder),
+        parameters={
+            name: sum(p.numel() for p in module.parameters()) for name, module in parts.items()
+        },
         parts=dict(parts.rules),
         exchanges=exchanges,
-        bytes_down=down if moves else 0,
-        bytes_up=up if moves else 0,
-        keeps=kept,
+        bytes={
+            step: {side: _bytes(method, sides[side], side) for side in ("down", "up")}
+            for step, sides in exchanges.items()
+        },
+        batch_norm=f"{method.batch_norm}: {BATCH_NORM[method.batch_norm]}" if has_norm else "",
+        aggregation=_combines(method),
+        keeps=_kept(method),
+        remembers=_remembered(method),
         settings={name: getattr(method, name) for name in own},
-        secure_aggregation=all(f.fold in LINEAR for f in sent),
+        secure_aggregation=linear,
         per_example=any(f.kind == "per_example" for f in sent),
-        uses_labels=method.uses_labels,
+        uses_labels=method.reads_labels,
     )
+
+
+def _bytes(method: Method, declared: Mapping[str, Field], side: str) -> int:
+    """What is known of a message's size before anything is sent: weights and numbers."""
+    parts, total = method.blueprint, 0
+    shared = parts.shared()
+    for one in declared.values():
+        if one.kind == "scalar":
+            total += NUMBER
+        elif one.fold == "parts":
+            for key, slot in parts.layouts()[one.of].items():
+                whole = side == "down" and slot.rule == "row"
+                count = shared[key].numel() if whole else torch.Size(slot.shape).numel()
+                total += count * slot.dtype.itemsize
+    return total
+
+
+def _about(method: Method) -> str:
+    module = sys.modules[type(method).__module__]
+    lines = (inspect.getdoc(module) or inspect.getdoc(type(method)) or "").splitlines()
+    return lines[0].partition(": ")[2] or lines[0] if lines else ""
+
+
+def _named(choice: Any) -> str:
+    changed = [
+        f"{f.name}={getattr(choice, f.name)}"
+        for f in fields(choice)
+        if getattr(choice, f.name) != f.default
+    ]
+    name = choice.name or type(choice).__name__
+    return f"{name} ({', '.join(changed)})" if changed else name
+
+
+def _combines(method: Method) -> str:
+    by = method.server_optimiser.weighting
+    weights = "weighted by examples where the method says so" if by == "examples" else "all alike"
+    way = method.aggregation.name
+    return f"{way}, clients {weights}; server optimiser {method.server_optimiser.name}"
+
+
+def _kept(method: Method) -> dict[str, str]:
+    """What stays at a client: what is declared, and local parts or tensors."""
+    parts, kept = method.blueprint, dict[str, str](method.keeps)
+    for name, rule in parts.rules.items():
+        if rule == "local":
+            kept[name] = parts.reveals[name]
+    norms = {key.partition(".")[0] for key, rule in parts.exceptions.items() if rule == "local"}
+    kept |= {f"BatchNorm of {name}": "statistic" for name in sorted(norms)}
+    return kept
+
+
+def _remembered(method: Method) -> dict[str, str]:
+    """What the server keeps beside the model; an optimiser's moments are found by one step."""
+    one = {"w": torch.ones(1)}
+    _, moments = method.server_optimiser.step(one, {"w": torch.zeros(1)}, {"w"}, {}, 1.0)
+    found = {
+        name: "weights"
+        for name, held in moments.items()
+        if isinstance(held, Mapping) and all(isinstance(value, Tensor) for value in held.values())
+    }
+    measured = {"statistics": "statistic"} if method.recalibrates else {}
+    return {**dict[str, str](method.remembers), **found, **measured}
+
+
+def _listed(kept: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({what})" for name, what in kept.items()) or "nothing"
+
+
+def _also(kept: Mapping[str, str]) -> str:
+    return f" and {_listed(kept)}" if kept else ""
 
 
 def _fields(declared: Mapping[str, Field]) -> str:

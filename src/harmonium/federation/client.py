@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from harmonium.data.images import Images
 from harmonium.data.views import Views
 from harmonium.errors import ConfigError, WireError
+from harmonium.federation import schedule as schedules
+from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import ClientId
 from harmonium.privacy.mechanisms import Noise, Release
 
@@ -148,12 +150,17 @@ class Local:
 
     epochs: int = 2  # passes over the client's examples
     batch: int = 64  # examples a step
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.05  # learning rate in round 1
+    optimiser: Literal["sgd", "adam"] = "sgd"  # what steps
+    lr: float = 0.05  # learning rate before its schedule
     momentum: float = 0.9  # of SGD
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine"] = "cosine"  # over rounds; constant within one
+    weight_decay: float = 0.0  # of either optimiser
+    schedule: Schedule = "cosine"  # of lr over rounds; constant within one
+    warmup: int = 0  # rounds in which lr grows to its full value
+    decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
+    milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
+    for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
+    for_fraction: float | None = None  # participation that lr was chosen for; others scale it
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 2)):  # contrast and BatchNorm need two
@@ -164,14 +171,37 @@ class Local:
         for name in ("lr", "momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")
+        schedules.check("local", self.schedule, self.warmup, self.decay, self.milestones)
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
+        if self.for_clients is not None and self.for_clients < 1:
+            raise ConfigError(f"local.for_clients is {self.for_clients}; it must be at least 1")
+        if self.for_fraction is not None and not 0 < self.for_fraction <= 1:
+            raise ConfigError(
+                f"local.for_fraction is {self.for_fraction}; it must be above 0 and at most 1"
+            )
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round (the first is 1)."""
-        if self.schedule == "constant":
-            return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * max(round - 1, 0) / max(rounds, 1)))
+        return self.lr * schedules.factor(
+            self.schedule, round, rounds, self.warmup, self.decay, self.milestones
+        )
+
+    def scaled(self, clients: int, fraction: float) -> Local:
+        """The same training for another federation, by Orchestra's rules (Lubana et al., 2022).
+
+        Epochs grow with the number of clients, for each then has fewer pictures; the learning rate
+        with the root of the share that takes part, for an average of more is less noisy.
+
+        >>> Local(epochs=10, for_clients=100).scaled(clients=25, fraction=1.0).epochs  # 2.5
+        3
+        """
+        epochs, lr = self.epochs, self.lr
+        if self.for_clients is not None:  # halves are rounded up
+            epochs = max(1, (2 * epochs * clients + self.for_clients) // (2 * self.for_clients))
+        if self.for_fraction is not None:
+            lr *= math.sqrt(fraction / self.for_fraction)
+        return replace(self, epochs=epochs, lr=lr, for_clients=None, for_fraction=None)
 
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""

@@ -121,9 +121,15 @@ class Driver:
 
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
-        uniform = self.method.server_optimiser.weighting == "uniform"
-        layouts = self.method.blueprint.layouts()
-        tally = Tally(declared, layouts, server.examples, uniform=uniform)
+        method = self.method
+        tally = Tally(
+            declared,
+            method.blueprint.layouts(),
+            server.examples,
+            uniform=method.server_optimiser.weighting == "uniform",
+            aggregation=method.aggregation,
+            reference=server.model,
+        )
         down = _sizes(ask.down)
         waiting: dict[ClientId, Reply] = {}
         order = iter(ask.to)

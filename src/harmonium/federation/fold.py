@@ -1,13 +1,14 @@
-"""How the server combines what clients sent: streaming, weighted, in a fixed order.
+"""Folding: how the server combines what clients sent: streaming, weighted, in a fixed order.
 
 Each upload is added into float64 accumulators in the order the clients were asked and then
 dropped, so memory does not grow with the number of clients and the result does not depend on
-who answered first. Weights are normalised over those who answered.
+who answered first. Weights are normalised over those who answered. Parts of the model pass
+through an aggregation before; one that compares the clients holds all uploads of a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import NotEnoughReplies
+from harmonium.federation.aggregate import Aggregation, Mean, Upload
 from harmonium.federation.wire import (
     EXAMPLES,
     ClientId,
@@ -40,6 +42,9 @@ class Slot:
 Layout = Mapping[str, Slot]
 Layouts = Mapping[Of, Layout]
 
+_MEAN = Mean()
+_WEIGHTLESS = "every answer has weight 0: no client trained on anything"
+
 
 class Tally:
     """The uploads of one ask, combined field by field as they arrive."""
@@ -51,18 +56,32 @@ class Tally:
         examples: Mapping[ClientId, int],
         *,
         uniform: bool = False,
+        aggregation: Aggregation = _MEAN,
+        reference: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Start empty; `layouts` say what model uploads must look like, `examples` weighs them.
+        """Start empty.
 
-        `uniform` counts every client alike wherever its number of examples would weigh it.
+        Args:
+            declared: what is uploaded, and how each field is combined.
+            layouts: what model parts must look like in an upload.
+            examples: what weighs each client.
+            uniform: count every client alike wherever its number of examples would weigh it.
+            aggregation: how the model parts that are averaged become one.
+            reference: the model that was sent, for aggregations that look at changes.
         """
         self._declared = declared
         self._layouts = layouts
         self._examples = examples
         self._uniform = uniform
         self._ids: list[ClientId] = []
+        trained = layouts.get("parameters", {})
+        sent: dict[Of, Mapping[str, Tensor]] = {"model": reference or {}}  # others are changes
         self._sums: dict[str, _Sum] = {
-            name: _Sum(part) for name, part in declared.up.items() if part.fold != "each"
+            name: _Parts(part, layouts[part.of], aggregation, sent.get(part.of, {}), trained)
+            if part.fold == "parts"
+            else _Sum(part)
+            for name, part in declared.up.items()
+            if part.fold != "each"
         }
         self._each: dict[str, dict[ClientId, Any]] = {
             name: {} for name, part in declared.up.items() if part.fold == "each"
@@ -94,8 +113,7 @@ class Tally:
             if part.fold == "each":
                 self._each[name][client] = up[name]
                 continue
-            weight, layout = self._weight(part, client, up), self._layouts[part.of]
-            self._sums[name].add(client, up[name], weight, layout)
+            self._sums[name].add(client, up[name], self._weight(part, client, up))
 
     def _weight(self, part: Field, client: ClientId, up: Mapping[str, Any]) -> float:
         if part.by is None or (part.by == EXAMPLES and self._uniform):
@@ -134,25 +152,14 @@ class _Sum:
         before = tuple(held.shape) if isinstance(held, Tensor) else shape if held is None else ()
         return None if shape == before else f"has shape {shape}, others {before}"
 
-    def add(self, client: ClientId, value: Any, weight: float, layout: Layout) -> None:
+    def add(self, client: ClientId, value: Any, weight: float) -> None:
         if isinstance(value, Tensor):
             self._dtype = value.dtype
         if self._field.fold == "concat":
             self._pieces.append(value)
             return
         self._weight += weight
-        scale = 1.0 if self._field.fold == "sum" else weight
-        if self._field.fold != "parts":
-            self._accumulate("", value, scale)
-            return
-        for key, tensor in value.items():
-            if layout[key].rule == "row":
-                self._total.setdefault(key, {})[client] = tensor
-            elif tensor.is_floating_point():
-                self._accumulate(key, tensor, scale)
-            else:  # counters such as BatchNorm's number of batches
-                held = self._total.get(key)
-                self._total[key] = tensor if held is None else torch.maximum(held, tensor)
+        self._accumulate("", value, 1.0 if self._field.fold == "sum" else weight)
 
     def _accumulate(self, key: str, value: Any, scale: float) -> None:
         if key not in self._total:
@@ -167,16 +174,69 @@ class _Sum:
     def result(self) -> Any:
         if self._field.fold == "concat":
             return torch.cat(self._pieces) if self._pieces else None
-        if self._field.fold != "sum":
-            if self._total and not self._weight > 0:
-                raise NotEnoughReplies("every answer has weight 0: no client trained on anything")
-            for key in self._dtypes:
-                self._total[key] = self._total[key] / self._weight
+        self._finish(mean=self._field.fold != "sum")
+        return self._total.get("")
+
+    def _finish(self, mean: bool) -> None:
+        """Divide by the weights for a mean, and go back to the types that were uploaded."""
+        if mean and self._total and not self._weight > 0:
+            raise NotEnoughReplies(_WEIGHTLESS)
         for key, dtype in self._dtypes.items():
+            if mean:
+                self._total[key] = self._total[key] / self._weight
             # A mean of whole numbers is no whole number: it stays float64.
-            if dtype is not None and (dtype.is_floating_point or self._field.fold == "sum"):
+            if dtype is not None and (dtype.is_floating_point or not mean):
                 self._total[key] = self._total[key].to(dtype)
-        return self._total if self._field.fold == "parts" else self._total.get("")
+
+
+class _Parts(_Sum):
+    """Parts of the model: rows by owner, counters by the largest, the rest by an aggregation."""
+
+    def __init__(
+        self,
+        declared: Field,
+        layout: Layout,
+        aggregation: Aggregation,
+        sent: Mapping[str, Tensor],
+        trained: Collection[str],
+    ) -> None:
+        super().__init__(declared)
+        self._layout = layout
+        self._aggregation = aggregation
+        self._sent = sent
+        self._trained = trained
+        self._held: list[Upload] = []
+
+    def add(self, client: ClientId, value: Any, weight: float) -> None:
+        floats = {}
+        for key, tensor in value.items():
+            if self._layout[key].rule == "row":
+                self._total.setdefault(key, {})[client] = tensor
+            elif tensor.is_floating_point():
+                floats[key] = tensor
+            else:  # counters such as BatchNorm's number of batches
+                held = self._total.get(key)
+                self._total[key] = tensor if held is None else torch.maximum(held, tensor)
+        if self._aggregation.holds:
+            self._held.append((weight, floats))
+        else:
+            self._settle([(weight, floats)])
+
+    def _settle(self, uploads: Sequence[Upload]) -> None:
+        for weight, tensors in self._aggregation.settle(uploads, self._sent, self._trained):
+            self._weight += weight
+            for key, tensor in tensors.items():
+                self._accumulate(key, tensor, weight)
+
+    def result(self) -> Weights:
+        if self._held:
+            counted = [upload for upload in self._held if upload[0] > 0]
+            if not counted:
+                raise NotEnoughReplies(_WEIGHTLESS)
+            self._settle(counted)
+            self._held.clear()
+        self._finish(mean=True)
+        return self._total
 
 
 def _misfit(value: Weights, layout: Layout) -> str | None:

@@ -21,9 +21,11 @@ from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError
+from harmonium.federation.aggregate import Aggregation, Mean
+from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.client import Batch, Client, Examples, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
-from harmonium.federation.parts import Part, Parts, join
+from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
@@ -36,6 +38,7 @@ from harmonium.federation.wire import (
     Weights,
     exchange,
     scalar,
+    statistic,
     weights,
 )
 from harmonium.federation.world import World
@@ -73,13 +76,17 @@ class Method:
     objective: Objective = SimCLR()
     terms: tuple[Term, ...] = ()
     local: Local = Local()
+    aggregation: Aggregation = Mean()
     server_optimiser: ServerOptimiser = Average()
     views: Views = preset("simclr")
+    batch_norm: BatchNorms = "average"
 
     name: ClassVar[str] = "method"
+    paper: ClassVar[str] = ""  # authors and year, for lists
     share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
     keeps: ClassVar[Mapping[str, Kind]] = {}  # what it stores at a client, and what that reveals
-    uses_labels: ClassVar[bool] = False
+    remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
+    uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
 
     # ---- server ------------------------------------------------------------------------------
@@ -116,10 +123,54 @@ class Method:
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder to judge: the federation's, or a client's own given its state."""
-        kept = (state or {}).get("parts", {})
-        return self.blueprint.copy_from(server.model, kept).eval()["encoder"]
+        measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
+        return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
     # ---- given, not overridden ---------------------------------------------------------------
+    def play(self, server: Server, cohort: Sequence[ClientId], *, judged: bool = False) -> Plan:
+        """A whole round, or the setup as round 0; the encoder is made ready to be judged if asked.
+
+        With `batch_norm=recalibrate` that takes one more ask.
+        """
+        plan = self.round if server.round else self.setup
+        server = yield from plan(server, cohort)
+        if judged and self.recalibrates:
+            got = yield Ask("calibrate", cohort, {"model": server.model})
+            memory = {**server.memory, "statistics": pooled(got.statistics)}
+            server = replace(server, memory=memory)
+        return server
+
+    @exchange(
+        down={"model": weights()},
+        up={"statistics": statistic("parts", by=EXAMPLES, of="statistics")},
+    )
+    def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Measure BatchNorm's statistics of the received encoder on pictures as they are."""
+        parts = self.pull(client, got.model)
+        measure(parts["encoder"], (b.plain for b in client.batches(1, self.local.batch)))
+        return {"statistics": moments(parts.statistics("encoder"))}
+
+    @property
+    def recalibrates(self) -> bool:
+        """Whether statistics are measured anew before an encoder is judged."""
+        sent = self.blueprint.rules["encoder"] == "mean"
+        known = bool(self.blueprint.statistics("encoder"))
+        return self.batch_norm == "recalibrate" and sent and known
+
+    @property
+    def has_own_encoders(self) -> bool:
+        """Whether each client ends with an encoder of its own, if only in its BatchNorms."""
+        return self.personal or any(
+            rule == "local" and key.startswith("encoder.")
+            for key, rule, _ in self.blueprint.tensors()
+        )
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether labels reach a client's task: the method, its objective or a term says so."""
+        terms = any(term.uses_labels for term in self.terms)
+        return self.uses_labels or self.objective.uses_labels or terms
+
     def loss(self, parts: Parts, **given: Any) -> Callable[[Batch], Tensor]:
         """The local loss of a batch: the score and every term. Methods override `score`."""
 
@@ -170,7 +221,7 @@ class Method:
             examples=Examples(
                 server.public,
                 np.arange(len(server.public)),
-                uses_labels=self.uses_labels,
+                uses_labels=self.reads_labels,
             ),
             views=self.views,
             rng=rng,
@@ -191,9 +242,9 @@ class Method:
                 *(_builder(term, dim, world) for term in self.terms),
             ):
                 made = join(made, build({name: part.module for name, part in made.items()}))
-        # Convolutions on CPUs run faster on this layout; values are the same.
-        parts = Parts(made, self.share)
-        parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parts = Parts(made, self.share, self.batch_norm)
+        if self.encoder.channels_last:  # most convolutions run faster so; values are the same
+            parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return parts
 
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
@@ -211,22 +262,26 @@ class Method:
     def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
         """The server after folded uploads, through its optimiser; absent clients' rows stay."""
         whole = {key: _table(server.model[key], value) for key, value in folded.items()}
-        steered = {key for key, _ in self.blueprint.named_parameters()}
+        # Averages such as EMA twins are no directions: the optimiser steers what is trained.
+        steered = {key for key, p in self.blueprint.named_parameters() if p.requires_grad}
+        rate = self.server_optimiser.rate(server.round, self.world.rounds)
         stepped, moments = self.server_optimiser.step(
-            server.model, whole, steered, dict(server.moments)
+            server.model, whole, steered, dict(server.moments), rate
         )
         return replace(server, model={**server.model, **stepped}, moments=moments)
 
-    @classmethod
-    def exchanges(cls) -> dict[str, Exchange]:
-        """The declared exchanges by name."""
+    def exchanges(self) -> dict[str, Exchange]:
+        """The declared exchanges by name; `calibrate` only where it is used."""
+        cls = type(self)
         found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
-        return {declared.name: declared for declared in found if isinstance(declared, Exchange)}
+        declared = {one.name: one for one in found if isinstance(one, Exchange)}
+        if not self.recalibrates:
+            del declared["calibrate"]
+        return declared
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""
-        local = "local" in self.blueprint.rules.values()
-        return {*self.keeps, "parts"} if local else set(self.keeps)
+        return {*self.keeps, "parts"} if self.blueprint.stays else set(self.keeps)
 
 
 def _table(current: Tensor, folded: Tensor | Mapping[ClientId, Tensor]) -> Tensor:

@@ -1,7 +1,12 @@
-"""What the server does with the clients' average: take it, or step towards it.
+"""Server optimisers: what the server does with the clients' average, take it or step towards it.
 
-The step treats `current - average` as a gradient (Reddi et al., Adaptive Federated Optimization,
-2021). Buffers such as BatchNorm's are averages, not directions: they are always taken as they are.
+A step treats `current - average`, the gap, as a gradient (Reddi et al., Adaptive Federated
+Optimization, 2021, algorithms 1 and 2). There the second moment starts at tau^2 (our `epsilon`
+squared), without bias correction; `adam` does the same with `style: reddi`, while its own style is
+that of `torch.optim.Adam`, which Federated SimCLR uses (Louizos et al., 2024, appendix A).
+
+Buffers such as BatchNorm's are averages and no directions: they are always taken as they are. A
+tensor that nobody uploaded keeps its moments, and stays where it is.
 """
 
 from __future__ import annotations
@@ -15,10 +20,13 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import ConfigError
+from harmonium.federation import schedule as schedules
+from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import Weights
 from harmonium.registry import Registry
 
 Memory = dict[str, Any]
+Style = Literal["torch", "reddi"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,17 @@ class ServerOptimiser:
     name: ClassVar[str] = ""
     weighting: Literal["examples", "uniform"] = "examples"  # what weighs a client's upload
 
+    def rate(self, round: int, rounds: int) -> float:
+        """The server's learning rate in a round (the first is 1)."""
+        return 1.0
+
     def step(
-        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
+        self,
+        current: Mapping[str, Tensor],
+        average: Weights,
+        steered: set[str],
+        memory: Memory,
+        rate: float,
     ) -> tuple[Weights, Memory]:
         """The new tensors and the new memory; only `steered` keys are parameters."""
         return average, memory
@@ -46,70 +63,182 @@ class Average(ServerOptimiser):
     """FedAvg: the average is the new model."""
 
 
-@optimisers("sgd")
 @dataclass(frozen=True)
-class Sgd(ServerOptimiser):
-    """A step of SGD with momentum; lr 1 without momentum is FedAvg."""
+class Stepping(ServerOptimiser):
+    """What all that step have: a learning rate over rounds."""
 
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: float = 1.0  # of the server
+    schedule: Schedule = "constant"  # of lr over rounds
+    warmup: int = 0  # rounds in which lr grows to its full value
+    decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
+    milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
 
     def __post_init__(self) -> None:
-        _check(self, positive=("lr",), shares=("momentum",))
+        _check(self, positive=("lr",))
+        schedules.check("server", self.schedule, self.warmup, self.decay, self.milestones)
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The server's learning rate in a round, by its schedule."""
+        return self.lr * schedules.factor(
+            self.schedule, round, rounds, self.warmup, self.decay, self.milestones
+        )
+
+
+@optimisers("sgd")
+@dataclass(frozen=True)
+class Sgd(Stepping):
+    """A step of SGD with momentum (FedAvgM); lr 1 without momentum is FedAvg."""
+
+    momentum: float = 0.9  # of the server
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, shares=("momentum",))
 
     def step(
-        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
+        self,
+        current: Mapping[str, Tensor],
+        average: Weights,
+        steered: set[str],
+        memory: Memory,
+        rate: float,
     ) -> tuple[Weights, Memory]:
-        """Velocity accumulates the gaps; the model moves by lr times the velocity."""
-        model, velocity = dict(average), {}
+        """Velocity accumulates the gaps; the model moves by rate times the velocity."""
+        model, velocity = dict(average), dict(memory.get("velocity", {}))
         for key in sorted(steered & set(average)):
             gap = current[key] - average[key]
-            held = memory.get("velocity", {}).get(key)
-            velocity[key] = gap if held is None else self.momentum * held + gap
-            model[key] = current[key] - self.lr * velocity[key]
-        return model, {**memory, "velocity": {**memory.get("velocity", {}), **velocity}}
+            velocity[key] = self.momentum * velocity[key] + gap if key in velocity else gap
+            model[key] = current[key] - rate * velocity[key]
+        return model, {**memory, "velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Adaptive(Stepping):
+    """What all adaptive ones have: two moments of the gaps, which differ in the second."""
+
+    lr: float = 0.01  # of the server; Reddi et al. tune it for each task
+    beta1: float = 0.9  # how much of the first moment stays
+    epsilon: float | None = 1e-3  # added to the root of the second moment (their tau)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, positive=("epsilon",), shares=("beta1", "beta2"))
+
+    @property
+    def tau(self) -> float:
+        """What is added to the root."""
+        return 1e-3 if self.epsilon is None else self.epsilon
+
+    @property
+    def start(self) -> float:
+        """Where the second moment starts."""
+        return self.tau**2
+
+    def second(self, held: Tensor, square: Tensor) -> Tensor:
+        """The second moment after the square of one more gap."""
+        raise NotImplementedError
+
+    def corrected(self, first: Tensor, second: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The two moments as the step uses them, after `count` steps."""
+        return first, second
+
+    def step(
+        self,
+        current: Mapping[str, Tensor],
+        average: Weights,
+        steered: set[str],
+        memory: Memory,
+        rate: float,
+    ) -> tuple[Weights, Memory]:
+        """The model moves against the first moment over the root of the second."""
+        model = dict(average)
+        first, second, steps = (dict(memory.get(k, {})) for k in ("first", "second", "steps"))
+        for key in sorted(steered & set(average)):
+            gap = current[key] - average[key]
+            m = first[key] if key in first else torch.zeros_like(gap)
+            v = second[key] if key in second else torch.full_like(gap, self.start)
+            first[key], second[key] = torch.lerp(gap, m, self.beta1), self.second(v, gap**2)
+            steps[key] = steps.get(key, 0) + 1
+            m, v = self.corrected(first[key], second[key], steps[key])
+            model[key] = current[key] - rate * m / (v.sqrt() + self.tau)
+        return model, {**memory, "first": first, "second": second, "steps": steps}
 
 
 @optimisers("adam")
 @dataclass(frozen=True)
-class Adam(ServerOptimiser):
-    """Adam with bias correction on the gaps, as Federated SimCLR uses it (appendix A)."""
+class Adam(Adaptive):
+    """Adam on the gaps (FedAdam)."""
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    lr: float = 1e-3  # of the server
+    style: Style = "torch"  # with bias correction; reddi: without, from tau^2 on
+    beta2: float | None = None  # of the second moment; none: the style's, 0.999 or 0.99
+    epsilon: float | None = None  # added to the root; none: the style's, 1e-8 or 1e-3
 
     def __post_init__(self) -> None:
-        _check(self, positive=("lr", "epsilon"), shares=("beta1", "beta2"))
+        super().__post_init__()
+        if self.style not in _STYLES:
+            raise ConfigError(f"server.style is {self.style}; it must be torch or reddi")
 
-    def step(
-        self, current: Mapping[str, Tensor], average: Weights, steered: set[str], memory: Memory
-    ) -> tuple[Weights, Memory]:
-        """First and second moments of the gaps live in the server's memory."""
-        count = memory.get("steps", 0) + 1
-        model, first, second = dict(average), {}, {}
-        for key in sorted(steered & set(average)):
-            gap = current[key] - average[key]
-            zero = torch.zeros_like(gap)
-            first[key] = torch.lerp(gap, memory.get("first", {}).get(key, zero), self.beta1)
-            second[key] = torch.lerp(gap**2, memory.get("second", {}).get(key, zero), self.beta2)
-            mean = first[key] / (1 - self.beta1**count)
-            scale = (second[key] / (1 - self.beta2**count)).sqrt() + self.epsilon
-            model[key] = current[key] - self.lr * mean / scale
-        moments = {
-            "first": {**memory.get("first", {}), **first},
-            "second": {**memory.get("second", {}), **second},
-        }
-        return model, {**memory, **moments, "steps": count}
+    @property
+    def tau(self) -> float:
+        """What is added to the root: the style's unless given."""
+        return _STYLES[self.style][1] if self.epsilon is None else self.epsilon
+
+    @property
+    def start(self) -> float:
+        """Zero as in torch, or tau squared as in Reddi et al."""
+        return 0.0 if self.style == "torch" else super().start
+
+    @property
+    def _beta2(self) -> float:
+        return _STYLES[self.style][0] if self.beta2 is None else self.beta2
+
+    def second(self, held: Tensor, square: Tensor) -> Tensor:
+        """A moving average of squares."""
+        return torch.lerp(square, held, self._beta2)
+
+    def corrected(self, first: Tensor, second: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Without their bias towards zero in torch's style, as they are in Reddi's."""
+        if self.style == "reddi":
+            return first, second
+        return first / (1 - self.beta1**count), second / (1 - self._beta2**count)
 
 
-def _check(settings: ServerOptimiser, positive: Sequence[str], shares: Sequence[str]) -> None:
-    for name in positive:
-        if not 0 < getattr(settings, name) < math.inf:
-            raise ConfigError(f"server.{name} is {getattr(settings, name)}; it must be above 0")
-    for name in shares:
-        if not 0 <= getattr(settings, name) < 1:
-            raise ConfigError(
-                f"server.{name} is {getattr(settings, name)}; it must be at least 0 and below 1"
-            )
+_STYLES: dict[Style, tuple[float, float]] = {"torch": (0.999, 1e-8), "reddi": (0.99, 1e-3)}
+
+
+@optimisers("yogi")
+@dataclass(frozen=True)
+class Yogi(Adaptive):
+    """FedYogi: as Adam, but the second moment moves by a bounded step and so falls slowly."""
+
+    beta2: float = 0.99  # how slowly the second moment moves
+
+    def second(self, held: Tensor, square: Tensor) -> Tensor:
+        """Towards the square, by (1 - beta2) of it: v - (1 - beta2) g^2 sign(v - g^2)."""
+        return held - (1 - self.beta2) * square * torch.sign(held - square)
+
+
+@optimisers("adagrad")
+@dataclass(frozen=True)
+class Adagrad(Adaptive):
+    """FedAdagrad: the second moment is the sum of all squares."""
+
+    beta1: float = 0.0  # how much of the first moment stays
+
+    def second(self, held: Tensor, square: Tensor) -> Tensor:
+        """The sum so far."""
+        return held + square
+
+
+def _check(
+    settings: ServerOptimiser, positive: Sequence[str] = (), shares: Sequence[str] = ()
+) -> None:
+    for name in (*positive, *shares):
+        value = getattr(settings, name, None)  # none: the published value
+        if value is None:
+            continue
+        if name in positive and not 0 < value < math.inf:
+            raise ConfigError(f"server.{name} is {value}; it must be above 0")
+        if name in shares and not 0 <= value < 1:
+            raise ConfigError(f"server.{name} is {value}; it must be at least 0 and below 1")

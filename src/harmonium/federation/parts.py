@@ -133,7 +133,9 @@ class Parts(nn.ModuleDict):
         measured = self.statistics("encoder").items() if "encoder" in self else ()
         return {
             "model": shared,
-            "parameters": {key: slot for key, slot in shared.items() if key in trained},
+            "parameters": {
+                key: slot for key, slot in shared.items() if key in trained and slot.rule == "mean"
+            },
             "statistics": {
                 key: Slot("mean", tuple(tensor.shape), tensor.dtype) for key, tensor in measured
             },

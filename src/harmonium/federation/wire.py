@@ -50,9 +50,11 @@ def weights(by: str | None = None, *, of: Of = "model") -> Field:
     return Field("weights", "parts", by, of=of)
 
 
-def statistic(fold: Fold = "mean", *, by: str | None = None, guarded: bool = False) -> Field:
+def statistic(
+    fold: Fold = "mean", *, by: str | None = None, guarded: bool = False, of: Of = "model"
+) -> Field:
     """A tensor computed over many examples, such as a centroid or a correlation matrix."""
-    return Field("statistic", fold, by, guarded)
+    return Field("statistic", fold, by, guarded, of)
 
 
 def per_example(fold: Fold = "concat", *, guarded: bool = False) -> Field:

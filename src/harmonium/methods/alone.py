@@ -21,6 +21,7 @@ from harmonium.methods import methods
 class Alone(Method):
     """Local training only."""
 
+    paper = "a reference"
     share = {"*": "local"}
     personal = True
 

@@ -17,3 +17,5 @@ from harmonium.methods import methods
 @dataclass(frozen=True)
 class FedAvg(Method):
     """Weighted averaging of locally trained models; all of it is the base method."""
+
+    paper = "McMahan et al., 2017"

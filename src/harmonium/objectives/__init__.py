@@ -8,7 +8,7 @@ lets terms use what was already computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from harmonium.federation.world import World
 from harmonium.objectives.heads import mlp
 from harmonium.registry import Registry
 
-__all__ = ["Objective", "Seen", "mlp", "objectives", "two"]
+__all__ = ["Objective", "Seen", "check", "mlp", "objectives", "two"]
 
 
 @dataclass
@@ -77,6 +77,14 @@ class Objective:
 
     def after_step(self, parts: Parts) -> None:
         """Called after every optimiser step."""
+
+
+def check(objective: Objective, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
+    """Refuse settings that are given and do not fit, in the words of a rule such as `positive`."""
+    for name in names:
+        value = getattr(objective, name)
+        if value is not None and not fits(value):
+            raise ConfigError(f"objective.{name} is {value}; it must be {rule}")
 
 
 objectives: Registry[Objective] = Registry("objective", "harmonium.objectives", Objective)

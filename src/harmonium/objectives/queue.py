@@ -6,13 +6,13 @@ or is drawn anew each round (`fresh`), and a rule that would send it is refused.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.federation.parts import Part
+from harmonium.federation.parts import Part, Parts
 
 Owner = Literal["local", "fresh"]
 
@@ -61,3 +61,16 @@ class Queue(nn.Module):
 def queue_part(size: int, dim: int, owner: Owner) -> Part:
     """A queue as a part that cannot be sent."""
     return Part(Queue(size, dim), owner, reveals="per_example")
+
+
+def queue_of(parts: Parts, name: str = "queue") -> Queue:
+    """The queue among the parts of a model."""
+    return cast(Queue, parts[name])
+
+
+@torch.no_grad()
+def redraw(parts: Parts, name: str = "queue") -> None:
+    """Draw a queue that is `fresh` anew, so that no two rounds share negatives; others stay."""
+    if parts.rules[name] == "fresh":
+        rows = queue_of(parts, name).rows
+        rows.copy_(functional.normalize(torch.randn_like(rows)))

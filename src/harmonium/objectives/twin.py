@@ -39,8 +39,11 @@ def follow(parts: Parts, momentum: float, buffers: Buffers = "own", name: str = 
     """Move a twin towards what it follows: target <- momentum target + (1 - momentum) online.
 
     BatchNorm statistics are not moved: the twin's own forward passes keep them (`own`), unless
-    they shall be those of the model it follows (`copy`).
+    they shall be those of the model it follows (`copy`). A twin in evaluation mode is held still,
+    be it that `fit` does not train it or that nothing is trained.
     """
+    if not parts[name].training:
+        return
     for part, follower in parts[name].items():  # type: ignore[operator]
         slow: list[Tensor] = list(follower.parameters())
         torch._foreach_lerp_(slow, list(parts[part].parameters()), 1 - momentum)

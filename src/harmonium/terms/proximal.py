@@ -32,10 +32,14 @@ class Proximal(Term):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The pull; its gradient is mu * (w - w_received)."""
-        anchor = given["anchor"]
-        gaps = [
-            (parameter - anchor[key]).square().sum()
-            for key, parameter in parts.named_parameters()
-            if parameter.requires_grad and key in anchor
-        ]
-        return self.mu / 2 * torch.stack(gaps).sum() if gaps else torch.zeros(())
+        return self.mu / 2 * squared_distance(parts, given["anchor"])
+
+
+def squared_distance(parts: Parts, anchor: Mapping[str, Tensor]) -> Tensor:
+    """The squared distance of the parameters in training from those of `anchor`; a scalar."""
+    gaps = [
+        (parameter - anchor[key]).square().sum()
+        for key, parameter in parts.named_parameters()
+        if parameter.requires_grad and key in anchor
+    ]
+    return torch.stack(gaps).sum() if gaps else torch.zeros(())

@@ -1,0 +1,103 @@
+"""Unreliable clients: an engine around another that loses answers on purpose, by `participation`.
+
+Everything follows from the seed, the round, the ask and the client, never from the machine: the
+same clients fail with any number of workers and after any crash. A client needs its number of
+examples over the mean number, `slowdown` times that if it is one of the slow, times a mild
+log-normal jitter. What comes after the deadline is refused, and when a round asked more clients
+than it wants, only the first to answer are kept.
+
+Tasks whose answers would be lost are not run at all. That ends the same, because the state of a
+client is accepted only together with its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from harmonium import codec, seeds
+from harmonium.federation.drive import Engine, Reply, Turn
+from harmonium.federation.sampling import Participation
+from harmonium.federation.wire import Ask, ClientId
+
+JITTER = 0.2  # deviation of the logarithm of a client's time between asks
+
+
+@dataclass
+class Unreliable:
+    """Hands on to `engine` what would be answered in time, and answers "no" for the rest."""
+
+    engine: Engine
+    participation: Participation
+    seed: int
+    examples: Mapping[ClientId, int]  # registered number of examples of every client
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """First those who do not answer, and why; then the others as their engine has them."""
+        lost = self.lost(ask, turn)
+        yield from (Reply(client, None, f"{why} (simulated)") for client, why in lost.items())
+        if kept := [client for client in ask.to if client not in lost]:
+            yield from self.engine.deliver(replace(ask, to=kept), turn)
+
+    def lost(self, ask: Ask, turn: Turn) -> dict[ClientId, str]:
+        """Who of those asked does not answer, or not in time, and why."""
+        rules = self.participation
+        why, times = {}, {}
+        for client in ask.to:
+            if self._chance("dropout", turn, client).random() < rules.dropout:
+                why[client] = "dropped out"
+                continue
+            time = self.time(client, turn)
+            if rules.deadline is not None and time > rules.deadline:
+                why[client] = f"too late: {time:.3g} of at most {rules.deadline:g}"
+            else:
+                times[client] = time
+        if self._is_cohort(ask, turn):
+            wanted = rules.size(len(self.examples))
+            for client in sorted(times, key=lambda c: (times[c], c))[wanted:]:
+                why[client] = f"not needed: {wanted} had answered before it"
+        return why
+
+    def time(self, client: ClientId, turn: Turn) -> float:
+        """How long a client takes, in times that an average one needs."""
+        slow = self.participation.slowdown if client in self.slow else 1.0
+        jitter = self._chance("time", turn, client).lognormal(0.0, JITTER)
+        return float(self.examples[client] / self._mean * slow * jitter)
+
+    @cached_property
+    def _mean(self) -> float:
+        return max(sum(self.examples.values()) / len(self.examples), 1.0)
+
+    @cached_property
+    def slow(self) -> frozenset[ClientId]:
+        """The clients that are slow throughout the run."""
+        everyone = sorted(self.examples)
+        count = round(self.participation.stragglers * len(everyone))
+        rng = seeds.numpy_rng(self.seed, "stragglers")
+        return frozenset(everyone[int(i)] for i in rng.choice(len(everyone), count, replace=False))
+
+    def _is_cohort(self, ask: Ask, turn: Turn) -> bool:
+        """Whether an ask went to all that the round asks; asks to others or fewer want them all."""
+        everyone = sorted(self.examples)
+        cohort = self.participation.cohort(everyone, turn.round, self.seed)
+        return turn.round > 0 and set(ask.to) == set(cohort)
+
+    def _chance(self, purpose: str, turn: Turn, client: ClientId) -> Any:
+        return seeds.numpy_rng(self.seed, purpose, turn.round, turn.ask, client)
+
+    def accept(self, reply: Reply) -> None:
+        """The reply was counted."""
+        self.engine.accept(reply)
+
+    def snapshot(self) -> codec.Tree:
+        """Which states clients have now; nothing is added, for all chance is keyed."""
+        return self.engine.snapshot()
+
+    def restore(self, snapshot: codec.Tree) -> None:
+        """Go back to the states of a checkpoint."""
+        self.engine.restore(snapshot)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)

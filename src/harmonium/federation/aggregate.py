@@ -1,0 +1,170 @@
+"""Aggregations: how the model parts that clients sent become one, also when some clients lie.
+
+`mean` trusts everybody: one client of ten can put the result anywhere. The others bound what few
+liars can do, at a price where clients honestly differ. They act on the tensors of the model that
+are averaged; rows that belong to one client stay its own, counters take the largest, and other
+statistics of a method are combined as it declares.
+
+- `median` and `trimmed`: coordinate by coordinate (Yin et al., Byzantine-Robust Distributed
+  Learning, 2018, definitions 1 and 2). As there, every client counts alike: numbers of examples
+  are not used, but a client of weight 0 is left out. BatchNorm's statistics are treated like the
+  rest, for they can be poisoned too.
+- `norm-bound`: a longer change is shortened to the bound and keeps its direction (Sun et al., Can
+  You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. Only what is
+  trained is measured and shortened; BatchNorm's statistics and EMA twins are averaged plainly.
+
+`median`, `trimmed` and a norm bound that is not given need all uploads of a round at once: memory
+grows with the number of clients. `mean` and a given norm bound need only one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import ConfigError
+from harmonium.federation.wire import Weights
+from harmonium.registry import Registry
+
+Upload = tuple[float, Weights]  # its weight in the mean, and its floating tensors by name
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What is averaged in place of the uploads; this one changes nothing."""
+
+    name: ClassVar[str] = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether all uploads of a round are needed at once."""
+        return False
+
+    def settle(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
+    ) -> Iterator[Upload]:
+        """What to average instead of these uploads, in the same types.
+
+        Args:
+            uploads: one of them if it does not hold, else all, each of a weight above 0.
+            sent: what the clients started from; a tensor it lacks was uploaded as a change.
+            trained: names of what is trained.
+        """
+        yield from uploads
+
+
+aggregations: Registry[Aggregation] = Registry("aggregation", "harmonium.federation", Aggregation)
+
+
+@aggregations("mean")
+@dataclass(frozen=True)
+class Mean(Aggregation):
+    """The weighted mean; it trusts every client."""
+
+
+@aggregations("median")
+@dataclass(frozen=True)
+class Median(Aggregation):
+    """The median of each coordinate; it stands fewer liars than half of the clients."""
+
+    @property
+    def holds(self) -> bool:
+        """All of a round are compared."""
+        return True
+
+    def settle(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
+    ) -> Iterator[Upload]:
+        """The one in the middle, or the mean of the two there."""
+        yield 1.0, _middle(uploads, (len(uploads) - 1) // 2)
+
+
+@aggregations("trimmed")
+@dataclass(frozen=True)
+class Trimmed(Aggregation):
+    """The mean of each coordinate without its extremes; it stands a share of `trim` liars."""
+
+    trim: float = 0.1  # share of the clients cut off at each end, rounded down
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ConfigError(
+                f"aggregation.trim is {self.trim}; it must be at least 0 and below 0.5"
+            )
+
+    @property
+    def holds(self) -> bool:
+        """All of a round are compared."""
+        return True
+
+    def settle(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
+    ) -> Iterator[Upload]:
+        """The mean of what is left between the two cuts."""
+        cut = math.floor(self.trim * len(uploads) + 1e-9)  # 0.29 * 100 is 28.999...
+        yield 1.0, _middle(uploads, min(cut, (len(uploads) - 1) // 2))
+
+
+@aggregations("norm-bound")
+@dataclass(frozen=True)
+class NormBound(Aggregation):
+    """The weighted mean of changes, none longer than a bound."""
+
+    bound: float | None = None  # longest change; none: the median length of the round's changes
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not self.bound > 0:
+            raise ConfigError(f"aggregation.bound is {self.bound}; it must be above 0, or none")
+
+    @property
+    def holds(self) -> bool:
+        """Only the median needs all of a round."""
+        return self.bound is None
+
+    def settle(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
+    ) -> Iterator[Upload]:
+        """Each upload in turn, shortened if its change is too long, else as it is."""
+        norms = [_norm(tensors, sent, trained) for _, tensors in uploads]
+        # Of an even number the lower middle: the upper one may be a liar's.
+        bound = statistics.median_low(norms) if self.bound is None else self.bound
+        for (weight, tensors), norm in zip(uploads, norms, strict=True):
+            near = norm <= bound
+            yield weight, tensors if near else _shortened(tensors, bound / norm, sent, trained)
+
+
+def _middle(uploads: Sequence[Upload], cut: int) -> Weights:
+    """Coordinate-wise mean without the `cut` smallest and the `cut` largest values."""
+    middle = {}
+    for key, first in uploads[0][1].items():
+        ordered = torch.stack([tensors[key] for _, tensors in uploads]).sort(dim=0).values
+        kept = ordered[cut : len(uploads) - cut]
+        middle[key] = kept.mean(dim=0, dtype=torch.float64).to(first.dtype)
+    return middle
+
+
+def _change(key: str, tensor: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
+    return tensor.double() - sent[key] if key in sent else tensor.double()
+
+
+def _norm(tensors: Weights, sent: Mapping[str, Tensor], trained: Collection[str]) -> float:
+    """The length of all trained changes together; in a fixed order, so that equals stay equal."""
+    keys = sorted(set(tensors).intersection(trained))
+    return math.sqrt(sum(_change(k, tensors[k], sent).square().sum().item() for k in keys))
+
+
+def _shortened(
+    tensors: Weights, factor: float, sent: Mapping[str, Tensor], trained: Collection[str]
+) -> Weights:
+    """The upload with its trained changes times `factor`."""
+    shorter = dict(tensors)
+    for key in set(tensors).intersection(trained):
+        change = factor * _change(key, tensors[key], sent)
+        shorter[key] = (sent[key] + change if key in sent else change).to(tensors[key].dtype)
+    return shorter

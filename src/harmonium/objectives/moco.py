@@ -1,0 +1,133 @@
+"""MoCo: a view finds the other view's key among many keys of earlier batches.
+
+He et al., Momentum Contrast for Unsupervised Visual Representation Learning, 2020 (version 1), and
+Chen et al., Improved Baselines with Momentum Contrastive Learning, 2020 (version 2). Keys come from
+a slow copy of the encoder, the target; a queue of the newest ones serves as negatives.
+
+In a federation we follow EasyFL (Zhuang et al., 2022): each round the target starts from the
+received model, and both views ask. Two departures. The queue is drawn anew each round, so that a
+client need not remember anything; `queue_owner: local` keeps it as EasyFL does. And pictures are
+not shuffled before the target sees them: that kept several devices from sharing BatchNorm
+statistics between a view and its key, but in one process all pictures of a batch share them anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Batch
+from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
+from harmonium.objectives import Objective, Seen, mlp, objectives, two
+from harmonium.objectives.heads import Norm
+from harmonium.objectives.queue import Owner as QueueOwner
+from harmonium.objectives.queue import queue_of, queue_part, redraw
+from harmonium.objectives.twin import Buffers, Owner, follow, restart, twin
+
+TEMPERATURES = {1: 0.07, 2: 0.2}  # by version
+
+
+@objectives("moco")
+@dataclass(frozen=True)
+class MoCo(Objective):
+    """Contrast of a view with the other view's key and a queue of keys.
+
+    >>> MoCo(version=1).warmth
+    0.07
+    """
+
+    paper = "He et al., 2020"
+
+    version: Literal[1, 2] = 2  # 1: linear head, cold softmax; 2: two layers, warmer
+    temperature: float | None = None  # of the softmax; none: the version's, 0.07 or 0.2
+    hidden: int | None = None  # width of version 2's inner layer; none: the encoder's
+    norm: Norm = "none"  # in version 2's head; batch as EasyFL has it
+    out: int = 128  # size of a projection
+    queue: int = 4096  # keys to contrast with; choose fewer where clients have few pictures
+    momentum: float = 0.99  # what the target keeps of itself in a step
+    symmetric: bool = True  # both views ask, losses are added; else only the first asks
+    target: Owner = "fresh"  # mean: averaged; local: kept; fresh: restarted each round
+    ema_buffers: Buffers = "own"  # target's BatchNorm statistics: its own, or a copy
+    queue_owner: QueueOwner = "fresh"  # fresh: random each round, no state; local: kept
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None and not self.temperature > 0:
+            raise ConfigError(f"objective.temperature is {self.temperature}; it must be positive")
+        for name in ("hidden", "out", "queue"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ConfigError(f"objective.{name} is {size}; it must be at least 1")
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError(f"objective.momentum is {self.momentum}; it must be within 0 and 1")
+
+    @property
+    def warmth(self) -> float:
+        """The temperature as set, or the version's."""
+        return TEMPERATURES[self.version] if self.temperature is None else self.temperature
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """A projector, the slow copy of encoder and projector, and the queue."""
+        inner = () if self.version == 1 else (self.hidden or dim,)
+        projector = mlp(dim, *inner, self.out, norm=self.norm)
+        followed = {**made, "projector": projector}
+        return {
+            "projector": Part(projector),
+            "target": twin(followed, ("encoder", "projector"), self.target),
+            "queue": queue_part(self.queue, self.out, self.queue_owner),
+        }
+
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """Projections of the views that ask, and the target's keys of those that answer."""
+        first, second = two(batch.views)
+        ask, answer = ([first, second],) * 2 if self.symmetric else ([first], [second])
+        h = parts["encoder"](torch.cat(ask))
+        z = parts["projector"](h)
+        with torch.no_grad():
+            target = parts["target"]
+            keys = target["projector"](target["encoder"](torch.cat(answer)))  # type: ignore[index]
+        queue_of(parts).offer(keys)
+        return Seen(batch, *(list(rows.chunk(len(ask))) for rows in (h, z, keys)))
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """What it costs to find the other view's key, summed over the views that ask."""
+        negatives = queue_of(parts).rows
+        pairs = zip(seen.z, reversed(seen.t), strict=True)
+        return torch.stack([contrast(z, t, negatives, self.warmth) for z, t in pairs]).sum()
+
+    def prepare(self, parts: Parts) -> None:
+        """Start what is `fresh`: the target from the received model, the queue at random."""
+        restart(parts)
+        redraw(parts)
+
+    def after_step(self, parts: Parts) -> None:
+        """Let the target follow, and take in the keys of this step."""
+        follow(parts, self.momentum, self.ema_buffers)
+        queue_of(parts).push()
+
+
+def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """Mean over queries of -log softmax of the own key among it and all negatives (MoCo eq. 1).
+
+    Args:
+        query: projections, (n, dim).
+        key: the target's projection of the same pictures, (n, dim); gets no gradient.
+        negatives: unit rows, (size, dim); get no gradient.
+        temperature: divides the cosine similarities.
+
+    >>> same = torch.ones(4, 3)
+    >>> loss = contrast(same, same, functional.normalize(torch.ones(7, 3)), 0.2)
+    >>> bool(torch.isclose(loss, torch.tensor(8.0).log()))
+    True
+    """
+    query, key = functional.normalize(query), functional.normalize(key.detach())
+    own = (query * key).sum(1, keepdim=True)
+    others = query @ negatives.detach().to(query.dtype).T
+    logits = torch.cat([own, others], 1) / temperature
+    return functional.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64))

@@ -1,0 +1,97 @@
+"""Rotation prediction: tell by which quarter a picture was turned.
+
+Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotations, 2018. Two
+federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
+head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
+random turn of each unaugmented picture, and a linear head on the projector's output as it is.
+
+Of Orchestra's projector we leave out the bias before its last BatchNorm, which subtracts it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.data.views import quarter_turns
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Batch
+from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
+from harmonium.objectives import Objective, Seen, mlp, objectives
+
+
+@dataclass(kw_only=True)
+class Turned(Seen):
+    """Turned pictures as the model sees them; with all four turns, each turn is a view."""
+
+    turns: Tensor  # (views * n,) quarter turns, 0 to 3
+
+
+@objectives("rotation")
+@dataclass(frozen=True)
+class Rotation(Objective):
+    """Classification of quarter turns.
+
+    >>> Rotation(turns="one", head="projector").turns
+    'one'
+    """
+
+    paper = "Gidaris et al., 2018"
+
+    turns: Literal["all", "one"] = "all"  # all four of each picture, or one at random
+    head: Literal["encoder", "projector"] = "encoder"  # what the linear head looks at
+    augment: bool = False  # turn the first view instead of the picture itself
+    out: int | None = None  # width of the projector, if the head needs one; none: the encoder's
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out < 1:
+            raise ConfigError(f"objective.out is {self.out}; it must be at least 1")
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """A linear head, and the projector under it if it has one; all averaged."""
+        if self.head == "encoder":
+            return {"rotation": Part(nn.Linear(dim, 4))}
+        out = self.out or dim
+        projector = mlp(dim, out, out, norm="batch", bias=False, out_norm=True)
+        return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
+
+    def see(self, parts: Parts, batch: Batch) -> Turned:
+        """Features of the turned pictures, and projections if there is a projector."""
+        pictures = self._pictures(batch)
+        if self.turns == "all":
+            turns = torch.arange(4).repeat_interleave(len(pictures))
+            pictures = pictures.repeat(4, 1, 1, 1)
+        else:
+            turns = torch.randint(4, (len(pictures),), generator=batch.rng)
+        h = parts["encoder"](quarter_turns(pictures, turns))
+        views = len(h) // len(batch.index)
+        z = list(parts["projector"](h).chunk(views)) if self.head == "projector" else []
+        return Turned(batch, list(h.chunk(views)), z, turns=turns)
+
+    def _pictures(self, batch: Batch) -> Tensor:
+        """What is to be turned, (n, channels, side, side); views are made only if wanted."""
+        if self.augment and batch.make.pipelines[0].quarter_turn:
+            raise ConfigError(
+                "objective=rotation turns the views itself, but views.quarter_turn has turned them "
+                "already: set objective.augment=false or views.quarter_turn=false"
+            )
+        pictures = batch.views[0] if self.augment else batch.plain
+        height, width = pictures.shape[2:]
+        if height != width:
+            raise ConfigError(
+                f"objective=rotation needs square pictures but these are {height} x {width}: set "
+                "views.size"
+            )
+        return pictures
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Cross-entropy of the predicted turns; guessing costs log 4."""
+        looked_at = seen.z if self.head == "projector" else seen.h
+        predicted = parts["rotation"](torch.cat(looked_at))
+        return functional.cross_entropy(predicted, cast(Turned, seen).turns)

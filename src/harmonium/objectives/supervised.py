@@ -1,0 +1,66 @@
+"""Supervised learning: predict the labels, for comparison with learning that has none.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
+FedAvg as it was first published, and the upper reference of most federated self-supervised papers.
+The only objective that reads labels; pictures without one are left out of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Batch
+from harmonium.federation.parts import Part, Parts
+from harmonium.federation.world import World
+from harmonium.objectives import Objective, Seen, objectives
+
+UNKNOWN = -1  # the label of a picture that has none
+
+
+@objectives("supervised")
+@dataclass(frozen=True)
+class Supervised(Objective):
+    """Classification by a linear layer on the features of every view."""
+
+    paper = "McMahan et al., 2017"
+    uses_labels: ClassVar[bool] = True
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """A linear classifier, averaged like the encoder."""
+        if not world.classes:
+            raise ConfigError(
+                "objective=supervised needs labelled pictures: choose data with labels, or an "
+                "objective without, e.g. objective=simclr"
+            )
+        return {"classifier": Part(nn.Linear(dim, world.classes))}
+
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """Features of every view; there is no projector."""
+        h = parts["encoder"](torch.cat(batch.views))
+        return Seen(batch, list(h.chunk(len(batch.views))), [])
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Mean cross-entropy over all views of the pictures whose label is known."""
+        logits = parts["classifier"](torch.cat(seen.h))
+        return known_cross_entropy(logits, seen.batch.labels.repeat(len(seen.h)))
+
+
+def known_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over known labels of -log softmax; 0, with gradient 0, if none is known.
+
+    Args:
+        logits: (n, classes).
+        labels: (n,), -1 where unknown.
+
+    >>> known_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, -1])).item()
+    0.0
+    """
+    total = functional.cross_entropy(logits, labels, ignore_index=UNKNOWN, reduction="sum")
+    return total / (labels != UNKNOWN).sum().clamp(min=1)
