@@ -185,14 +185,17 @@ def explain(
     """Show what a method sends, keeps and reveals."""
     from harmonium.federation.card import card
     from harmonium.recipe import Recipe
+    from harmonium.recipe_text import about, baselines
     from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
     made = card(recipe.known_method())
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
-    else:
-        say(made.text())
+        return
+    if what in baselines():
+        say(f"{what}: {about(baselines()[what])[0]}")
+    say(made.text())
 
 
 @app.command()

@@ -281,12 +281,14 @@ class Recipe(BaseModel):
             classes=classes,
             seed=self.seed,
         )
+        fraction = self.participation.size(self.clients) / self.clients
+        local = self.local.scaled(self.clients * self.split.merge, fraction)
         return self.method.cls(
             world=world,
             encoder=self.encoder,
             objective=self.objective,
             terms=self.terms,
-            local=self.local,
+            local=local,
             aggregation=self.aggregation,
             server_optimiser=self.server,
             views=views,

@@ -27,11 +27,12 @@ from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, StoreError
+from harmonium.engines.unreliable import Unreliable
+from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.card import card
-from harmonium.federation.drive import Driver, Reply
+from harmonium.federation.drive import Driver, Engine, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import fault
@@ -232,11 +233,14 @@ class _Run:
     ) -> Server:
         """From the last committed round to the last of all."""
         recipe, watcher, method = self.recipe, self.watcher, host.method
-        driver = Driver(method, engine, Ledger(), recipe.participation.quorum, watcher.task)
         commit = self._restore(engine)
         examples = {client: len(index) for client, index in enumerate(host.indices)}
+        asked: Engine = engine
+        if recipe.participation.unreliable:
+            asked = Unreliable(engine, recipe.participation, recipe.seed, examples)
+        driver = Driver(method, asked, Ledger(), recipe.participation.quorum, watcher.task)
         server = Server(examples, method.blueprint.shared(), public=host.public)
-        cohort_size = recipe.participation.size(recipe.clients)
+        cohort_size = recipe.participation.asked(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         for note in (*notes, *judge.notes):
             watcher.note(note)
@@ -253,7 +257,14 @@ class _Run:
             server = replace(server, round=number)
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
             judged = recipe.evaluate.due(number, recipe.rounds)
-            server = driver.drive(method.play(server, cohort, judged=judged), server)
+            held = engine.snapshot()
+            try:
+                server = driver.drive(method.play(server, cohort, judged=judged), server)
+            except NotEnoughReplies as error:
+                if not recipe.participation.unreliable:
+                    raise
+                engine.restore(held)  # who had answered already trained for nothing
+                watcher.note(f"nothing comes of this round. {error}")
             if reason := fault(server.model):
                 raise ConfigError(
                     f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."

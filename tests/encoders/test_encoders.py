@@ -51,9 +51,9 @@ def test_pictures_become_features(name: str, channels: int, side: int) -> None:
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)
 def test_a_picture_is_judged_on_its_own(name: str, settings: dict[str, Any]) -> None:
-    network, x = seeded(narrow(name, **settings)).eval(), pictures()
+    network, x = seeded(narrow(name, **settings)).double().eval(), pictures().double()
     alone = torch.cat([network(x[i : i + 1]) for i in range(len(x))])
-    assert torch.allclose(network(x), alone, atol=1e-5)
+    assert torch.allclose(network(x), alone, atol=1e-8)
     assert (alone[0] - alone[1]).abs().max() > 1e-4
 
 
@@ -101,7 +101,7 @@ def test_a_copy_gives_the_same_features_and_a_life_of_its_own(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_double_precision_gives_the_same_features(name: str) -> None:
-    network, x = seeded(narrow(name)).eval(), pictures()
+    network, x = seeded(narrow(name), side=32).eval(), pictures(side=32)
     single = network(x)
     double = network.double()(x.double())
     assert double.dtype == torch.float64
@@ -111,10 +111,11 @@ def test_double_precision_gives_the_same_features(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_layout_in_memory_changes_nothing(name: str, channels: int) -> None:
-    network, x = seeded(narrow(name), channels).eval(), pictures(channels=channels)
+    network = seeded(narrow(name), channels).double().eval()
+    x = pictures(channels=channels).double()
     first = network(x)
     last = network.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
-    assert torch.allclose(first, last, atol=1e-5)
+    assert torch.allclose(first, last, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -61,7 +61,8 @@ def test_a_trained_block_by_hand(stride: int) -> None:
 def test_the_first_convolution_starts_smaller_with_depth() -> None:
     torch.manual_seed(0)
     for depth in (1, 9):
-        found = FixupBlock(32, 2, depth).conv1.weight.std()
+        found = FixupBlock(32, 2, depth).conv1.weight.std().item()
         assert found == pytest.approx((2 / (9 * 64)) ** 0.5 * depth**-0.5, rel=0.05)
     stages = FixupResNet20(width=4).build(3, 8)
-    assert stages[3][2].conv1.weight.std() == pytest.approx((2 / (9 * 256) / 9) ** 0.5, rel=0.05)
+    found = stages[3][2].conv1.weight.std().item()
+    assert found == pytest.approx((2 / (9 * 256) / 9) ** 0.5, rel=0.05)

@@ -215,3 +215,27 @@ def test_a_round_below_its_quorum_says_why(tmp_path: Path) -> None:
     server = replace(server, round=1)
     with pytest.raises(NotEnoughReplies, match="0 of 6.*too late.*of at most 0.01"):
         driver.drive(driver.method.round(server, server.everyone), server)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: Path) -> None:
+    """Nothing of such a round counts, also not what its clients would have kept."""
+    from harmonium.runs import run
+
+    settings = {
+        **TINY,
+        "method": method,
+        "clients": 2,
+        "rounds": 6,
+        "participation": {"dropout": 0.5, "quorum": 2},
+        "evaluate": {"k": 5, "health": 32, "labels_per_class": [], "every": 6},
+        "engine": {"workers": 0},
+    }
+    found = run("fedavg", out=tmp_path / "run", **settings)
+    answered = [row["answered"] for row in found.rounds[1:]]
+    assert min(answered) < 2 and max(answered) == 2
+    again = run("fedavg", out=tmp_path / "again", **settings)
+    assert again.figures == found.figures
+    lines = (tmp_path / "run" / "ledger.jsonl").read_text()
+    assert "dropped out (simulated)" in lines
+    assert lines == (tmp_path / "again" / "ledger.jsonl").read_text()

@@ -153,7 +153,7 @@ def test_rows_and_counters_are_as_ever(aggregation: Aggregation) -> None:
 @pytest.mark.parametrize("aggregation", EVERY, ids=str)
 def test_equal_uploads_come_back_to_the_bit(aggregation: Aggregation) -> None:
     draw = torch.Generator().manual_seed(0)
-    same = {"w": torch.randn(1000, generator=draw), "v": torch.randn(7, generator=draw)}
+    same = {f"w{k}": torch.randn(100 * k, generator=draw) for k in range(1, 9)}
     sent = {key: torch.randn(value.shape, generator=draw) for key, value in same.items()}
     layout = {key: Slot("mean", tuple(same[key].shape), torch.float32) for key in same}
     for count in (1, 4, 7):

@@ -48,7 +48,7 @@ def test_nothing_to_spare_asks_exactly_those_wanted() -> None:
 
 @pytest.mark.parametrize(
     ("number", "over", "clients", "asked"),
-    [(10, 0.3, 100, 13), (10, 0.1, 100, 11), (5, 0.01, 100, 6), (10, 0.3, 12, 12), (3, 2.0, 9, 9)],
+    [(10, 0.3, 100, 13), (50, 0.1, 100, 55), (5, 0.01, 100, 6), (10, 0.3, 12, 12), (3, 2.0, 9, 9)],
 )
 def test_some_to_spare_are_asked(number: int, over: float, clients: int, asked: int) -> None:
     sparing = Participation(number=number, over=over)

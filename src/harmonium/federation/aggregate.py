@@ -154,7 +154,7 @@ def _change(key: str, tensor: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
 
 
 def _norm(tensors: Weights, sent: Mapping[str, Tensor], trained: Collection[str]) -> float:
-    """The length of all trained changes together; in a fixed order, so that equals stay equal."""
+    """The length of all trained changes together, added up in a fixed order."""
     keys = sorted(set(tensors).intersection(trained))
     return math.sqrt(sum(_change(k, tensors[k], sent).square().sum().item() for k in keys))
 

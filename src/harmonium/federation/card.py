@@ -177,7 +177,8 @@ def _named(choice: Any) -> str:
         if getattr(choice, f.name) != f.default
     ]
     name = choice.name or type(choice).__name__
-    return f"{name} ({', '.join(changed)})" if changed else name
+    paper = getattr(choice, "paper", "")
+    return name + (f" ({', '.join(changed)})" if changed else "") + (f", {paper}" if paper else "")
 
 
 def _combines(method: Method) -> str:

@@ -128,7 +128,7 @@ class Driver:
             server.examples,
             uniform=method.server_optimiser.weighting == "uniform",
             aggregation=method.aggregation,
-            reference=server.model,
+            reference=ask.down.get("model", server.model),  # type: ignore[arg-type]
         )
         down = _sizes(ask.down)
         waiting: dict[ClientId, Reply] = {}

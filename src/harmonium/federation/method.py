@@ -275,9 +275,8 @@ class Method:
         cls = type(self)
         found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
         declared = {one.name: one for one in found if isinstance(one, Exchange)}
-        if not self.recalibrates:
-            del declared["calibrate"]
-        return declared
+        calibrate = declared.pop("calibrate")
+        return {**declared, "calibrate": calibrate} if self.recalibrates else declared
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""

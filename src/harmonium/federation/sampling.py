@@ -66,7 +66,7 @@ class Participation:
 
     def asked(self, clients: int) -> int:
         """How many of `clients` are asked in a round: those wanted and some to spare."""
-        wanted = math.ceil((1 + self.over) * self.size(clients) - 1e-9)  # 1.1 * 10 is above 11
+        wanted = math.ceil((1 + self.over) * self.size(clients) - 1e-9)  # 1.1 * 50 is above 55
         return min(wanted, clients)
 
     def cohort(self, everyone: Sequence[ClientId], round: int, seed: int) -> list[ClientId]:

@@ -7,7 +7,8 @@ all clients, so that c is always the mean of all c_i. Uploads are averaged with 
 
 The paper's steps have no momentum. With momentum m the K steps together apply each gradient
 sum_{j <= K} (1 - m^j) / (1 - m) times instead of K times, and that sum takes the place of K.
-BatchNorm's statistics have no gradient and no control variate: they follow `batch_norm`.
+BatchNorm's statistics have no gradient and no control variate: they follow `batch_norm`. With an
+aggregation other than the mean, c is no longer exactly the mean of all c_i.
 """
 
 from __future__ import annotations

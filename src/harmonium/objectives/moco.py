@@ -5,10 +5,16 @@ Chen et al., Improved Baselines with Momentum Contrastive Learning, 2020 (versio
 a slow copy of the encoder, the target; a queue of the newest ones serves as negatives.
 
 In a federation we follow EasyFL (Zhuang et al., 2022): each round the target starts from the
-received model, and both views ask. Two departures. The queue is drawn anew each round, so that a
-client need not remember anything; `queue_owner: local` keeps it as EasyFL does. And pictures are
-not shuffled before the target sees them: that kept several devices from sharing BatchNorm
-statistics between a view and its key, but in one process all pictures of a batch share them anyway.
+received model, and both views ask. We depart from it twice, because a client's round has few steps:
+
+- The queue starts empty each round, so a client remembers nothing. Keys of earlier rounds
+  (`queue_owner: local`, EasyFL's) come from other models, and are told apart by that alone.
+- Negatives are keys of pictures: those in the queue so far, and the others of the batch. The
+  original counts the random rows of a queue that is not yet full too (`negatives: queue`), which
+  matters for its first steps only; where every round starts anew it lets all views collapse.
+
+Pictures are not shuffled before the target sees them. That kept a view and its key from sharing
+BatchNorm statistics on one of several devices; in one process all of a batch share them anyway.
 """
 
 from __future__ import annotations
@@ -48,14 +54,15 @@ class MoCo(Objective):
     version: Literal[1, 2] = 2  # 1: linear head, cold softmax; 2: two layers, warmer
     temperature: float | None = None  # of the softmax; none: the version's, 0.07 or 0.2
     hidden: int | None = None  # width of version 2's inner layer; none: the encoder's
-    norm: Norm = "none"  # in version 2's head; batch as EasyFL has it
+    norm: Norm = "batch"  # in version 2's head, as EasyFL has it; none as published
     out: int = 128  # size of a projection
-    queue: int = 4096  # keys to contrast with; choose fewer where clients have few pictures
+    queue: int = 4096  # keys to contrast with; choose fewer if kept where pictures are few
+    negatives: Literal["pictures", "queue"] = "pictures"  # real keys, or all rows of the queue
     momentum: float = 0.99  # what the target keeps of itself in a step
     symmetric: bool = True  # both views ask, losses are added; else only the first asks
     target: Owner = "fresh"  # mean: averaged; local: kept; fresh: restarted each round
     ema_buffers: Buffers = "own"  # target's BatchNorm statistics: its own, or a copy
-    queue_owner: QueueOwner = "fresh"  # fresh: random each round, no state; local: kept
+    queue_owner: QueueOwner = "fresh"  # fresh: anew each round, no state; local: kept
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not self.temperature > 0:
@@ -97,9 +104,11 @@ class MoCo(Objective):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """What it costs to find the other view's key, summed over the views that ask."""
-        negatives = queue_of(parts).rows
+        real = self.negatives == "pictures"
+        rows = queue_of(parts).real() if real else queue_of(parts).rows
         pairs = zip(seen.z, reversed(seen.t), strict=True)
-        return torch.stack([contrast(z, t, negatives, self.warmth) for z, t in pairs]).sum()
+        losses = [contrast(z, t, rows, self.warmth, within=real) for z, t in pairs]
+        return torch.stack(losses).sum()
 
     def prepare(self, parts: Parts) -> None:
         """Start what is `fresh`: the target from the received model, the queue at random."""
@@ -112,14 +121,17 @@ class MoCo(Objective):
         queue_of(parts).push()
 
 
-def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+def contrast(
+    query: Tensor, key: Tensor, negatives: Tensor, temperature: float, *, within: bool = False
+) -> Tensor:
     """Mean over queries of -log softmax of the own key among it and all negatives (MoCo eq. 1).
 
     Args:
         query: projections, (n, dim).
-        key: the target's projection of the same pictures, (n, dim); gets no gradient.
+        key: the target's projections of the same pictures, (n, dim); get no gradient.
         negatives: unit rows, (size, dim); get no gradient.
         temperature: divides the cosine similarities.
+        within: the keys of the other pictures are negatives as well.
 
     >>> same = torch.ones(4, 3)
     >>> loss = contrast(same, same, functional.normalize(torch.ones(7, 3)), 0.2)
@@ -127,7 +139,7 @@ def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) 
     True
     """
     query, key = functional.normalize(query), functional.normalize(key.detach())
-    own = (query * key).sum(1, keepdim=True)
-    others = query @ negatives.detach().to(query.dtype).T
-    logits = torch.cat([own, others], 1) / temperature
-    return functional.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64))
+    near = query @ key.T if within else (query * key).sum(1, keepdim=True)
+    far = query @ negatives.detach().to(query.dtype).T
+    own = torch.arange(len(query)) if within else torch.zeros(len(query), dtype=torch.int64)
+    return functional.cross_entropy(torch.cat([near, far], 1) / temperature, own)

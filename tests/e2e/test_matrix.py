@@ -1,0 +1,73 @@
+"""Every objective under every generic method: it trains, and a resumed run ends with the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harmonium.data.partition import make_split
+from harmonium.federation.client import Batch, Examples
+from harmonium.federation.method import Method
+from harmonium.federation.wire import Weights
+from harmonium.objectives import objectives
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import baselines, load_tree
+from harmonium.testing import TINY, Trial
+
+METHODS = ("fedavg", "fedadam", "fedprox", "scaffold")
+DATA = {**TINY["data"], "count": 100, "validation": 0.04}
+LOCAL = {"epochs": 4, "batch": 12, "lr": 0.05, "momentum": 0.0}
+SMALL = {"moco": {"queue": 32}, "swav": {"prototypes": 8, "queue": 24, "freeze": 2}}
+
+
+def trial(name: str, objective: Any) -> Trial:
+    tree = {**TINY, **load_tree(name), "data": DATA, "local": LOCAL, "objective": objective}
+    if name == "fedadam":
+        tree["server"] = {"name": "adam", "weighting": "uniform", "lr": 0.01}
+    recipe = Recipe.from_tree(tree)
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    return Trial(recipe, dataset, split).go()
+
+
+def loss_of(method: Method, model: Weights, trial: Trial) -> float:
+    """The loss of a model on all training pictures, under a few fixed draws of views."""
+    images = trial.dataset.train
+    examples = Examples(images, np.arange(len(images)), uses_labels=method.reads_labels)
+    total = 0.0
+    for draw in range(3):
+        parts = method.blueprint.copy_from(model)
+        method.objective.prepare(parts)
+        rng = torch.Generator().manual_seed(draw)
+        batch = Batch(torch.arange(len(images)), examples, method.views, rng)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(draw)
+            seen = method.objective.see(parts, batch)
+            total += method.objective.score(parts, seen, {}).item() / 3
+    return total
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("objective", objectives.table())
+def test_an_objective_trains_under_a_method(objective: str, name: str) -> None:
+    found = trial(name, {"name": objective, **SMALL.get(objective, {})})
+    start = found.method.blueprint.shared()
+    before = loss_of(found.method, start, found)
+    after = loss_of(found.method, found.server.model, found)
+    assert np.isfinite(before) and after < before
+    trained = {key for key, p in found.method.blueprint.named_parameters() if p.requires_grad}
+    still = {key for key in trained if torch.equal(start[key], found.server.model[key])}
+    still = {key for key in still if start[key].ndim > 1}  # BatchNorm cancels a bias before it
+    assert not still
+    assert found.again(reload=True).digest == found.digest
+
+
+@pytest.mark.parametrize("name", baselines())
+def test_every_short_cut_runs(name: str, tmp_path: Path) -> None:
+    tree = {**load_tree(name), **{key: TINY[key] for key in ("data", "encoder", "clients")}}
+    recipe = Recipe.from_tree({**tree, "rounds": 1, "split": TINY["split"]})
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    assert Trial(recipe, dataset, split).go().lines
