@@ -1,4 +1,4 @@
-"""Write the tables of data sets and splits into the pages, from the classes themselves.
+"""Write the tables of choices and settings into the pages, from the classes themselves.
 
 `python docs/tables.py` rewrites what stands between the markers in docs/*.md. A test compares.
 """
@@ -16,10 +16,30 @@ from typing import Any
 
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.partition import SplitRule, splits
+from harmonium.encoders import Encoder, encoders
+from harmonium.evaluate.judge import Evaluation
+from harmonium.federation.aggregate import Aggregation, aggregations
+from harmonium.federation.client import Local
+from harmonium.federation.method import Method
+from harmonium.federation.optimiser import ServerOptimiser, optimisers
+from harmonium.federation.sampling import Participation
+from harmonium.methods import methods
+from harmonium.objectives import Objective, objectives
+from harmonium.recipe import EngineSettings, Privacy
+from harmonium.recipe_text import about, baselines
+from harmonium.terms import Term, terms
 
 HERE = Path(__file__).parent
 HEAD = "| key | type | default | meaning |\n|---|---|---|---|\n"
-DEFAULTS = {"data": "digits", "split": "iid"}
+DEFAULTS = {
+    "method": "fedavg",
+    "objective": "simclr",
+    "encoder": "cnn-small",
+    "data": "digits",
+    "split": "iid",
+    "server": "average",
+    "aggregation": "mean",
+}
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -76,16 +96,19 @@ def row(section: str, cls: type, field: Field[Any]) -> str:
 def settings(section: str, registry: Any, base: type) -> str:
     """Tables of the common settings and of each choice's own."""
     common = {field.name: field for field in fields(base)}
-    text = f"Settings of every {registry.kind}:\n\n{HEAD}"
-    text += "".join(row(section, base, field) for field in common.values())
+    shown = {} if base is Method else common  # what other sections give a method
+    text = f"Settings of every {registry.kind}:\n\n{HEAD}" if shown else ""
+    text += "".join(row(section, base, field) for field in shown.values())
     groups: dict[str, list[str]] = {}
     for name, cls in registry.table().items():
         own = [f for f in fields(cls) if f.init and common.get(f.name) != f and differs(f, common)]
-        table = "".join(row(section, cls, field) for field in own)
+        prefix = f"terms.{name}" if section == "terms" else section
+        table = "".join(row(prefix, cls, field) for field in own)
         if table:
             groups.setdefault(table, []).append(name)
     for table, names in groups.items():
-        listed = ", ".join(f"`{section}={name}`" for name in names)
+        separator = "." if section == "terms" else "="
+        listed = ", ".join(f"`{section}{separator}{name}`" for name in names)
         text += f"\nSettings of {listed}:\n\n{HEAD}{table}"
     return text
 
@@ -99,8 +122,26 @@ def choices(section: str, registry: Any) -> str:
     """The names and what they are."""
     text = "| choice | what |\n|---|---|\n"
     for name, cls in registry.table().items():
-        mark = " (default)" if name == DEFAULTS[section] else ""
+        mark = " (default)" if name == DEFAULTS.get(section) else ""
         text += f"| `{name}`{mark} | {(cls.__doc__ or '').strip().splitlines()[0]} |\n"
+    return text
+
+
+def chosen(section: str, registry: Any, base: type) -> str:
+    """Both tables of a section that names a choice."""
+    return f"{choices(section, registry)}\n{settings(section, registry, base)}"
+
+
+def fixed(section: str, cls: type) -> str:
+    """The settings of a section without choices."""
+    return HEAD + "".join(row(section, cls, field) for field in fields(cls))
+
+
+def shortcuts() -> str:
+    """The baselines of the papers by name."""
+    text = "| name | what | paper |\n|---|---|---|\n"
+    for name, file in baselines().items():
+        text += f"| `{name}` | {' | '.join(about(file))} |\n"
     return text
 
 
@@ -119,8 +160,20 @@ def sets() -> str:
 
 
 TABLES = {
-    "data": lambda: choices("data", datasets) + "\n" + settings("data", datasets, DataSpec),
-    "split": lambda: choices("split", splits) + "\n" + settings("split", splits, SplitRule),
+    "method": lambda: chosen("method", methods, Method),
+    "shortcuts": shortcuts,
+    "objective": lambda: chosen("objective", objectives, Objective),
+    "terms": lambda: chosen("terms", terms, Term),
+    "encoder": lambda: chosen("encoder", encoders, Encoder),
+    "data": lambda: chosen("data", datasets, DataSpec),
+    "split": lambda: chosen("split", splits, SplitRule),
+    "server": lambda: chosen("server", optimisers, ServerOptimiser),
+    "aggregation": lambda: chosen("aggregation", aggregations, Aggregation),
+    "local": lambda: fixed("local", Local),
+    "participation": lambda: fixed("participation", Participation),
+    "privacy": lambda: fixed("privacy", Privacy),
+    "evaluate": lambda: fixed("evaluate", Evaluation),
+    "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,
 }
 
