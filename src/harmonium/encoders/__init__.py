@@ -28,9 +28,9 @@ class Encoder:
     def channels_last(self) -> bool:
         """Whether the network trains faster on CPUs with its channels last in memory.
 
-        Measured by benchmarks/encoders.py on one core, 32 pixels, batches of 16 and 64: CCT 1.18
-        times as fast, `fixup-resnet20` 1.1, any with BatchNorm 1.2 to 1.3, `resnet18` to
-        `resnet50` and `cnn5` 1.0 to 1.1, `cnn-small` 0.9 to 1.0.
+        Measured by benchmarks/encoders.py on one core at 32 pixels: `cct-4-3x2` is 1.2 times as
+        fast, `fixup-resnet20` and `cnn5` 1.1, `resnet18` and larger about equal, and `cnn-small`
+        0.92 with GroupNorm, though 1.2 with BatchNorm.
         """
         return True
 

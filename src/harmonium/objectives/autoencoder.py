@@ -3,7 +3,7 @@
 FedCA's baseline FedAE (Zhang et al., Federated Unsupervised Representation Learning, 2020) averages
 an encoder and its mirror image made of transposed convolutions. The paper says no more, so these
 are ours: the mean squared error over unaugmented pictures with values in [0, 1], and a decoder
-that doubles a small map until it has the picture's side.
+that doubles a small map until it has the picture's side and ends within these values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, objectives
+from harmonium.objectives import Objective, Seen, check, objectives
 
 SMALLEST = 4  # side of the map that the decoder starts from, at most
 WIDEST = 8  # channels of its widest layer, in multiples of `width`
@@ -38,13 +38,10 @@ class Autoencoder(Objective):
 
     paper = "Zhang et al., 2020"
 
-    width: int = (
-        32  # channels of the decoder's last hidden layer; each one before has twice as many
-    )
+    width: int = 32  # channels of the last hidden layer; each one before has twice as many
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"objective.width is {self.width}; it must be at least 1")
+        check(self, "at least 1", lambda size: size >= 1, "width")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """The decoder, averaged like the encoder."""
@@ -88,4 +85,4 @@ def decoder(dim: int, channels: int, side: int, width: int) -> nn.Sequential:
         # From s pixels to 2 s - 1, or to 2 s if a last row and column are added.
         even = int(sides[depth - 1] % 2 == 0)
         layers.append(nn.ConvTranspose2d(wider, wide, 3, 2, 1, output_padding=even))
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.Sigmoid())

@@ -7,8 +7,9 @@ a slow copy of the encoder, the target; a queue of the newest ones serves as neg
 In a federation we follow EasyFL (Zhuang et al., 2022): each round the target starts from the
 received model, and both views ask. We depart from it twice, because a client's round has few steps:
 
-- The queue starts empty each round, so a client remembers nothing. Keys of earlier rounds
-  (`queue_owner: local`, EasyFL's) come from other models, and are told apart by that alone.
+- The queue starts anew each round, so a client remembers nothing. EasyFL keeps it (`queue_owner:
+  local`), but keys of older models are easy to tell from new ones whatever they show, and with
+  few pictures a client we saw features collapse.
 - Negatives are keys of pictures: those in the queue so far, and the others of the batch. The
   original counts the random rows of a queue that is not yet full too (`negatives: queue`), which
   matters for its first steps only; where every round starts anew it lets all views collapse.
@@ -27,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, mlp, objectives, two
+from harmonium.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.objectives.heads import Norm
+from harmonium.objectives.infonce import info_nce
 from harmonium.objectives.queue import Owner as QueueOwner
 from harmonium.objectives.queue import queue_of, queue_part, redraw
 from harmonium.objectives.twin import Buffers, Owner, follow, restart, twin
@@ -65,14 +66,9 @@ class MoCo(Objective):
     queue_owner: QueueOwner = "fresh"  # fresh: anew each round, no state; local: kept
 
     def __post_init__(self) -> None:
-        if self.temperature is not None and not self.temperature > 0:
-            raise ConfigError(f"objective.temperature is {self.temperature}; it must be positive")
-        for name in ("hidden", "out", "queue"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ConfigError(f"objective.{name} is {size}; it must be at least 1")
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError(f"objective.momentum is {self.momentum}; it must be within 0 and 1")
+        check(self, "positive", lambda warmth: warmth > 0, "temperature")
+        check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "queue")
+        check(self, "within 0 and 1", lambda momentum: 0 <= momentum <= 1, "momentum")
 
     @property
     def warmth(self) -> float:
@@ -96,24 +92,28 @@ class MoCo(Objective):
         ask, answer = ([first, second],) * 2 if self.symmetric else ([first], [second])
         h = parts["encoder"](torch.cat(ask))
         z = parts["projector"](h)
+        target: Any = parts["target"]
         with torch.no_grad():
-            target = parts["target"]
-            keys = target["projector"](target["encoder"](torch.cat(answer)))  # type: ignore[index]
+            keys = target["projector"](target["encoder"](torch.cat(answer)))
         queue_of(parts).offer(keys)
         return Seen(batch, *(list(rows.chunk(len(ask))) for rows in (h, z, keys)))
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """What it costs to find the other view's key, summed over the views that ask."""
-        real = self.negatives == "pictures"
-        rows = queue_of(parts).real() if real else queue_of(parts).rows
-        pairs = zip(seen.z, reversed(seen.t), strict=True)
-        losses = [contrast(z, t, rows, self.warmth, within=real) for z, t in pairs]
+        queue, warmth = queue_of(parts), self.warmth
+        losses = [
+            contrast(z, t, queue.rows, warmth)
+            if self.negatives == "queue"
+            else info_nce(z, t, warmth, anchors="first", negatives=queue.real())
+            for z, t in zip(seen.z, reversed(seen.t), strict=True)
+        ]
         return torch.stack(losses).sum()
 
     def prepare(self, parts: Parts) -> None:
         """Start what is `fresh`: the target from the received model, the queue at random."""
         restart(parts)
-        redraw(parts)
+        if self.negatives == "queue":
+            redraw(parts)
 
     def after_step(self, parts: Parts) -> None:
         """Let the target follow, and take in the keys of this step."""
@@ -121,9 +121,7 @@ class MoCo(Objective):
         queue_of(parts).push()
 
 
-def contrast(
-    query: Tensor, key: Tensor, negatives: Tensor, temperature: float, *, within: bool = False
-) -> Tensor:
+def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """Mean over queries of -log softmax of the own key among it and all negatives (MoCo eq. 1).
 
     Args:
@@ -131,7 +129,6 @@ def contrast(
         key: the target's projections of the same pictures, (n, dim); get no gradient.
         negatives: unit rows, (size, dim); get no gradient.
         temperature: divides the cosine similarities.
-        within: the keys of the other pictures are negatives as well.
 
     >>> same = torch.ones(4, 3)
     >>> loss = contrast(same, same, functional.normalize(torch.ones(7, 3)), 0.2)
@@ -139,7 +136,7 @@ def contrast(
     True
     """
     query, key = functional.normalize(query), functional.normalize(key.detach())
-    near = query @ key.T if within else (query * key).sum(1, keepdim=True)
-    far = query @ negatives.detach().to(query.dtype).T
-    own = torch.arange(len(query)) if within else torch.zeros(len(query), dtype=torch.int64)
-    return functional.cross_entropy(torch.cat([near, far], 1) / temperature, own)
+    own = (query * key).sum(1, keepdim=True)
+    others = query @ negatives.detach().to(query.dtype).T
+    logits = torch.cat([own, others], 1) / temperature
+    return functional.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64))

@@ -4,8 +4,6 @@ Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotatio
 federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
 random turn of each unaugmented picture, and a linear head on the projector's output as it is.
-
-Of Orchestra's projector we leave out the bias before its last BatchNorm, which subtracts it again.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, mlp, objectives
+from harmonium.objectives import Objective, Seen, check, mlp, objectives
 
 
 @dataclass(kw_only=True)
@@ -50,15 +48,14 @@ class Rotation(Objective):
     out: int | None = None  # width of the projector, if the head needs one; none: the encoder's
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out < 1:
-            raise ConfigError(f"objective.out is {self.out}; it must be at least 1")
+        check(self, "at least 1", lambda size: size >= 1, "out")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A linear head, and the projector under it if it has one; all averaged."""
         if self.head == "encoder":
             return {"rotation": Part(nn.Linear(dim, 4))}
         out = self.out or dim
-        projector = mlp(dim, out, out, norm="batch", bias=False, out_norm=True)
+        projector = mlp(dim, out, out, norm="batch", bias=False, out_bias=True, out_norm=True)
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
     def see(self, parts: Parts, batch: Batch) -> Turned:

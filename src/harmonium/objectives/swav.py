@@ -25,7 +25,7 @@ from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, mlp, objectives
+from harmonium.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.objectives.heads import Norm
 from harmonium.objectives.queue import Owner, queue_of, queue_part
 from harmonium.objectives.sinkhorn import sinkhorn
@@ -54,14 +54,10 @@ class SwAV(Objective):
     norm: Norm = "batch"  # in the projector
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"objective.{name} is {getattr(self, name)}; it must be positive")
-        least = {"prototypes": 2, "iterations": 1, "freeze": 0, "queue": 0, "hidden": 1, "out": 1}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ConfigError(f"objective.{name} is {value}; it must be at least {smallest}")
+        check(self, "positive", lambda value: value > 0, "temperature", "epsilon")
+        check(self, "at least 2", lambda count: count >= 2, "prototypes")
+        check(self, "at least 1", lambda size: size >= 1, "iterations", "hidden", "out")
+        check(self, "0 or more", lambda count: count >= 0, "freeze", "queue")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector and the prototypes, both averaged, and the queue, which is never sent."""
@@ -108,8 +104,10 @@ class SwAV(Objective):
 
     def after_step(self, parts: Parts) -> None:
         """Unit prototypes again, one more step counted, projections into the queue."""
-        prototypes_of(parts).renormalise()
-        prototypes_of(parts).steps += 1
+        prototypes = prototypes_of(parts)
+        if prototypes.rows.requires_grad:  # else the method holds them still
+            prototypes.renormalise()
+            prototypes.steps += 1
         if self.queue:
             queue_of(parts).push()
 
