@@ -35,8 +35,8 @@ OBJECTIVES: dict[str, list[str]] = {
     "barlow": [],
     "vicreg": [],
     "swav": [],
-    "rotation": [],
-    "rotation, one turn": ["objective=rotation", "objective.turns=one", "objective.head=projector"],
+    "rotation": ["objective.turns=one", "objective.head=projector"],
+    "rotation, FedPR's form": ["objective=rotation"],
     "autoencoder": [],
     "supervised": [],
 }
@@ -54,7 +54,7 @@ COMMON = [
 ]
 SETS = {
     "digits": ["data=digits", "views=digits", "rounds=20", "evaluate.k=20"],
-    "cifar10": ["data=cifar10", "data.limit=5000", "rounds=12", "evaluate.k=50"],
+    "cifar10": ["data=cifar10", "data.limit=5000", "rounds=8", "evaluate.k=50"],
 }
 
 

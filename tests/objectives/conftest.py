@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harmonium.data.images import Images
 from harmonium.data.views import preset
+from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.federation.client import Batch, Client, Examples, Local
 from harmonium.federation.method import Method
@@ -49,11 +50,18 @@ class Practice:
 
 @pytest.fixture
 def practise() -> Callable[..., Practice]:
-    def begin(objective: Objective, *, seed: int = 0, count: int = 24, **local: Any) -> Practice:
+    def begin(
+        objective: Objective,
+        *,
+        seed: int = 0,
+        count: int = 24,
+        encoder: Encoder = CnnSmall(width=4, out=16),  # noqa: B008  (settings are frozen)
+        **local: Any,
+    ) -> Practice:
         pixels = (load_digits().images[:count, :, :, None] * 15.9).astype(np.uint8)
         method = Method(
             world=World(clients=2, rounds=1, channels=1, side=8, seed=seed),
-            encoder=CnnSmall(width=4, out=16),
+            encoder=encoder,
             objective=objective,
             views=preset("digits"),
             local=Local(**{"epochs": 1, "batch": 8, **local}),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harmonium.errors import ConfigError
+from harmonium.federation.world import World
 from harmonium.objectives.infonce import InfoNCE, bound, info_nce
 from harmonium.objectives.simclr import SimCLR, nt_xent
 
@@ -118,8 +119,6 @@ def test_training_moves_what_it_should_and_takes_negatives_from_the_method(pract
 
 
 def test_the_projector_is_that_of_simclr() -> None:
-    from harmonium.federation.world import World
-
     heads = (kind(hidden=2048, norm="none").build({}, 512, World()) for kind in (SimCLR, InfoNCE))
     counts = [sum(p.numel() for p in head["projector"].module.parameters()) for head in heads]
     assert counts == [1_312_896] * 2

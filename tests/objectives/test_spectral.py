@@ -196,7 +196,7 @@ def test_the_objective_scores_what_its_functions_say(practise) -> None:  # type:
             nothing = torch.zeros(128, 128, dtype=torch.float64)
             assert loss.item() == pytest.approx(2 * fedsc([a, b], 0.25, 1.0, nothing), abs=1e-5)
         else:
-            layer = practice.parts["centroids"].double()
+            layer = practice.parts["centroids"].double().requires_grad_(False)
             out = [[layer(z / z.norm()) for z in view] for view in (a, b)]
             unit = [[z / z.norm() for z in view] for view in out]
             assert loss.item() == pytest.approx(haochen(*unit, 1.0), abs=1e-5)
