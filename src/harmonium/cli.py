@@ -275,6 +275,7 @@ def _show_result(result: Result, as_json: bool) -> None:
             "figures": dict(result.figures),
             "untrained": dict(result.untrained),
             "notes": list(result.notes),
+            "batch_norm": result.batch_norm,
             "rounds": list(result.rounds),
         }
         print(json.dumps(shown))
@@ -307,6 +308,8 @@ def _show_result(result: Result, as_json: bool) -> None:
     )
     for warning in health["warnings"]:
         say(f"warning  {warning}")
+    if result.batch_norm:
+        say(f"BatchNorm {result.batch_norm}")
     say(f"run      {result.folder}")
     say(f"picture  {result.folder / 'run.png'}")
 

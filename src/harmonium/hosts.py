@@ -97,7 +97,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     path = folder / "about.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        return {key: about[key] for key in ("data", "public", "split", "cache", "notes")}
+        keys = ("data", "public", "split", "cache", "notes", "batch_norm")
+        return {key: about[key] for key in keys}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is missing or damaged: start a new run") from error
 

@@ -83,6 +83,7 @@ class Result:
     untrained: Mapping[str, Any]  # of the encoder as first drawn, on the same
     rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
     notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
+    batch_norm: str = ""  # what became of BatchNorm; empty where there is none
 
 
 def run(
@@ -146,6 +147,7 @@ def _begin(folder: Path, recipe: Recipe) -> None:
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset)
+    explained = card(recipe.build_method(dataset))
     about = {
         "recipe": recipe.digest,
         "data": dataset.digest,
@@ -154,7 +156,8 @@ def _begin(folder: Path, recipe: Recipe) -> None:
         "cache": {"data": dataset.key, "public": public.key if public else None},
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
-        "card": card(recipe.build_method(dataset)).text().splitlines(),
+        "card": explained.text().splitlines(),
+        "batch_norm": explained.batch_norm,
         "clients": list(split.names),
         "notes": [*dataset.notes, *split.notes, *public_notes(recipe, public)],
     }
@@ -338,7 +341,15 @@ class _Run:
     def _result(self) -> Result:
         held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         rounds = tuple(self.folder.read_log("metrics.jsonl"))
-        notes = tuple(read_about(self.path)["notes"])
-        result = Result(self.path, self.recipe, held["figures"], held["untrained"], rounds, notes)
+        about = read_about(self.path)
+        result = Result(
+            self.path,
+            self.recipe,
+            held["figures"],
+            held["untrained"],
+            rounds,
+            tuple(about["notes"]),
+            about["batch_norm"],
+        )
         self.watcher.end(result)
         return result

@@ -287,7 +287,7 @@ def test_an_objective_can_prepare_its_parts_from_what_was_received(tmp_path: Pat
         def build(self, made, dim, world):  # type: ignore[no-untyped-def]
             return {"twin": Part(nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False)), "fresh")}
 
-        def prepare(self, parts):  # type: ignore[no-untyped-def]
+        def prepare(self, parts, *, first):  # type: ignore[no-untyped-def]
             parts["twin"].load_state_dict(parts["encoder"].state_dict())
 
     method = replace(METHOD, objective=Twin())

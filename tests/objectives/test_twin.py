@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from harmonium.federation.client import frozen
+from harmonium.federation.client import Client, frozen
+from harmonium.federation.method import Method
 from harmonium.federation.parts import Part, Parts
+from harmonium.objectives.byol import BYOL
 from harmonium.objectives.twin import follow, restart, twin
 
 
@@ -121,6 +123,21 @@ def test_only_a_fresh_twin_restarts(owner: str) -> None:
         assert not equal(values(model["target"]["encoder"]), values(model["encoder"]))
     else:
         assert equal(values(model["target"]), before)
+
+
+@pytest.mark.parametrize("owner", ["mean", "local", "fresh"])
+def test_a_local_twin_begins_as_the_model_that_its_client_first_received(owner: str) -> None:
+    """However late that is; an averaged one is received itself."""
+    method = Method(objective=BYOL(target=owner))  # type: ignore[arg-type]
+    sent = {key: value + 1 for key, value in method.blueprint.shared().items()}
+    client = Client(0, 5, 9, None, None, None, None)  # type: ignore[arg-type]
+    parts = method.pull(client, sent)
+    same = equal(values(parts["target"]["encoder"]), values(parts["encoder"]))  # type: ignore[index]
+    assert same  # an averaged one, too: both were moved by one
+    method.push(client, parts)
+    later = method.pull(client, {key: value + 1 for key, value in sent.items()})
+    moved = equal(values(later["target"]["encoder"]), values(later["encoder"]))  # type: ignore[index]
+    assert moved == (owner != "local")
 
 
 @pytest.mark.parametrize(

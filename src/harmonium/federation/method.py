@@ -249,8 +249,9 @@ class Method:
 
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: as first drawn, then the message's parts, then the client's own."""
-        parts = self.blueprint.copy_from(model, client.state.get("parts", {}))
-        self.objective.prepare(parts)
+        kept = client.state.get("parts")
+        parts = self.blueprint.copy_from(model, kept or {})
+        self.objective.prepare(parts, first=kept is None)
         return parts
 
     def push(self, client: Client, parts: Parts) -> Weights:

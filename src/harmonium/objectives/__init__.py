@@ -72,8 +72,11 @@ class Objective:
         """The loss, a scalar mean over the batch."""
         raise TypeError(f"{type(self).__name__} must define `score`")
 
-    def prepare(self, parts: Parts) -> None:
-        """Called once a model was put together, e.g. to start a fresh twin from the encoder."""
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
+        """Called once a model was put together, e.g. to start a fresh twin from the encoder.
+
+        `first`: the client keeps nothing yet, so that its local parts are as first drawn.
+        """
 
     def after_step(self, parts: Parts) -> None:
         """Called after every optimiser step."""

@@ -67,9 +67,9 @@ class BYOL(Objective):
             "target": twin(followed, ("encoder", "projector"), self.target),
         }
 
-    def prepare(self, parts: Parts) -> None:
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """A `fresh` target starts as the received model."""
-        restart(parts)
+        restart(parts, first=first)
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """What the network makes of the views, and what the target makes of them."""

@@ -109,9 +109,9 @@ class MoCo(Objective):
         ]
         return torch.stack(losses).sum()
 
-    def prepare(self, parts: Parts) -> None:
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """Start what is `fresh`: the target from the received model, the queue at random."""
-        restart(parts)
+        restart(parts, first=first)
         if self.negatives == "queue":
             redraw(parts)
 

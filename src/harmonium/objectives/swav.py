@@ -98,7 +98,7 @@ class SwAV(Objective):
         together = torch.cat([earlier, scores]) / self.epsilon
         return sinkhorn(together, self.iterations)[len(earlier) :]
 
-    def prepare(self, parts: Parts) -> None:
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """Give averaged prototypes their unit length back."""
         prototypes_of(parts).renormalise()
 

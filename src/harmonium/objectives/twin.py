@@ -27,9 +27,10 @@ def twin(made: Mapping[str, nn.Module], names: tuple[str, ...], owner: Owner) ->
 
 
 @torch.no_grad()
-def restart(parts: Parts, name: str = "target") -> None:
-    """Start a twin that is `fresh` from the model it follows; others keep what they have."""
-    if parts.rules[name] == "fresh":
+def restart(parts: Parts, *, first: bool = False, name: str = "target") -> None:
+    """Start a twin from the model it follows: a `fresh` one always, a `local` one at `first`."""
+    rule = parts.rules[name]
+    if rule == "fresh" or (rule == "local" and first):
         for part, follower in parts[name].items():  # type: ignore[operator]
             follower.load_state_dict(parts[part].state_dict())
 
