@@ -273,6 +273,7 @@ class Recipe(BaseModel):
         """The method for pictures of some shape."""
         height, _, channels = shape
         views = self.views.build()
+        self.objective.check_views(len(views.pipelines))
         world = World(
             clients=self.clients,
             rounds=self.rounds,

@@ -42,12 +42,16 @@ class Seen:
 def two(views: list[Tensor]) -> tuple[Tensor, Tensor]:
     """A list of exactly two views as a pair."""
     if len(views) != 2:
-        raise ConfigError(
-            f"this objective compares 2 views, but these views are {len(views)}: choose other "
-            "views, e.g. views=simclr"
-        )
+        raise ConfigError(_miscounted("this objective", "2 views", len(views)))
     first, second = views
     return first, second
+
+
+def _miscounted(objective: str, wanted: str, count: int) -> str:
+    return (
+        f"{objective} compares {wanted}, but these views are {count}: choose other views, e.g. "
+        "views=simclr"
+    )
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,14 @@ class Objective:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""  # authors and year, for lists
     uses_labels: ClassVar[bool] = False
+    views: ClassVar[tuple[int, int]] = (1, 99)  # fewest and most that it can look at
+
+    def check_views(self, count: int) -> None:
+        """Refuse a number of views that it cannot look at."""
+        least, most = self.views
+        if not least <= count <= most:
+            wanted = f"{least} views" if least == most else f"{least} or more views"
+            raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""

@@ -34,6 +34,7 @@ class BarlowTwins(Objective):
     """
 
     paper = "Zbontar et al., 2021"
+    views = (2, 2)
 
     redundancy: float = 0.0051  # weight of what different dimensions have in common
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's

@@ -40,6 +40,7 @@ class BYOL(Objective):
     """
 
     paper = "Grill et al., 2020"
+    views = (2, 2)
 
     hidden: int | None = None  # width of both heads' inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 256

@@ -51,6 +51,7 @@ class MoCo(Objective):
     """
 
     paper = "He et al., 2020"
+    views = (2, 2)
 
     version: Literal[1, 2] = 2  # 1: linear head, cold softmax; 2: two layers, warmer
     temperature: float | None = None  # of the softmax; none: the version's, 0.07 or 0.2

@@ -31,6 +31,7 @@ class SimCLR(Objective):
     """
 
     paper = "Chen et al., 2020"
+    views = (2, 2)
 
     temperature: float = 0.5  # of the softmax over similarities
     hidden: int | None = None  # width of the projector's inner layer; none: the encoder's

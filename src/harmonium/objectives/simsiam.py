@@ -35,6 +35,7 @@ class SimSiam(Objective):
     """
 
     paper = "Chen and He, 2021"
+    views = (2, 2)
 
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 2048

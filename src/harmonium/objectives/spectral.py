@@ -44,6 +44,7 @@ class Spectral(Objective):
     """
 
     paper = "HaoChen et al., 2021"
+    views = (2, 99)
 
     form: Form = "haochen"  # which pairs repel: across views, all pairs, or by cosines
     mu: float = 1.0  # largest squared norm of a projection; 2 to 5 in FedSC; not for orchestra
@@ -57,6 +58,15 @@ class Spectral(Objective):
     def __post_init__(self) -> None:
         check(self, "positive", lambda mu: 0 < mu < math.inf, "mu")
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "centroids")
+
+    def check_views(self, count: int) -> None:
+        """Pairs of views in FedSC's form, two views in the others."""
+        super().check_views(count)
+        if count % 2 or (count > 2 and self.form != "fedsc"):
+            raise ConfigError(
+                f"objective.form={self.form} compares views in pairs, but these views are {count}: "
+                "choose other views, e.g. views=simclr"
+            )
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, and the centroids where the form has them."""

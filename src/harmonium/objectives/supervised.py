@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.data.images import UNKNOWN
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, objectives
-
-UNKNOWN = -1  # the label of a picture that has none
 
 
 @objectives("supervised")

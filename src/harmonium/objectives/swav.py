@@ -41,6 +41,7 @@ class SwAV(Objective):
     """
 
     paper = "Caron et al., 2020"
+    views = (2, 99)
 
     prototypes: int = 64  # directions that views are assigned to
     temperature: float = 0.1  # of the predicted assignment

@@ -35,6 +35,7 @@ class VICReg(Objective):
     """
 
     paper = "Bardes et al., 2022"
+    views = (2, 2)
 
     invariance: float = 25.0  # weight of the squared difference of views
     variance: float = 25.0  # weight of what deviations lack of 1
