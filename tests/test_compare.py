@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harmonium.compare import Comparison, references
+from harmonium.compare import Comparison, _with_references, compare, references
 from harmonium.data.partition import make_split
+from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
 
 
@@ -35,3 +36,25 @@ def test_the_centralised_reference_holds_what_all_clients_hold_together(rule, ho
     if rule == "rotation":
         np.testing.assert_array_equal(together.angles[0], np.concatenate(apart.angles)[order])
     np.testing.assert_array_equal(together.seen(data.train).labels, apart.seen(data.train).labels)
+
+
+@pytest.mark.parametrize("name", ["alone", "centralised"])
+def test_references_are_not_asked_for(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"{name} is in every comparison already"):
+        compare([name, "fedavg"], [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_objective_has_references_of_its_own():
+    cells = {name: Recipe.of(name) for name in ("fedsimclr", "fedprox", "fedbyol")}
+    found = _with_references(cells)
+    assert list(found) == [
+        "alone (fedsimclr)",
+        "alone (fedbyol)",
+        *cells,
+        "centralised (fedsimclr)",
+        "centralised (fedbyol)",
+    ]
+    assert found["alone (fedbyol)"].objective.name == "byol"
+    same = _with_references({name: Recipe.of(name) for name in ("fedsimclr", "fedprox")})
+    assert list(same) == ["alone", "fedsimclr", "fedprox", "centralised"]

@@ -198,3 +198,36 @@ def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
     path.write_text(json.dumps({**about, "public": "another digest"}))
     with pytest.raises(DataError, match="public pictures of .* have changed"):
         open_host(tmp_path)
+
+
+def test_orchestras_rules_scale_local_training() -> None:
+    words = ["clients=10", "local.epochs=4", "local.for_clients=10", "split.merge=2"]
+    assert Recipe.of("fedavg", *words).known_method().local.epochs == 4
+    assert Recipe.of("fedavg", *words, "seed=1").changed(clients=5).known_method().local.epochs == 2
+    half = ["participation.fraction=0.5", "local.lr=0.1", "local.for_fraction=0.5"]
+    for name in ("fedavg", "alone", "centralised"):  # the same budget for the references
+        assert Recipe.of(name, *words, *half).known_method().local.lr == pytest.approx(0.1)
+        assert Recipe.of(name, *words, *half).known_method().local.epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["scaffold", "local.optimiser=adam"], "must be sgd"),
+        (["fedprox", "method.mu=-1"], "method.mu is -1"),
+        (["fedprox", "method.mu=.inf"], "method.mu is inf"),
+        (["fedavg", "local.momentum=1"], "local.momentum is 1"),
+        (["fedavg", "aggregation=trimmed", "clients=5"], r"5 clients a round is nobody; .*0\.2$"),
+        (["fedavg", "aggregation=trimmed", "clients=2"], "must be 0$"),
+        (["fedavg", "participation.over=0.3"], "all 10 clients are wanted already"),
+        (["fedavg", "objective.temperature=.inf"], "objective.temperature is inf"),
+        (["fedavg", "batch_norm=mean"], "batch_norm=mean: should be one of"),
+        (["fedavg", "objective=moco", "objective.queue_owner=mean"], "'local' or 'fresh'"),
+        (["fedavg", "objective=moco", "objective.queue=0"], "objective.queue is 0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_at_once(
+    words: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe.of(*words)

@@ -193,7 +193,7 @@ def explain(
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
         return
-    if what in baselines():
+    if what in baselines() and what != made.name:
         say(f"{what}: {about(baselines()[what])[0]}")
     say(made.text())
 

@@ -63,6 +63,8 @@ def compare(
     watcher: Callable[[str], Watcher] = lambda label: Watcher(),
 ) -> Comparison:
     """Run every method and the references; what is complete in `out` already is not run again."""
+    if given := {"alone", "centralised"} & set(names):
+        raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
     recipes = {name: Recipe.of(name, *changes) for name in names}
     cells = {
         recipes[name].method.name if len(names) == 1 else _label(name): recipes[name]
@@ -70,8 +72,7 @@ def compare(
     }
     if len(cells) < len(names):
         raise ConfigError(f"two of these have the same name: {', '.join(names)}")
-    ways = references(next(iter(recipes.values())))
-    cells = {"alone": ways["alone"], **cells, "centralised": ways["centralised"]}
+    cells = _with_references(cells)
     results = {
         label: run(recipe, out=out / label, watcher=watcher(label))
         for label, recipe in cells.items()
@@ -92,6 +93,20 @@ def compare(
     store.write_atomic(out / "compare.csv", csv_text(rows).encode())
     store.write_atomic(out / "compare.md", markdown(found.shown(), digits=1).encode())
     return found
+
+
+def _with_references(cells: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """The cells between their references; every objective has its own, from who names it first."""
+    first: dict[str, str] = {}
+    for label, recipe in cells.items():
+        first.setdefault(repr(recipe.objective), label)
+    ways = {
+        name if len(first) == 1 else f"{name} ({label})": made
+        for label in first.values()
+        for name, made in references(cells[label]).items()
+    }
+    alone = {label: recipe for label, recipe in ways.items() if label.startswith("alone")}
+    return {**alone, **cells, **{k: v for k, v in ways.items() if k not in alone}}
 
 
 def _check_same_data(results: Mapping[str, Result]) -> None:

@@ -211,15 +211,23 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             key, least = str(first["loc"][0]), first["ctx"]["ge"]
             raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
-        recipe.participation.size(recipe.clients)
-        return recipe._merged() if recipe.method.cls is Centralised else recipe
+        recipe.aggregation.check(recipe.participation.check(recipe.clients))
+        recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
+        recipe.method_for((32, 32, 3), classes=2)  # refuses settings that do not go together
+        return recipe
 
     def _merged(self) -> Recipe:
         """The pictures of all clients in one place."""
         if self.clients == 1:
             return self
         split = {**plain(self.split), "merge": self.split.merge * self.clients}
-        return self.changed(clients=1, split=split, participation={})
+        local = plain(self._scaled())
+        return self.changed(clients=1, split=split, local=local, participation={})
+
+    def _scaled(self) -> Local:
+        """Local training as Orchestra's rules scale it to these clients."""
+        fraction = self.participation.size(self.clients) / self.clients
+        return self.local.scaled(self.clients, fraction)
 
     def check(self) -> None:
         """Refuse data whose settings or files cannot be right, without reading them."""
@@ -273,7 +281,7 @@ class Recipe(BaseModel):
         """The method for pictures of some shape."""
         height, _, channels = shape
         views = self.views.build()
-        self.objective.check_views(len(views.pipelines))
+        self.objective.check_views(views)
         world = World(
             clients=self.clients,
             rounds=self.rounds,
@@ -282,14 +290,12 @@ class Recipe(BaseModel):
             classes=classes,
             seed=self.seed,
         )
-        fraction = self.participation.size(self.clients) / self.clients
-        local = self.local.scaled(self.clients * self.split.merge, fraction)
         return self.method.cls(
             world=world,
             encoder=self.encoder,
             objective=self.objective,
             terms=self.terms,
-            local=local,
+            local=self._scaled(),
             aggregation=self.aggregation,
             server_optimiser=self.server,
             views=views,

@@ -191,7 +191,8 @@ def _untrained(method: Method, dataset: Dataset) -> nn.Module:
         np.array(dataset.train.batch(np.arange(min(512, len(dataset.train)))))
     )
     with single_thread():
-        return measure(encoder, [method.views.plain(pixels)])
+        measure(encoder, [method.views.plain(pixels)])
+    return encoder
 
 
 class _Run:
@@ -260,23 +261,31 @@ class _Run:
             server = replace(server, round=number)
             cohort = recipe.participation.cohort(server.everyone, number, recipe.seed)
             judged = recipe.evaluate.due(number, recipe.rounds)
-            held = engine.snapshot()
+            held, failed = engine.snapshot(), False
             try:
-                server = driver.drive(method.play(server, cohort, judged=judged), server)
+                server = driver.drive(method.play(server, cohort), server)
             except NotEnoughReplies as error:
                 if not recipe.participation.unreliable:
                     raise
+                failed = True
                 engine.restore(held)  # who had answered already trained for nothing
-                watcher.note(f"nothing comes of this round. {error}")
+                driver.reported.clear()
+                watcher.note(f"round {number} changes nothing. {error}")
             if reason := fault(server.model):
                 raise ConfigError(
                     f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
                 )
-            figures = {}
+            figures = {"failed": True} if failed else {}
             if judged:
+                server = driver.drive(method.settle(server, cohort), server)
                 encoders = self._encoders(method, server, engine)
-                figures = average([judge.look(encoder) for encoder in encoders])
+                figures |= average([judge.look(encoder) for encoder in encoders])
             server = self._finish(server, driver, engine, started, figures)
+        if all(row.get("failed") for row in self.folder.read_log("metrics.jsonl")[1:]):
+            raise NotEnoughReplies(
+                "no round had enough answers, so nothing was learned: see participation.* and why "
+                f"clients were left out in {self.path / 'ledger.jsonl'}"
+            )
         return server
 
     def _restore(self, engine: LocalEngine) -> Commit | None:
@@ -308,7 +317,7 @@ class _Run:
             "loss": means.pop("loss", None),
             **({"reported": means} if means else {}),
             "answered": len(ledger.answered),
-            "missing": len(ledger.missing),
+            "missing": len(ledger.missing - ledger.answered),
             "bytes_down": ledger.totals["down"],
             "bytes_up": ledger.totals["up"],
             **figures,

@@ -93,8 +93,9 @@ class Trial:
         ledger = Ledger()
         driver = Driver(host.method, self.wrap(engine), ledger)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
-        plan = host.method.play(server, cohort, judged=number == self.recipe.rounds)
-        server = driver.drive(plan, server)
+        server = driver.drive(host.method.play(server, cohort), server)
+        if number == self.recipe.rounds:
+            server = driver.drive(host.method.settle(server, cohort), server)
         self.lines += ledger.lines
         return server
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from harmonium import store
+from harmonium.checkpoint import Folder
 from harmonium.data.partition import make_split
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.unreliable import JITTER, Unreliable
@@ -236,6 +238,25 @@ def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: P
     assert min(answered) < 2 and max(answered) == 2
     again = run("fedavg", out=tmp_path / "again", **settings)
     assert again.figures == found.figures
+    if method == "scaffold":  # its server's variate is the mean of all clients', always
+        commit, _ = Folder(tmp_path / "run").last()
+        assert commit is not None
+        states = [
+            store.read_tree(tmp_path / "run" / "clients" / held["file"], held["digest"])
+            for held in commit.clients.values()
+        ]
+        for key, mean in commit.server["memory"]["control"].items():
+            own = torch.stack([state["control"][key] for state in states]).sum(0) / 2
+            torch.testing.assert_close(mean, own, rtol=1e-4, atol=1e-6)
     lines = (tmp_path / "run" / "ledger.jsonl").read_text()
     assert "dropped out (simulated)" in lines
     assert lines == (tmp_path / "again" / "ledger.jsonl").read_text()
+
+
+def test_a_run_without_a_single_round_says_so(tmp_path: Path) -> None:
+    from harmonium.runs import run
+
+    settings = {**TINY, "participation": {"deadline": 1e-6}, "engine": {"workers": 0}}
+    with pytest.raises(NotEnoughReplies, match="no round had enough answers"):
+        run("fedavg", out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run" / "result.json").exists()

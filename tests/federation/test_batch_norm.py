@@ -1,7 +1,7 @@
 """What becomes of BatchNorm: who sends, keeps or measures its statistics."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from harmonium.data.images import Images
 from harmonium.encoders import Encoder
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
+from harmonium.errors import NotEnoughReplies
 from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.client import Local
 from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
+from harmonium.federation.optimiser import Adam, Average
 from harmonium.federation.world import World
+from harmonium.handover import load_encoder
 from harmonium.methods.alone import Alone
+from harmonium.objectives.byol import BYOL
 from harmonium.objectives.simclr import SimCLR
 from harmonium.runs import run
 from harmonium.testing import TINY, check_method
@@ -47,11 +51,13 @@ PIXELS = np.concatenate([bright(8, 0, 100), bright(24, 150, 250)])  # two client
 SHARES = [np.arange(8), np.arange(8, 32)]
 
 
-def go(policy: Any, folder: Path, rounds: int = 2) -> tuple[Method, Server, LocalEngine, Ledger]:
+def go(
+    policy: Any, folder: Path, rounds: int = 2, **changes: Any
+) -> tuple[Method, Server, LocalEngine, Ledger]:
     method = Method(
+        **{"objective": SimCLR(norm="none", out=4), **changes},
         world=World(clients=2, rounds=rounds, channels=1, side=2),
         encoder=Normed(),
-        objective=SimCLR(norm="none", out=4),
         local=Local(epochs=1, batch=8),
         batch_norm=policy,
     )
@@ -60,8 +66,9 @@ def go(policy: Any, folder: Path, rounds: int = 2) -> tuple[Method, Server, Loca
     server = Server({0: 8, 1: 24}, method.blueprint.shared())
     for number in range(1, rounds + 1):
         server = Server(server.examples, server.model, number, server.memory, server.moments)
-        plan = method.play(server, [0, 1], judged=number == rounds)
-        server = Driver(method, engine, ledger).drive(plan, server)
+        driver = Driver(method, engine, ledger)
+        server = driver.drive(method.play(server, [0, 1]), server)
+    server = driver.drive(method.settle(server, [0, 1]), server)
     return method, server, engine, ledger
 
 
@@ -99,15 +106,17 @@ def test_fedbn_keeps_whole_layers(tmp_path: Path) -> None:
     assert not torch.equal(dark[SCALE], light[SCALE]) and "encoder.2.weight" not in dark
 
 
-def test_recalibrated_statistics_are_those_of_all_pictures(tmp_path: Path) -> None:
-    """Clients of one batch each: the pooled statistics are those of all pictures together."""
-    method, server, engine, ledger = go("recalibrate", tmp_path)
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_recalibrated_statistics_are_those_of_all_pictures(tmp_path: Path, weighting: Any) -> None:
+    """However clients weigh in the model's average, and over however many batches."""
+    settings = {"server_optimiser": Average(weighting=weighting)}
+    method, server, engine, ledger = go("recalibrate", tmp_path, **settings)
     assert not {MEAN, VAR} & set(server.model) and engine.snapshot() == {}
     found = method.represent(server)[1]  # type: ignore[index]
     pictures = method.views.plain(torch.from_numpy(PIXELS)).flatten(1)
     torch.testing.assert_close(found.running_mean, pictures.mean(0))
-    # Within batches of 8 the means vary a little, and the variances are unbiased ones.
-    torch.testing.assert_close(found.running_var, pictures.var(0), rtol=0.15, atol=0.02)
+    # Each client's variance is the unbiased one, which for 8 pictures is an eighth more.
+    torch.testing.assert_close(found.running_var, pictures.var(0), rtol=0.03, atol=0.0)
     steps = [json.loads(line)["step"] for line in ledger.lines]
     assert steps == ["train"] * 4 + ["calibrate"] * 2  # once, before it is judged
     assert "calibrate" not in go("average", tmp_path / "other")[0].exchanges()
@@ -123,9 +132,14 @@ def test_statistics_cost_no_bytes_unless_they_are_averaged(tmp_path: Path) -> No
 def test_measuring_changes_nothing_but_the_statistics() -> None:
     network = nn.Sequential(nn.BatchNorm1d(3, momentum=0.1), nn.Dropout(0.5)).eval()
     batches = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
-    measure(network, list(batches))
-    torch.testing.assert_close(network[0].running_mean, batches.mean((0, 1)))
-    torch.testing.assert_close(network[0].running_var, batches.var(1).mean(0))
+    network[0].running_mean.fill_(7.0)
+    batches = [5 + batches[0], batches[1][:2]]  # batches of other means and sizes
+    assert measure(network, batches) == 8
+    together = torch.cat(batches)
+    torch.testing.assert_close(network[0].running_mean, together.mean(0))
+    torch.testing.assert_close(network[0].running_var, together.var(0))
+    assert measure(network, []) == 0
+    torch.testing.assert_close(network[0].running_mean, together.mean(0))
     assert not network.training and not network[0].training and network[0].momentum == 0.1
 
 
@@ -159,3 +173,77 @@ def test_a_run_judges_and_hands_over_by_the_policy(policy: str, tmp_path: Path) 
     found = run("fedavg", out=tmp_path / "run", **{**settings, "engine": {"workers": 0}})
     assert 0 <= found.figures["knn"] <= 1
     assert (tmp_path / "run" / "encoder.safetensors").exists() == (policy == "recalibrate")
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "fedbn", "recalibrate"])
+def test_the_policy_is_about_what_is_shared(policy: Any) -> None:
+    """An encoder that stays at the client keeps its statistics whatever the policy."""
+    parts = Alone(encoder=Normed(), batch_norm=policy).blueprint
+    assert {MEAN, VAR, SCALE} <= set(parts.kept()) and not parts.shared()
+
+
+def test_statistics_belong_to_the_model_they_were_measured_on(tmp_path: Path) -> None:
+    method, server, engine, ledger = go("recalibrate", tmp_path)
+    assert "statistics" in server.memory
+    later = Driver(method, engine, Ledger()).drive(method.play(server, [0, 1]), server)
+    assert "statistics" not in later.memory
+    with pytest.raises(NotEnoughReplies, match="not measured on this model"):
+        method.represent(later)
+
+
+def test_a_silent_cohort_is_replaced_by_whoever_answers(tmp_path: Path) -> None:
+    method, server, engine, ledger = go("recalibrate", tmp_path)
+    server = replace(server, memory={})
+
+    class Deaf:
+        def deliver(self, ask: Any, turn: Any) -> Any:
+            return iter(()) if turn.ask < 3 else engine.deliver(ask, turn)
+
+        def accept(self, reply: Any) -> None:
+            engine.accept(reply)
+
+    driver = Driver(method, Deaf(), Ledger())  # type: ignore[arg-type]
+    settled = driver.drive(method.settle(server, [0]), server)
+    assert driver.ledger.answered == {0, 1} and "statistics" in settled.memory
+
+
+def test_a_client_that_can_measure_nothing_declines(tmp_path: Path) -> None:
+    method, server, _, _ = go("recalibrate", tmp_path)
+    host = Host(method, Images(PIXELS, np.full(32, -1)), [np.arange(1), np.arange(8, 32)], tmp_path)
+    driver = Driver(method, LocalEngine(host, tmp_path, 0), Ledger())
+    driver.drive(method.settle(replace(server, memory={}), [0, 1]), replace(server, memory={}))
+    assert driver.ledger.answered == {1} and "too few to measure" in driver.ledger.last_reason
+
+
+def test_a_run_with_lost_answers_hands_over_measured_statistics(tmp_path: Path) -> None:
+    encoder = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
+    settings = {
+        **TINY,
+        "encoder": encoder,
+        "batch_norm": "recalibrate",
+        "clients": 2,
+        "rounds": 4,
+        "seed": 7,
+        "participation": {"dropout": 0.8},
+        "evaluate": {"k": 5, "health": 32, "labels_per_class": [], "every": 4},
+        "engine": {"workers": 0},
+    }
+    found = run("fedavg", out=tmp_path / "run", **settings)
+    assert any(row.get("failed") for row in found.rounds)
+    assert all(row["loss"] is None for row in found.rounds if row.get("failed"))
+    assert all(row["answered"] + row["missing"] <= 2 for row in found.rounds)
+    network = load_encoder(tmp_path / "run")
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and all(norm.running_mean.abs().sum() > 0 for norm in norms)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("owner", ["mean", "local"])
+def test_a_server_optimiser_does_not_steer_a_twin(owner: Any, tmp_path: Path) -> None:
+    """Adam moves every weight by its rate; the averaged twin moves as its clients moved it."""
+    byol = BYOL(target=owner, norm="none")
+    _, plain, _, _ = go("average", tmp_path / "b", 1, objective=byol)
+    _, adam, _, _ = go("average", tmp_path / "c", 1, objective=byol, server_optimiser=Adam(lr=0.1))
+    keys = [key for key in plain.model if key.startswith("target.")]
+    assert bool(keys) == (owner == "mean")
+    assert all(torch.equal(plain.model[key], adam.model[key]) for key in keys)
+    assert not torch.equal(plain.model["projector.0.weight"], adam.model["projector.0.weight"])

@@ -11,10 +11,12 @@ from harmonium.federation.world import World
 from harmonium.methods.alone import Alone
 from harmonium.methods.fedavg import FedAvg
 from harmonium.methods.scaffold import Scaffold
+from harmonium.objectives import Objective
 from harmonium.objectives.byol import BYOL
 from harmonium.objectives.moco import MoCo
 from harmonium.objectives.simclr import SimCLR
 from harmonium.objectives.supervised import Supervised
+from harmonium.objectives.swav import SwAV
 
 PLAIN = SimCLR(norm="none")
 MODEL = 454_688 + 98_688  # parameters of cnn-small and of its projector
@@ -30,7 +32,8 @@ def test_bytes_follow_from_the_parts() -> None:
 def test_scaffold_sends_twice_the_model_each_way() -> None:
     found = card(Scaffold(objective=PLAIN))
     assert found.bytes == {"train": {"down": 8 * MODEL, "up": 8 * MODEL + NUMBER}}
-    assert found.keeps == {"control": "weights"} == found.remembers
+    assert found.keeps == {"control": "weights"}
+    assert found.remembers == {"the model": "weights", "control": "weights"}
 
 
 def test_batch_norm_statistics_are_counted_apart() -> None:
@@ -65,6 +68,7 @@ def test_labels_of_an_objective_are_named() -> None:
 
 def test_what_the_server_keeps_is_named() -> None:
     assert card(FedAvg(server_optimiser=Adam())).remembers == {
+        "the model": "weights",
         "first": "weights",
         "second": "weights",
     }
@@ -75,9 +79,11 @@ def test_a_comparison_of_clients_rules_out_secure_aggregation() -> None:
 
 
 def test_what_stays_is_named() -> None:
-    text = card(Alone(world=World(clients=3))).text()
+    text = card(Alone(world=World(clients=3), server_optimiser=Adam())).text()
     assert "encoder local" in text and "keeps encoder (weights), projector (weights)" in text
-    assert "Model weights leave" not in text
+    for untrue in ("Model weights leave", "combines", "first (weights)", "averaged"):
+        assert untrue not in text
+    assert "server    keeps nothing" in text and "batchnorm stays at the client" in text
     assert f"loss scalar (mean by examples); {NUMBER} bytes" in text
 
 
@@ -101,3 +107,24 @@ def test_what_reveals_much_is_said_in_words() -> None:
 @pytest.mark.parametrize("policy", ["average", "local", "fedbn", "recalibrate"])
 def test_the_card_says_what_becomes_of_batch_norm(policy: str) -> None:
     assert f"batchnorm {policy}: " in card(FedAvg(batch_norm=policy)).text()  # type: ignore[arg-type]
+
+
+def test_counters_are_no_sums() -> None:
+    """BatchNorm's number of batches is combined by the largest: a sum cannot say that."""
+    counted, plain = card(FedAvg(objective=SimCLR())), card(FedAvg(objective=PLAIN))
+    assert counted.counters and "but counters of batches" in counted.text()
+    assert not plain.counters and "so secure aggregation could" in plain.text()
+
+
+def test_layers_that_stay_are_weights() -> None:
+    assert card(FedAvg(objective=SimCLR(), batch_norm="fedbn")).keeps == {
+        "BatchNorm of projector": "weights"
+    }
+
+
+@pytest.mark.parametrize("objective", [MoCo(), SwAV(), BYOL(target="fresh")])
+def test_alone_trains_as_the_objective_says(objective: Objective) -> None:
+    """What is made anew each round in a federation is made anew by a client alone."""
+    rules = [method(objective=objective).blueprint.rules for method in (FedAvg, Alone)]
+    fresh = [{name for name, rule in found.items() if rule == "fresh"} for found in rules]
+    assert fresh[0] == fresh[1] != set()

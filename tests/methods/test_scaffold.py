@@ -112,6 +112,17 @@ def test_the_servers_variate_is_the_mean_of_all_clients(tmp_path: Path) -> None:
         assert server.memory["control"][KEY].item() == pytest.approx(mean, abs=1e-15)
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_variates_become_the_gradients_whatever_the_strength(
+    tmp_path: Path, strength: float
+) -> None:
+    """At the end of a long run each c_i is its client's gradient at the common point."""
+    servers, kept = rounds(tmp_path, [[0, 1, 2]] * 9, strength=strength)
+    x = servers[-2].model[KEY].item()
+    for client, control in kept[-1].items():
+        assert control == pytest.approx(x - AIMS[client], rel=0.2, abs=0.1)
+
+
 def test_a_reported_loss_is_the_objectives(tmp_path: Path) -> None:
     """The correction changes the gradient and not the value."""
     method = Scaffold(world=World(clients=3, channels=1, side=1), encoder=OneWeight())

@@ -128,9 +128,9 @@ def test_a_preset_with_one_view_will_do_but_not_turned_twice(practise) -> None: 
     practice, turned = practise(Rotation(turns="one")), preset("orch_rot")
     seen = practice.method.objective.see(practice.parts, batch_of(practice, 3, turned))
     assert seen.h[0].shape == (3, 16)
-    practice = practise(Rotation(augment=True))
+    Rotation().check_views(turned)
     with pytest.raises(ConfigError, match=r"views.quarter_turn has turned them already"):
-        practice.method.objective.see(practice.parts, batch_of(practice, 3, turned))
+        Rotation(augment=True).check_views(turned)
 
 
 def test_pictures_that_are_not_square_are_refused(practise) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from harmonium.federation.method import Method
 from harmonium.federation.world import World
 from harmonium.objectives.supervised import Supervised, known_cross_entropy
 from harmonium.privacy.mechanisms import Noise
+from harmonium.runs import run
+from harmonium.testing import TINY
 
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -110,3 +113,29 @@ def test_the_classifier_has_one_row_a_class() -> None:
 def test_unlabelled_pictures_are_refused() -> None:
     with pytest.raises(ConfigError, match="objective=supervised needs labelled pictures"):
         Supervised().build({}, 512, World(classes=0))
+
+
+def test_only_labelled_pictures_make_steps() -> None:
+    labels = np.array([-1, 2, -1, 1, 0, -1])
+    images = Images(np.zeros((6, 4, 4, 1), np.uint8), labels)
+    known = Supervised().among(Examples(images, np.arange(6), uses_labels=True))
+    assert known.tolist() == [1, 3, 4]
+    rng = torch.Generator().manual_seed(0)
+    client = Client(
+        0, 1, 1, Examples(images, np.arange(6), uses_labels=True), preset("simclr"), rng, None
+    )  # type: ignore[arg-type]
+    batches = [batch.labels for batch in client.batches(2, 2, among=known)]
+    assert [len(batch) for batch in batches] == [2, 2]  # one of three is left over each time
+    assert all((batch >= 0).all() for batch in batches)
+
+
+def test_the_reported_loss_is_that_of_labelled_pictures(tmp_path: Path) -> None:
+    settings = {
+        **TINY,
+        "objective": "supervised",
+        "split": {"name": "dirichlet", "alpha": 1.0, "labels": 0.1},
+        "engine": {"workers": 0},
+        "evaluate": {"k": 5, "health": 32, "labels_per_class": []},
+    }
+    found = run("fedavg", out=tmp_path / "run", **settings)
+    assert found.rounds[1]["loss"] == pytest.approx(math.log(8), rel=0.25)  # not mixed with zeros

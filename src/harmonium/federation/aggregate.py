@@ -41,6 +41,9 @@ class Aggregation:
 
     name: ClassVar[str] = ""
 
+    def check(self, clients: int) -> None:
+        """Refuse settings that do nothing with so many clients a round."""
+
     @property
     def holds(self) -> bool:
         """Whether all uploads of a round are needed at once."""
@@ -98,16 +101,28 @@ class Trimmed(Aggregation):
                 f"aggregation.trim is {self.trim}; it must be at least 0 and below 0.5"
             )
 
+    def check(self, clients: int) -> None:
+        """A share that amounts to less than one client would be the plain mean unnoticed."""
+        if self.trim and not self._cut(clients):
+            right = f"at least {math.ceil(100 / clients) / 100:g}" if clients > 2 else "0"
+            raise ConfigError(
+                f"aggregation.trim is {self.trim}, which of {clients} clients a round is nobody; "
+                f"it must be {right}"
+            )
+
     @property
     def holds(self) -> bool:
         """All of a round are compared."""
         return True
 
+    def _cut(self, clients: int) -> int:
+        return math.floor(self.trim * clients + 1e-9)  # 0.29 * 100 is 28.999...
+
     def settle(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
         """The mean of what is left between the two cuts."""
-        cut = math.floor(self.trim * len(uploads) + 1e-9)  # 0.29 * 100 is 28.999...
+        cut = self._cut(len(uploads))
         yield 1.0, _middle(uploads, min(cut, (len(uploads) - 1) // 2))
 
 

@@ -2,12 +2,14 @@
 
 Averaged running statistics belong to no model: each client measured its own. `batch_norm=
 recalibrate` has the clients pass their pictures through the averaged encoder once more, and pools
-what they find: the mean of means, and the variance of everything around it.
+what they find: the mean of means, and the variance of everything around it. Deeper layers are
+measured behind layers that normalise by the batch at hand, as in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +19,46 @@ from harmonium.federation.wire import Weights
 
 
 @torch.no_grad()
-def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """Replace every BatchNorm's running statistics by the mean over some batches; no other effect.
+def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
+    """Set every BatchNorm's running statistics to those of all its inputs over some batches.
 
-    >>> pictures = torch.tensor([[1.0], [3.0], [5.0], [7.0]])
-    >>> norm = measure(nn.BatchNorm1d(1), pictures.split(2))
+    Returns how many pictures that were; of none, statistics stay as they are.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> measure(norm, torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).split(2))
+    5
     >>> norm.running_mean.item(), norm.running_var.item()
-    (4.0, 2.0)
+    (5.0, 10.0)
     """
     norms = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
-    if not norms:
-        return encoder
-    held = [(norm, norm.momentum, norm.training) for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
-        norm.train()
-    for batch in batches:
-        encoder(batch)
-    for norm, momentum, training in held:
-        norm.momentum, norm.training = momentum, training
-    return encoder
+    sums: dict[nn.Module, list[Tensor]] = {}
+    modes = [(norm, norm.training, norm.momentum) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(lambda n, x: _add(sums, n, x[0])) for norm in norms]
+    try:
+        for norm in norms:
+            norm.train()
+            norm.momentum = 0.0  # its own bookkeeping rests
+        pictures = sum(len(batch) for batch in batches if norms and encoder(batch) is not None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, training, momentum in modes:
+            norm.training, norm.momentum = training, momentum
+    for measured, (count, first, second) in sums.items():
+        mean = first / count
+        variance = (second / count - mean.square()).clamp_min(0) * count / (count - 1).clamp_min(1)
+        held: Any = measured
+        held.running_mean.copy_(mean)
+        held.running_var.copy_(variance)
+    return pictures
+
+
+def _add(sums: dict[nn.Module, list[Tensor]], norm: nn.Module, values: Tensor) -> None:
+    """Add the count, sum and sum of squares of a batch, by channel, in double precision."""
+    rows = values.double().transpose(0, 1).flatten(1)  # (channels, everything else)
+    new = [torch.tensor(float(rows.shape[1])), rows.sum(1), rows.square().sum(1)]
+    held = sums.get(norm)
+    sums[norm] = new if held is None else [a + b for a, b in zip(held, new, strict=True)]
 
 
 def moments(statistics: Weights) -> Weights:

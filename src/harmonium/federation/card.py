@@ -39,11 +39,12 @@ class Card:
     exchanges: Mapping[str, Mapping[str, Mapping[str, Field]]]  # step -> down/up -> fields
     bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
     batch_norm: str  # what becomes of it; empty where there is none
-    aggregation: str
+    aggregation: str  # empty where nothing of the model is sent
     keeps: Mapping[str, str]  # at a client
-    remembers: Mapping[str, str]  # at the server, beside the model
+    remembers: Mapping[str, str]  # at the server
     settings: Mapping[str, Any]
     secure_aggregation: bool
+    counters: bool  # whole numbers are sent, of which the largest is kept
     per_example: bool
     uses_labels: bool
 
@@ -64,9 +65,10 @@ class Card:
                 lines.append(f"{name:<9} {word} {_fields(sides[side])}{self._size(step, side)}")
         lines += [
             f"client    keeps {_listed(self.keeps)} between rounds",
-            f"server    keeps the model{_also(self.remembers)}",
-            f"combines  {self.aggregation}",
+            f"server    keeps {_listed(self.remembers)}; knows each client's number of pictures",
         ]
+        if self.aggregation:
+            lines.append(f"combines  {self.aggregation}")
         if self.batch_norm:
             lines.append(f"batchnorm {self.batch_norm}")
         used = "used at clients" if self.uses_labels else "never reach a client task"
@@ -96,12 +98,20 @@ class Card:
             )
         elif not any(sides["up"] for sides in self.exchanges.values()):
             said.append("Nothing leaves the clients.")
-        said.append(
-            "Everything sent up is a sum over clients, so secure aggregation could hide single "
-            "clients."
-            if self.secure_aggregation
-            else "The server must see single clients' uploads: secure aggregation cannot hide them."
-        )
+        if not self.secure_aggregation:
+            said.append(
+                "The server must see single clients' uploads: secure aggregation cannot hide them."
+            )
+        elif self.counters:
+            said.append(
+                "Everything sent up is a sum over clients but counters of batches, of which the "
+                "largest is kept: without those, secure aggregation could hide single clients."
+            )
+        else:
+            said.append(
+                "Everything sent up is a sum over clients, so secure aggregation could hide single "
+                "clients."
+            )
         said.append(
             "Clients must remember something between rounds (cross-silo)."
             if self.keeps
@@ -121,7 +131,7 @@ def card(method: Method) -> Card:
     }
     sent = [f for sides in exchanges.values() for f in sides["up"].values()]
     own = [f.name for f in fields(method) if f.name not in {g.name for g in fields(Method)}]
-    has_norm = any(key.endswith("running_mean") for key in parts.state_dict())
+    shared = parts.layouts()["model"]
     linear = all(f.fold in LINEAR for f in sent) and type(method.aggregation) is Mean
     return Card(
         name=method.name,
@@ -138,12 +148,13 @@ def card(method: Method) -> Card:
             step: {side: _bytes(method, sides[side], side) for side in ("down", "up")}
             for step, sides in exchanges.items()
         },
-        batch_norm=f"{method.batch_norm}: {BATCH_NORM[method.batch_norm]}" if has_norm else "",
-        aggregation=_combines(method),
+        batch_norm=_batch_norm(method),
+        aggregation=_combines(method) if shared else "",
         keeps=_kept(method),
         remembers=_remembered(method),
         settings={name: getattr(method, name) for name in own},
         secure_aggregation=linear,
+        counters=any(not slot.dtype.is_floating_point for slot in shared.values()),
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.reads_labels,
     )
@@ -181,6 +192,17 @@ def _named(choice: Any) -> str:
     return name + (f" ({', '.join(changed)})" if changed else "") + (f", {paper}" if paper else "")
 
 
+def _batch_norm(method: Method) -> str:
+    """What becomes of BatchNorm, where some part has it."""
+    parts = method.blueprint
+    of = {key.partition(".")[0] for key in parts.state_dict() if key.endswith("running_mean")}
+    if not of:
+        return ""
+    if all(parts.rules[name] != "mean" for name in of):
+        return "stays at the client with its part"
+    return f"{method.batch_norm}: {BATCH_NORM[method.batch_norm]}"
+
+
 def _combines(method: Method) -> str:
     by = method.server_optimiser.weighting
     weights = "weighted by examples where the method says so" if by == "examples" else "all alike"
@@ -195,12 +217,14 @@ def _kept(method: Method) -> dict[str, str]:
         if rule == "local":
             kept[name] = parts.reveals[name]
     norms = {key.partition(".")[0] for key, rule in parts.exceptions.items() if rule == "local"}
-    kept |= {f"BatchNorm of {name}": "statistic" for name in sorted(norms)}
-    return kept
+    what = "weights" if method.batch_norm == "fedbn" else "statistic"
+    return kept | {f"BatchNorm of {name}": what for name in sorted(norms)}
 
 
 def _remembered(method: Method) -> dict[str, str]:
-    """What the server keeps beside the model; an optimiser's moments are found by one step."""
+    """What the server keeps; an optimiser's moments are found by one step."""
+    if not method.blueprint.layouts()["model"]:
+        return dict[str, str](method.remembers)
     one = {"w": torch.ones(1)}
     _, moments = method.server_optimiser.step(one, {"w": torch.zeros(1)}, {"w"}, {}, 1.0)
     found = {
@@ -209,15 +233,11 @@ def _remembered(method: Method) -> dict[str, str]:
         if isinstance(held, Mapping) and all(isinstance(value, Tensor) for value in held.values())
     }
     measured = {"statistics": "statistic"} if method.recalibrates else {}
-    return {**dict[str, str](method.remembers), **found, **measured}
+    return {"the model": "weights", **dict[str, str](method.remembers), **found, **measured}
 
 
 def _listed(kept: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({what})" for name, what in kept.items()) or "nothing"
-
-
-def _also(kept: Mapping[str, str]) -> str:
-    return f" and {_listed(kept)}" if kept else ""
 
 
 def _fields(declared: Mapping[str, Field]) -> str:

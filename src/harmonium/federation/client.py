@@ -105,13 +105,18 @@ class Client:
     releases: list[Release] = field(default_factory=list)
     _released: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # and a copy
 
-    def batches(self, epochs: int, size: int, *, least: int = 2) -> Iterator[Batch]:
+    def batches(
+        self, epochs: int, size: int, *, least: int = 2, among: Tensor | None = None
+    ) -> Iterator[Batch]:
         """Shuffled batches; a client smaller than a batch is one batch.
 
         A last batch of fewer than `least` examples is dropped: contrast and BatchNorm need two.
+        `among` are the positions of the examples to use, if not all.
         """
+        count = len(self.examples) if among is None else len(among)
         for _ in range(epochs):
-            order = torch.randperm(len(self.examples), generator=self.rng)
+            order = torch.randperm(count, generator=self.rng)
+            order = order if among is None else among[order]
             for index in torch.split(order, size):
                 if len(index) >= least:
                     yield Batch(index, self.examples, self.views, self.rng)
@@ -168,9 +173,13 @@ class Local:
                 raise ConfigError(
                     f"local.{name} is {getattr(self, name)}; it must be at least {least}"
                 )
-        for name in ("lr", "momentum", "weight_decay"):
+        for name in ("lr", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"local.momentum is {self.momentum}; it must be at least 0 and below 1"
+            )
         schedules.check("local", self.schedule, self.warmup, self.decay, self.milestones)
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
@@ -228,6 +237,7 @@ def fit(
     *,
     train: Iterable[str] | None = None,
     after: Callable[[], None] | None = None,
+    among: Tensor | None = None,
 ) -> Fitted:
     """Minimise `loss` over the client's batches by changing the named parts (default: all).
 
@@ -240,7 +250,7 @@ def fit(
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
     total, steps = 0.0, 0
     with frozen(module for name, module in parts.items() if name not in names):
-        for batch in client.batches(local.epochs, local.batch):
+        for batch in client.batches(local.epochs, local.batch, among=among):
             optimiser.zero_grad()
             value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
@@ -252,7 +262,8 @@ def fit(
             total += value.item()
             steps += 1
     if not steps:
-        raise Decline(f"it has {len(client.examples)} example(s), too few for one step")
+        count = len(client.examples if among is None else among)
+        raise Decline(f"it has {count} example(s) to train on, too few for one step")
     return Fitted(total / steps, steps)
 
 

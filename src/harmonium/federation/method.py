@@ -20,10 +20,10 @@ from harmonium.data.images import Images
 from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, NotEnoughReplies
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import measure, moments, pooled
-from harmonium.federation.client import Batch, Client, Examples, Fitted, Local, fit
+from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.wire import (
@@ -123,32 +123,48 @@ class Method:
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder to judge: the federation's, or a client's own given its state."""
+        if self.recalibrates and "statistics" not in server.memory:
+            raise NotEnoughReplies("BatchNorm's statistics were not measured on this model")
         measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
         return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
     # ---- given, not overridden ---------------------------------------------------------------
-    def play(self, server: Server, cohort: Sequence[ClientId], *, judged: bool = False) -> Plan:
-        """A whole round, or the setup as round 0; the encoder is made ready to be judged if asked.
-
-        With `batch_norm=recalibrate` that takes one more ask.
-        """
+    def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """A round, or the setup as round 0; statistics measured on the model before are dropped."""
+        memory = {key: value for key, value in server.memory.items() if key != "statistics"}
         plan = self.round if server.round else self.setup
-        server = yield from plan(server, cohort)
-        if judged and self.recalibrates:
-            got = yield Ask("calibrate", cohort, {"model": server.model})
-            memory = {**server.memory, "statistics": pooled(got.statistics)}
-            server = replace(server, memory=memory)
-        return server
+        return (yield from plan(replace(server, memory=memory), cohort))
+
+    def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Make the encoder ready to be judged: with `batch_norm=recalibrate`, measure statistics.
+
+        Any answer will do, so everyone is asked, and asked again, if the cohort keeps silent.
+        """
+        if not self.recalibrates or "statistics" in server.memory:
+            return server
+        encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
+        for asked in (cohort, *[server.everyone] * 9):
+            got = yield Ask("calibrate", asked, {"encoder": encoder}, least=0)
+            if got.ids:
+                memory = {**server.memory, "statistics": pooled(got.statistics)}
+                return replace(server, memory=memory)
+        raise NotEnoughReplies("no client measured BatchNorm's statistics, though asked ten times")
 
     @exchange(
-        down={"model": weights()},
-        up={"statistics": statistic("parts", by=EXAMPLES, of="statistics")},
+        down={"encoder": weights(of="encoder")},
+        up={
+            "statistics": statistic("parts", by="pictures", of="statistics"),
+            "pictures": scalar(),  # that were looked at: they weigh, whatever weighs the models
+        },
     )
     def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Measure BatchNorm's statistics of the received encoder on pictures as they are."""
-        parts = self.pull(client, got.model)
-        measure(parts["encoder"], (b.plain for b in client.batches(1, self.local.batch)))
-        return {"statistics": moments(parts.statistics("encoder"))}
+        parts = self.pull(client, got.encoder)
+        batches = (batch.plain for batch in client.batches(1, self.local.batch))
+        seen = measure(parts["encoder"], batches)
+        if not seen:
+            raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
+        return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
 
     @property
     def recalibrates(self) -> bool:
@@ -199,7 +215,8 @@ class Method:
         """
         loss = self.loss(parts, **{"me": client.id, **given})
         after = partial(self.after_step, parts)
-        return fit(parts, client, loss, local or self.local, train=train, after=after)
+        among = self.objective.among(client.examples)
+        return fit(parts, client, loss, local or self.local, train=train, after=after, among=among)
 
     def after_step(self, parts: Parts) -> None:
         """What the objective and the terms do after every step."""

@@ -58,7 +58,11 @@ class Parts(nn.ModuleDict):
         overrides: Mapping[str, Rule],
         batch_norm: BatchNorms = "average",
     ) -> None:
-        """Collect parts; `overrides` replaces rules by part name, `*` stands for all others."""
+        """Collect parts; `overrides` replaces rules by part name.
+
+        `*` stands for all others but those that are `fresh`: what is made anew each time is part
+        of how an objective trains, not of who shares what.
+        """
         if overrides and not {"*", *parts} & set(overrides):
             raise ConfigError(
                 f"`share` names {', '.join(sorted(overrides))}, but the model's parts are "
@@ -66,7 +70,9 @@ class Parts(nn.ModuleDict):
             )
         super().__init__({name: part.module for name, part in parts.items()})
         self.rules: dict[str, Rule] = {
-            name: overrides.get(name, overrides.get("*", part.share))
+            name: overrides.get(
+                name, overrides.get("*", part.share) if part.share != "fresh" else "fresh"
+            )
             for name, part in parts.items()
         }
         for name, part in parts.items():
@@ -133,6 +139,7 @@ class Parts(nn.ModuleDict):
         measured = self.statistics("encoder").items() if "encoder" in self else ()
         return {
             "model": shared,
+            "encoder": {key: slot for key, slot in shared.items() if key.startswith("encoder.")},
             "parameters": {
                 key: slot for key, slot in shared.items() if key in trained and slot.rule == "mean"
             },

@@ -38,7 +38,7 @@ class Participation:
             ("fraction", 0 < self.fraction <= 1, "above 0 and at most 1"),
             ("number", self.number is None or self.number >= 1, "at least 1"),
             ("quorum", self.quorum >= 1, "at least 1"),
-            ("over", 0 <= self.over < math.inf, "0 or more"),
+            ("over", 0 <= self.over < math.inf, "0 or more and finite"),
             ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
             ("stragglers", 0 <= self.stragglers <= 1, "at least 0 and at most 1"),
             ("slowdown", 1 <= self.slowdown < math.inf, "at least 1"),
@@ -68,6 +68,16 @@ class Participation:
         """How many of `clients` are asked in a round: those wanted and some to spare."""
         wanted = math.ceil((1 + self.over) * self.size(clients) - 1e-9)  # 1.1 * 50 is above 55
         return min(wanted, clients)
+
+    def check(self, clients: int) -> int:
+        """How many are wanted of `clients`; refuse an over-selection that has nobody to spare."""
+        wanted = self.size(clients)
+        if self.over and self.asked(clients) == wanted:
+            raise ConfigError(
+                f"participation.over is {self.over}, but all {clients} clients are wanted already: "
+                "set a smaller participation.fraction or number"
+            )
+        return wanted
 
     def cohort(self, everyone: Sequence[ClientId], round: int, seed: int) -> list[ClientId]:
         """The clients asked in a round, in ascending order: of asking and of adding up."""

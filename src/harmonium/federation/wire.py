@@ -26,7 +26,9 @@ Value = Tensor | Weights | float | int
 Kind = Literal["weights", "statistic", "per_example", "scalar", "public"]  # what it reveals
 Fold = Literal["parts", "mean", "sum", "concat", "each"]  # how uploads combine
 Rule = Literal["mean", "row", "local", "fresh"]  # what becomes of a part of the model
-Of = Literal["model", "parameters", "statistics"]  # which tensors a `parts` fold is about
+Of = Literal[
+    "model", "encoder", "parameters", "statistics"
+]  # which tensors a `parts` fold is about
 
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
 
@@ -39,7 +41,7 @@ class Field:
     fold: Fold = "each"
     by: str | None = None  # what weights a mean: EXAMPLES, an uploaded scalar, or None (uniform)
     guarded: bool = False  # must come out of Client.release
-    of: Of = "model"  # of a `parts` fold: all that is shared, what is trained, or BatchNorm's
+    of: Of = "model"  # of a `parts` fold: which of the shared tensors
 
 
 def weights(by: str | None = None, *, of: Of = "model") -> Field:

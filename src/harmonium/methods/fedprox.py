@@ -7,6 +7,7 @@ for bit. The same pull is there for every other method as `terms=proximal`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class FedProx(Method):
     mu: float = 0.01  # strength of the pull; 0: FedAvg
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0:
+        if not 0 <= self.mu < math.inf:
             raise ConfigError(f"method.mu is {self.mu}; it must be 0 or more")
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:

@@ -7,6 +7,8 @@ all clients, so that c is always the mean of all c_i. Uploads are averaged with 
 
 The paper's steps have no momentum. With momentum m the K steps together apply each gradient
 sum_{j <= K} (1 - m^j) / (1 - m) times instead of K times, and that sum takes the place of K.
+Clipped gradients and weight decay count as they were applied: (x - y) / (K lr) is then the mean of
+clipped, decayed steps. `harmonium run scaffold` therefore has neither momentum nor clipping.
 BatchNorm's statistics have no gradient and no control variate: they follow `batch_norm`. With an
 aggregation other than the mean, c is no longer exactly the mean of all c_i.
 """
@@ -88,7 +90,7 @@ class Scaffold(Method):
             done.steps, self.local.momentum
         )
         change = {
-            key: (got.model[key] - trained[key].detach()) / reach - got.control[key]
+            key: (got.model[key] - trained[key].detach()) / reach - value - self.strength * gap[key]
             if reach
             else torch.zeros_like(value)
             for key, value in own.items()

@@ -8,6 +8,7 @@ lets terms use what was already computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,8 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from harmonium.data.views import Views
 from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch
+from harmonium.federation.client import Batch, Examples
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives.heads import mlp
@@ -61,18 +63,22 @@ class Objective:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""  # authors and year, for lists
     uses_labels: ClassVar[bool] = False
-    views: ClassVar[tuple[int, int]] = (1, 99)  # fewest and most that it can look at
+    views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
 
-    def check_views(self, count: int) -> None:
-        """Refuse a number of views that it cannot look at."""
-        least, most = self.views
-        if not least <= count <= most:
+    def check_views(self, views: Views) -> None:
+        """Refuse views that it cannot look at."""
+        (least, most), count = self.views, len(views.pipelines)
+        if count < least or (most is not None and count > most):
             wanted = f"{least} views" if least == most else f"{least} or more views"
             raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
         raise TypeError(f"{type(self).__name__} must define `build`")
+
+    def among(self, examples: Examples) -> Tensor | None:
+        """Positions of the examples it can learn from; none: all of them."""
+        return None
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features and projections of every view, in one pass over all of them."""
@@ -98,7 +104,7 @@ def check(objective: Objective, rule: str, fits: Callable[[Any], bool], *names: 
     """Refuse settings that are given and do not fit, in the words of a rule such as `positive`."""
     for name in names:
         value = getattr(objective, name)
-        if value is not None and not fits(value):
+        if value is not None and not (fits(value) and math.isfinite(value)):
             raise ConfigError(f"objective.{name} is {value}; it must be {rule}")
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.data.views import quarter_turns
+from harmonium.data.views import Views, quarter_turns
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
@@ -71,13 +71,16 @@ class Rotation(Objective):
         z = list(parts["projector"](h).chunk(views)) if self.head == "projector" else []
         return Turned(batch, list(h.chunk(views)), z, turns=turns)
 
-    def _pictures(self, batch: Batch) -> Tensor:
-        """What is to be turned, (n, channels, side, side); views are made only if wanted."""
-        if self.augment and batch.make.pipelines[0].quarter_turn:
+    def check_views(self, views: Views) -> None:
+        """Refuse views that are turned already."""
+        if self.augment and views.pipelines[0].quarter_turn:
             raise ConfigError(
                 "objective=rotation turns the views itself, but views.quarter_turn has turned them "
                 "already: set objective.augment=false or views.quarter_turn=false"
             )
+
+    def _pictures(self, batch: Batch) -> Tensor:
+        """What is to be turned, (n, channels, side, side); views are made only if wanted."""
         pictures = batch.views[0] if self.augment else batch.plain
         height, width = pictures.shape[2:]
         if height != width:

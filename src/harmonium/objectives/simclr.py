@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, mlp, objectives
+from harmonium.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.objectives.heads import Norm
 
 
@@ -39,11 +38,8 @@ class SimCLR(Objective):
     norm: Norm = "batch"  # in the projector; batch as the original has it, and learns faster
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(f"objective.temperature is {self.temperature}; it must be positive")
-        for name, size in (("hidden", self.hidden), ("out", self.out)):
-            if size is not None and size < 1:
-                raise ConfigError(f"objective.{name} is {size}; it must be at least 1")
+        check(self, "positive", lambda temperature: temperature > 0, "temperature")
+        check(self, "at least 1", lambda size: size >= 1, "hidden", "out")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""

@@ -5,13 +5,14 @@ Loss, 2021. Three forms are in use, and their numbers differ:
 
 - `haochen`, their code: only pairs across the two views repel, and only of different pictures;
 - `fedsc` (Jing et al., 2024, eq. 1 and 5): by correlation matrices, so same-view pairs and every
-  row with itself count too. It is twice eq. 5, as in the released code, for which its learning
-  rates were chosen;
+  row with itself count too. It is twice the equation (80 in the appendix), as in the released
+  code, for which its learning rates were chosen;
 - `orchestra`, a baseline of Lubana et al., 2022: cosines of what one more linear layer, named
   centroids, makes of unit projections.
 
 The first two shorten projections to a norm of at most sqrt(mu), without which they could grow
-forever.
+forever. HaoChen's projector is 2048 and 1000 wide and ends in BatchNorm; small encoders do with
+their own width and without it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.data.views import Views
 from harmonium.errors import ConfigError
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
@@ -44,7 +46,7 @@ class Spectral(Objective):
     """
 
     paper = "HaoChen et al., 2021"
-    views = (2, 99)
+    views = (2, None)
 
     form: Form = "haochen"  # which pairs repel: across views, all pairs, or by cosines
     mu: float = 1.0  # largest squared norm of a projection; 2 to 5 in FedSC; not for orchestra
@@ -59,9 +61,10 @@ class Spectral(Objective):
         check(self, "positive", lambda mu: 0 < mu < math.inf, "mu")
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "centroids")
 
-    def check_views(self, count: int) -> None:
+    def check_views(self, views: Views) -> None:
         """Pairs of views in FedSC's form, two views in the others."""
-        super().check_views(count)
+        super().check_views(views)
+        count = len(views.pipelines)
         if count % 2 or (count > 2 and self.form != "fedsc"):
             raise ConfigError(
                 f"objective.form={self.form} compares views in pairs, but these views are {count}: "

@@ -2,7 +2,8 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
 FedAvg as it was first published, and the upper reference of most federated self-supervised papers.
-The only objective that reads labels; pictures without one are left out of the mean.
+The only objective that reads labels. Pictures without one are left out; a client's upload weighs by
+all of its pictures all the same, as the server knows no other number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from harmonium.data.images import UNKNOWN
 from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch
+from harmonium.federation.client import Batch, Examples
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, objectives
@@ -39,6 +40,10 @@ class Supervised(Objective):
                 "objective without, e.g. objective=simclr"
             )
         return {"classifier": Part(nn.Linear(dim, world.classes))}
+
+    def among(self, examples: Examples) -> Tensor:
+        """Pictures whose label is known; a client with fewer than two takes no part."""
+        return (examples.labels() != UNKNOWN).nonzero().flatten()
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of every view; there is no projector."""

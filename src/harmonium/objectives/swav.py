@@ -41,7 +41,7 @@ class SwAV(Objective):
     """
 
     paper = "Caron et al., 2020"
-    views = (2, 99)
+    views = (2, None)
 
     prototypes: int = 64  # directions that views are assigned to
     temperature: float = 0.1  # of the predicted assignment

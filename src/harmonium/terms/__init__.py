@@ -29,7 +29,7 @@ class Term:
         return {}
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The loss to add. `given` always has `me` (client id) and `anchor` (received weights)."""
+        """The loss to add. `given` has `me` (client id) and `anchor` (received weights, if any)."""
         raise TypeError(f"{type(self).__name__} must define `score`")
 
     def after_step(self, parts: Parts) -> None:

@@ -6,6 +6,7 @@ Li et al., Federated Optimization in Heterogeneous Networks (FedProx), 2020: eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ class Proximal(Term):
     mu: float = 0.01  # strength of the pull
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0:
+        if not 0 <= self.mu < math.inf:
             raise ConfigError(f"terms.proximal.mu is {self.mu}; it must be 0 or more")
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
