@@ -67,7 +67,7 @@ def compare(
         raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
     recipes = {name: Recipe.of(name, *changes) for name in names}
     cells = {
-        recipes[name].method.name if len(names) == 1 else _label(name): recipes[name]
+        recipes[name].method.name if list(names) == ["demo"] else _label(name): recipes[name]
         for name in names
     }
     if len(cells) < len(names):

@@ -78,6 +78,7 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
     except FileNotFoundError:
         done = (path.parent / "result.json").exists()
         why = "its clients keep their own" if done else "has the run finished?"
+        why = why if path.parent.exists() else "nor such a folder"
         raise StoreError(f"there is no encoder {path}: {why}") from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None

@@ -11,7 +11,7 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,10 +95,16 @@ def _method(value: Any) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
     if isinstance(value, type) and issubclass(value, Method):
-        return MethodChoice(str(recipe_name(value)), {}, value)
+        return _choice(value, {})
     found, options = named("method", methods, value)
-    name = str(recipe_name(found))
-    return MethodChoice(name, check_fields(found, options, "method", SUPPLIED), found)
+    return _choice(found, check_fields(found, options, "method", SUPPLIED))
+
+
+def _choice(cls: type[Method], given: Mapping[str, Any]) -> MethodChoice:
+    """A method with all of its settings: those that are given, and the others' defaults."""
+    own = [field for field in fields(cls) if field.init and field.name not in SUPPLIED]
+    defaults = {field.name: field.default for field in own if field.default is not MISSING}
+    return MethodChoice(str(recipe_name(cls)), {**defaults, **given}, cls)
 
 
 def _views(value: Any) -> ViewsChoice:
@@ -271,11 +277,13 @@ class Recipe(BaseModel):
     def known_method(self) -> Method:
         """The same for pictures of known shape and classes, without reading them."""
         about, size, channels = self.data.about, self.data.size, self.data.channels
-        if about is None or about.shape is None or about.classes is None:
+        shape = about.shape if about else None
+        if shape is None and size:  # pictures of many sizes, brought to one; in colour unless told
+            shape = (size, size, 3)
+        if about is None or shape is None or about.classes is None:
             return self.build_method(self.data.load())
-        height, width, depth = about.shape
-        shape = (size or height, size or width, channels or depth)
-        return self.method_for(shape, about.classes)
+        height, width, depth = shape
+        return self.method_for((size or height, size or width, channels or depth), about.classes)
 
     def method_for(self, shape: tuple[int, int, int], classes: int) -> Method:
         """The method for pictures of some shape."""

@@ -96,9 +96,12 @@ def run(
     """Run a recipe to its end and return what it has to show.
 
     `run("fedavg", "rounds=5", out="runs/first")` does what the command line does with the same
-    words; whole sections can be given by name: `run("fedavg", data="digits", rounds=5)`. If `out`
-    holds this very run already, it is continued, or simply returned when it is complete.
+    words; whole sections can be given by name: `run("fedavg", data="digits", rounds=5)`, and single
+    settings as `**{"encoder.width": 8}`. If `out` holds this very run already, it is continued, or
+    simply returned when it is complete.
     """
+    dotted = {key: settings.pop(key) for key in list(settings) if "." in key}
+    changes = (*changes, *(f"{key}={json.dumps(value)}" for key, value in dotted.items()))
     if isinstance(recipe, str):
         recipe = Recipe.from_tree({**apply_changes(load_tree(recipe), changes), **settings})
     elif changes or settings:
@@ -124,7 +127,8 @@ def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) ->
 
 
 def _new_folder(recipe: Recipe) -> Path:
-    name = f"{recipe.method.name.rpartition(':')[2]}-{recipe.data.name}-{recipe.digest[:8]}"
+    choices = (recipe.method.name, recipe.objective.name, recipe.data.name, recipe.digest[:8])
+    name = "-".join(choice.rpartition(":")[2] for choice in choices if choice)
     return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
 
 

@@ -249,7 +249,7 @@ def test_a_method_is_explained() -> None:
         assert words in text
     card = json.loads(harmonium("explain", "fedavg", "--json").stdout)
     assert card["exchanges"]["train"]["up"]["model"]["kind"] == "weights"
-    assert card["meaning"] and card["bytes_up"] > 0
+    assert card["meaning"] and card["bytes"]["train"]["up"] > 0
 
 
 def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path) -> None:

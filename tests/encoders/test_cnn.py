@@ -15,8 +15,8 @@ def test_the_small_one_is_drawn_as_ever() -> None:
     expected = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.GroupNorm(16, 32), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 3, 2, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()),
-        *(nn.Conv2d(64, 128, 3, 2, 1, bias=False), nn.GroupNorm(32, 128), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, 2, 1, bias=False), nn.GroupNorm(16, 64), nn.ReLU()),
+        *(nn.Conv2d(64, 128, 3, 2, 1, bias=False), nn.GroupNorm(8, 128), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 128)),
     )
     weights = found.state_dict()

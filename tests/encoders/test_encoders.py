@@ -145,6 +145,24 @@ def test_groups_follow_the_rule(channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("side", [8, 32])
+def test_a_group_holds_enough_to_be_normalised(name: str, side: int) -> None:
+    """However few pixels are left; where there are many, the published rule is kept."""
+    network = narrow(name, width=32).build(1, side).eval()
+    norms = [m for m in network.modules() if isinstance(m, nn.GroupNorm)]
+    inputs: dict[nn.Module, torch.Tensor] = {}
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda m, given: inputs.update({m: given[0]}))
+    network(torch.zeros(1, 1, side, side))
+    for norm in norms:
+        pixels = inputs[norm].shape[2:].numel()
+        each = norm.num_channels // norm.num_groups
+        assert each * pixels >= 16 and each >= 2
+        if pixels >= 8:
+            assert norm.num_groups == groups_of(norm.num_channels)
+
+
+@pytest.mark.parametrize("name", NORMED)
 def test_groups_can_be_chosen(name: str) -> None:
     modules = narrow(name, width=6, groups=3).build(3, 8).modules()
     assert {m.num_groups for m in modules if isinstance(m, nn.GroupNorm)} == {3}

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,7 +56,9 @@ def by_hand(x: Tensor, weights: dict[str, Tensor], encoder: ResNet) -> Tensor:
         place, number = key.rsplit(".", 1)
         kernel = weights[f"{key}.weight"]
         x = functional.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2)
-        grouped = x.unflatten(1, (min(32, x.shape[1] // 2), -1))
+        count, pixels = x.shape[1], x.shape[2] * x.shape[3]
+        each = min(count, max(2, count // 32, math.ceil(16 / pixels)))  # channels in a group
+        grouped = x.unflatten(1, (count // each, each))
         mean = grouped.mean((2, 3, 4), keepdim=True)
         spread = grouped.var((2, 3, 4), correction=0, keepdim=True)
         x = ((grouped - mean) / (spread + 1e-5).sqrt()).flatten(1, 2)

@@ -40,7 +40,10 @@ def test_batch_norm_statistics_are_counted_apart() -> None:
     """256 means and variances of four bytes, and a counter of eight."""
     found = card(FedAvg(objective=SimCLR()))
     assert found.bytes["train"]["down"] == 4 * (MODEL + 2 * 256) + 4 * 2 * 256 + 8
-    assert found.batch_norm.startswith("average") and "batchnorm average" in found.text()
+    assert (
+        found.batch_norm.startswith("average")
+        and "batchnorm average (in projector)" in found.text()
+    )
     kept = card(FedAvg(objective=SimCLR(), batch_norm="local"))
     assert kept.bytes["train"]["down"] == 4 * (MODEL + 2 * 256)
     assert kept.keeps == {"BatchNorm of projector": "statistic"}
@@ -106,7 +109,7 @@ def test_what_reveals_much_is_said_in_words() -> None:
 
 @pytest.mark.parametrize("policy", ["average", "local", "fedbn", "recalibrate"])
 def test_the_card_says_what_becomes_of_batch_norm(policy: str) -> None:
-    assert f"batchnorm {policy}: " in card(FedAvg(batch_norm=policy)).text()  # type: ignore[arg-type]
+    assert f"batchnorm {policy} (in projector): " in card(FedAvg(batch_norm=policy)).text()  # type: ignore[arg-type]
 
 
 def test_counters_are_no_sums() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from harmonium.errors import ConfigError
 from harmonium.registry import Registry
 
 Norm = Literal["group", "batch", "none"]
+LEAST = 16  # values in a group of GroupNorm
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Convolutional(Encoder):
 
     width: int = 64  # channels of the first layer
     norm: Norm = "group"  # group is safe in a federation; batch keeps running statistics
-    groups: int | None = None  # of GroupNorm; none: up to 32 with at least 2 channels each
+    groups: int | None = None  # of GroupNorm; none: up to 32, each of 2 channels and 16 values
 
     def __post_init__(self) -> None:
         at_least_one(self, "width")
@@ -64,6 +66,17 @@ class Convolutional(Encoder):
             raise ConfigError(
                 f"encoder.groups is {self.groups}; it must divide encoder.width, {self.width}"
             )
+
+    def build(self, channels: int, side: int) -> nn.Module:
+        """The network, its groups wide enough for what is left of small pictures."""
+        network = self.network(channels, side)
+        if self.norm == "group" and self.groups is None:
+            _widen_groups(network, torch.zeros(1, channels, side, side))
+        return network
+
+    def network(self, channels: int, side: int) -> nn.Module:
+        """A network from (n, channels, side, side) to (n, features)."""
+        raise TypeError(f"{type(self).__name__} must define `network`")
 
     def convolution(
         self, channels: int, wide: int, kernel: int, stride: int = 1
@@ -85,13 +98,39 @@ def normalise(kind: Norm, channels: int, groups: int | None = None) -> nn.Module
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.Identity()
 
 
-def groups_of(channels: int) -> int:
-    """Groups for GroupNorm: the largest divisor up to 32 that leaves at least 2 channels each.
+def groups_of(channels: int, pixels: int = 64) -> int:
+    """Groups for GroupNorm: the largest divisor up to 32 that leaves 2 channels and 16 values each.
+
+    Where a small picture ends as one pixel, a group of 2 channels would hold two numbers, of which
+    normalising leaves nothing but the order.
 
     >>> [groups_of(c) for c in (512, 64, 32, 16)]
     [32, 32, 16, 8]
+    >>> [groups_of(64, pixels) for pixels in (16, 4, 1)]
+    [32, 16, 4]
     """
-    return max(g for g in range(1, 33) if channels % g == 0 and (channels // g >= 2 or g == 1))
+    for groups in range(min(32, channels), 1, -1):
+        each, rest = divmod(channels, groups)
+        if rest == 0 and each >= 2 and each * pixels >= LEAST:
+            return groups
+    return 1
+
+
+@torch.no_grad()
+def _widen_groups(network: nn.Module, picture: Tensor) -> None:
+    """Set the groups of every GroupNorm by the pixels that a picture leaves there."""
+
+    def look(norm: nn.GroupNorm, given: tuple[Tensor, ...]) -> None:
+        norm.num_groups = groups_of(norm.num_channels, given[0].shape[2:].numel())
+
+    hooks = [
+        module.register_forward_pre_hook(look)
+        for module in network.modules()
+        if isinstance(module, nn.GroupNorm)
+    ]
+    network(picture)
+    for hook in hooks:
+        hook.remove()
 
 
 def at_least_one(encoder: Encoder, *names: str) -> None:

@@ -33,7 +33,7 @@ class CnnSmall(Convolutional):
         """Size of a feature vector."""
         return self.out
 
-    def build(self, channels: int, side: int) -> nn.Module:
+    def network(self, channels: int, side: int) -> nn.Module:
         """Strides 1, 2, 2, 2, so a 32-pixel picture ends as a 4x4 map before pooling."""
         layers: list[nn.Module] = []
         for depth, stride in enumerate((1, 2, 2, 2)):
@@ -68,7 +68,7 @@ class Cnn5(Convolutional):
         """Size of a feature vector."""
         return self.out
 
-    def build(self, channels: int, side: int) -> nn.Module:
+    def network(self, channels: int, side: int) -> nn.Module:
         """A 32-pixel picture ends as a 4x4 map, which is averaged to 2x2."""
         if side < 8:
             raise ConfigError(f"encoder=cnn5 needs pictures of 8 pixels or more; these have {side}")

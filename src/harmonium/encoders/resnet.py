@@ -44,7 +44,7 @@ class ResNet(Convolutional):
         """
         return self.norm != "group" or self.width >= 64
 
-    def build(self, channels: int, side: int) -> nn.Module:
+    def network(self, channels: int, side: int) -> nn.Module:
         """Stem, stages of blocks, and the mean over what is left of the picture."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if not self.channels_last:

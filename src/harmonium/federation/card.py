@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harmonium.federation.aggregate import Mean
+from harmonium.federation.client import Local
 from harmonium.federation.method import Method
 from harmonium.federation.wire import Field
 
@@ -34,7 +35,8 @@ class Card:
     paper: str
     objective: str
     encoder: str
-    parameters: Mapping[str, int]  # part -> how many
+    local: str  # how a client trains in a round
+    parameters: Mapping[str, int]  # part -> how many; values of a part that has none
     parts: Mapping[str, str]  # part -> rule
     exchanges: Mapping[str, Mapping[str, Mapping[str, Field]]]  # step -> down/up -> fields
     bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
@@ -53,6 +55,7 @@ class Card:
         lines = [f"{self.name}: {self.about}"]
         lines += [f"paper     {self.paper}"] if self.paper else []
         lines += ["", f"encoder   {self.encoder}", f"objective {self.objective}"]
+        lines.append(f"trains    {self.local}")
         lines.append(
             "parts     "
             + ", ".join(
@@ -139,8 +142,10 @@ def card(method: Method) -> Card:
         paper=method.paper,
         objective=_named(method.objective),
         encoder=_named(method.encoder),
+        local=_trains(method.local),
         parameters={
-            name: sum(p.numel() for p in module.parameters()) for name, module in parts.items()
+            name: sum(t.numel() for t in [*module.parameters()] or module.buffers())
+            for name, module in parts.items()
         },
         parts=dict(parts.rules),
         exchanges=exchanges,
@@ -200,7 +205,13 @@ def _batch_norm(method: Method) -> str:
         return ""
     if all(parts.rules[name] != "mean" for name in of):
         return "stays at the client with its part"
-    return f"{method.batch_norm}: {BATCH_NORM[method.batch_norm]}"
+    shared = [name for name in parts.rules if name in of and parts.rules[name] == "mean"]
+    return f"{method.batch_norm} (in {', '.join(shared)}): {BATCH_NORM[method.batch_norm]}"
+
+
+def _trains(local: Local) -> str:
+    rate = f"{local.optimiser} at {local.lr:g}, {local.schedule} over rounds"
+    return f"{local.epochs} epoch(s) a round in batches of {local.batch}, {rate}"
 
 
 def _combines(method: Method) -> str:

@@ -42,4 +42,4 @@ def mlp(
 def _norm(kind: Norm, size: int) -> list[nn.Module]:
     if kind == "batch":
         return [nn.BatchNorm1d(size)]
-    return [nn.GroupNorm(groups_of(size), size)] if kind == "group" else []
+    return [nn.GroupNorm(groups_of(size, pixels=1), size)] if kind == "group" else []

@@ -50,7 +50,8 @@ class LineWatcher(Watcher):
         self._rounds = recipe.rounds
         self._clock = _Clock(done)
         clients = "1 client" if recipe.clients == 1 else f"{recipe.clients} clients"
-        self._say(f"{self.label}{recipe.method.name} on {recipe.data.name}, {clients}")
+        what = f"{recipe.method.name} with {recipe.objective.name or 'an objective of your own'}"
+        self._say(f"{self.label}{what} on {recipe.data.name}, {clients}")
         self._say(f"{self.label}run folder {folder}")
         if done:
             self._say(f"{self.label}continuing after round {done}")
