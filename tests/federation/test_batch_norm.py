@@ -21,12 +21,14 @@ from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.optimiser import Adam, Average
+from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.handover import load_encoder
 from harmonium.methods.alone import Alone
 from harmonium.objectives.byol import BYOL
 from harmonium.objectives.simclr import SimCLR
-from harmonium.runs import run
+from harmonium.recipe import Recipe
+from harmonium.runs import _untrained, run
 from harmonium.testing import TINY, check_method
 
 
@@ -247,3 +249,24 @@ def test_a_server_optimiser_does_not_steer_a_twin(owner: Any, tmp_path: Path) ->
     assert bool(keys) == (owner == "mean")
     assert all(torch.equal(plain.model[key], adam.model[key]) for key in keys)
     assert not torch.equal(plain.model["projector.0.weight"], adam.model["projector.0.weight"])
+
+
+def test_a_variance_is_never_negative() -> None:
+    """Moments of robust aggregations need not belong together."""
+    found = pooled({"n.running_mean": torch.ones(1), "n.running_var": torch.full((1,), 0.5)})
+    assert found["n.running_var"].item() == 0.0
+
+
+def test_the_untrained_encoder_is_judged_with_statistics_of_its_pictures() -> None:
+    recipe = Recipe.from_tree({**TINY, "encoder": {"name": "cnn-small", "norm": "batch"}})
+    dataset = recipe.data.load()
+    encoder = _untrained(recipe.build_method(dataset), dataset)
+    norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms and all(norm.running_mean.abs().sum() > 0 for norm in norms)  # type: ignore[union-attr]
+
+
+def test_rows_of_single_clients_have_no_control_variate() -> None:
+    made = {"encoder": Part(nn.Linear(2, 2)), "table": Part(nn.Linear(2, 3, bias=False), "row")}
+    parts = Parts(made, {})
+    assert "table.weight" in parts.layouts()["model"]
+    assert set(parts.layouts()["parameters"]) == {"encoder.weight", "encoder.bias"}

@@ -149,3 +149,13 @@ def test_centralised_by_hand_is_told_to_use_a_recipe(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="one client, not 2"):
         Centralised()
+
+
+def test_the_recipe_says_how_uploads_become_one() -> None:
+    """With three clients the median of each weight is the middle upload, not the mean."""
+    settings = {"clients": 3, "rounds": 1, "server": {"name": "average", "weighting": "uniform"}}
+    mean, middle = go("fedavg", **settings), go("fedavg", aggregation="median", **settings)
+    key = "encoder.0.weight"
+    assert not torch.equal(mean.server.model[key], middle.server.model[key])
+    trimmed = go("fedavg", aggregation={"name": "trimmed", "trim": 0.34}, **settings)
+    torch.testing.assert_close(trimmed.server.model[key], middle.server.model[key])
