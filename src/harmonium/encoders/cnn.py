@@ -10,18 +10,10 @@ from harmonium.encoders import Convolutional, at_least_one, encoders
 from harmonium.errors import ConfigError
 
 
-@encoders("cnn-small")
 @dataclass(frozen=True)
-class CnnSmall(Convolutional):
-    """Four 3x3 convolutions, average pooling and one linear layer; made for CPUs.
+class Plain(Convolutional):
+    """Convolutions that end in a linear layer."""
 
-    The default width has 0.45 million parameters; any picture side from 1 pixel up works.
-
-    >>> sum(p.numel() for p in CnnSmall().build(channels=3, side=32).parameters())
-    454688
-    """
-
-    width: int = 32  # channels of the first layer; each further layer doubles them
     out: int = 256  # size of a feature
 
     def __post_init__(self) -> None:
@@ -32,6 +24,20 @@ class CnnSmall(Convolutional):
     def features(self) -> int:
         """Size of a feature vector."""
         return self.out
+
+
+@encoders("cnn-small")
+@dataclass(frozen=True)
+class CnnSmall(Plain):
+    """Four 3x3 convolutions, average pooling and one linear layer; made for CPUs.
+
+    The default width has 0.45 million parameters; any picture side from 1 pixel up works.
+
+    >>> sum(p.numel() for p in CnnSmall().build(channels=3, side=32).parameters())
+    454688
+    """
+
+    width: int = 32  # channels of the first layer; each further layer doubles them
 
     def network(self, channels: int, side: int) -> nn.Module:
         """Strides 1, 2, 2, 2, so a 32-pixel picture ends as a 4x4 map before pooling."""
@@ -46,7 +52,7 @@ class CnnSmall(Convolutional):
 
 @encoders("cnn5")
 @dataclass(frozen=True)
-class Cnn5(Convolutional):
+class Cnn5(Plain):
     """Five 3x3 convolutions and one linear layer with ReLU, after FedCA (Zhang et al., 2020).
 
     FedCA says no more than "5-layer CNN" with 2,048 features, so widths and pooling are ours:
@@ -58,15 +64,6 @@ class Cnn5(Convolutional):
     """
 
     out: int = 2048  # size of a feature
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "out")
-
-    @property
-    def features(self) -> int:
-        """Size of a feature vector."""
-        return self.out
 
     def network(self, channels: int, side: int) -> nn.Module:
         """A 32-pixel picture ends as a 4x4 map, which is averaged to 2x2."""
