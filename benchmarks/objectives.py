@@ -6,8 +6,7 @@
 FedAvg over five clients, each objective with its defaults but for what the table names; the same
 encoder, views, split, rounds and optimiser for all. Figures are test accuracy in percent of the
 frozen encoder; chance is 10. `cifar10` means 5,000 of its training pictures: fetch them first with
-`harmonium data fetch cifar10`. Settings were chosen on few tries and by no means per objective, so
-this is a proof of learning and not a ranking.
+`harmonium data fetch cifar10`. A proof of learning and not a ranking: one seed, nothing searched.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ OBJECTIVES: dict[str, list[str]] = {
     "autoencoder": [],
     "supervised": [],
 }
-# A digit's turn is told by a few strokes, and a linear head right on the features throws the rest
-# away. With a projector in between, or on richer pictures, the same task learns.
+# Left out of the check at the end, after it had been seen to lose. Why it loses has not been looked
+# into; a linear head right on the features may keep no more of a digit than its turn needs.
 DEGENERATE = {("digits", "rotation, FedPR's form")}
 COMMON = [
     "encoder.width=16",
@@ -81,26 +80,39 @@ def measure(label: str, data: str, seed: int) -> dict[str, Any]:
         "linear": 100 * found.figures["linear"],
         "linear, untrained": 100 * found.untrained["linear"],
         "effective rank": health["effective_rank"],
-        "warnings": " ".join(health["warnings"]) or "none",
+        "warnings": "; ".join(w.partition(":")[0] for w in health["warnings"]) or "none",
     }
 
 
 def page(tables: dict[str, list[dict[str, Any]]], seed: int) -> str:
     """The stored result: every table with the command that makes it."""
-    text = "# What every objective learns in a short run\n\n"
-    text += (
-        "FedAvg, five clients with Dirichlet(0.3) classes, `cnn-small` of width 16, Adam 0.001, "
-    )
-    text += "two local epochs a round.\nTest accuracy in percent of frozen encoders; labels train "
-    text += "no encoder but that of `supervised`. One seed; a proof of\nlearning, not a ranking: "
-    text += "settings are the same for all and were not tuned for any.\n"
+    own = [f"`{label}`: `{' '.join(words)}`" for label, words in OBJECTIVES.items() if words]
+    text = f"""# What every objective learns in a short run
+
+FedAvg over five clients. Test accuracy in percent of frozen encoders, beside the encoder as first
+drawn; labels train no encoder but that of `supervised`. One seed, so differences of a point or two
+mean nothing: a proof of learning, not a ranking.
+
+Settings of all runs: `{" ".join(COMMON)}`. Everything else is the default, but for
+{", ".join(own)}.
+
+What was looked at before: optimiser and widths are the demonstration's, which was picked by its test
+figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size of a
+group in GroupNorm were chosen by runs on `digits`, too, so its table is no independent test of
+these. On `cifar10` one run of rotation prediction with 12 rounds came first; 8 are to save time.
+"""
     for data, rows in tables.items():
         command = f"python benchmarks/objectives.py --data {data} --seed {seed}"
-        text += f"\n## {data}\n\n`{command}`\n\nCommon settings: `{' '.join(SETS[data])}`.\n\n"
+        text += f"\n## {data}\n\n`{command}`\n\nSettings: `{' '.join(SETS[data])}`.\n\n"
         text += markdown(rows, digits=1)
         for label in (label for where, label in DEGENERATE if where == data):
-            text += f"\n`{label}` is known to fall behind here: a turned digit is told by a few "
-            text += "strokes, and a linear head\nright on the features keeps no more than that.\n"
+            text += f"""
+`{label}`, the default of `objective=rotation`, falls behind the untrained encoder
+here. When that was seen, five other settings of rotation prediction were tried on these data; two
+with a projector did better than the untrained encoder, and Orchestra's, which had been in the list
+from the start, took the plain name. The final check leaves this row out. Why it loses has not been
+looked into.
+"""
     return text
 
 
