@@ -96,7 +96,7 @@ mean nothing: a proof of learning, not a ranking.
 Settings of all runs: `{" ".join(COMMON)}`. Everything else is the default, but for
 {", ".join(own)}.
 
-What was looked at before: optimiser and widths are the demonstration's, which was picked by its test
+Looked at before: optimiser and widths are the demonstration's, which was picked by its test
 figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size of a
 group in GroupNorm were chosen by runs on `digits`, too, so its table is no independent test of
 these. On `cifar10` one run of rotation prediction with 12 rounds came first; 8 are to save time.
@@ -108,7 +108,7 @@ these. On `cifar10` one run of rotation prediction with 12 rounds came first; 8 
         for label in (label for where, label in DEGENERATE if where == data):
             text += f"""
 `{label}`, the default of `objective=rotation`, falls behind the untrained encoder
-here. When that was seen, five other settings of rotation prediction were tried on these data; two
+here. When that was seen, four other settings of rotation prediction were tried on these data; the two
 with a projector did better than the untrained encoder, and Orchestra's, which had been in the list
 from the start, took the plain name. The final check leaves this row out. Why it loses has not been
 looked into.
