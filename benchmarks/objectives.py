@@ -110,8 +110,8 @@ these. On `cifar10` one run of rotation prediction with 12 rounds came first; 8 
 `{label}`, the default of `objective=rotation`, falls behind the untrained encoder
 here. When that was seen, four other settings of rotation prediction were tried on these data. The
 two with a projector did better than the untrained encoder, and Orchestra's, which had been in the
-list from the start, took the plain name. The final check leaves this row out. Why it loses has not been
-looked into.
+list from the start, took the plain name. The final check leaves this row out. Why it loses has not
+been looked into.
 """
     return text
 
