@@ -310,5 +310,5 @@ def test_runs_on_different_pictures_are_not_compared(archive, tmp_path, home) ->
     compare(*words)
     shutil.rmtree(tmp_path / "compared" / "fedavg")
     np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
-    with pytest.raises(DataError, match="fedavg and alone ran on different pictures"):
+    with pytest.raises(DataError, match="mine and alone ran on different pictures"):
         compare(*words)

@@ -25,7 +25,7 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
     Returns how many pictures that were; of none, statistics stay as they are.
 
     >>> norm = nn.BatchNorm1d(1)
-    >>> measure(norm, torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).split(2))
+    >>> measure(norm, torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).split(3))
     5
     >>> norm.running_mean.item(), norm.running_var.item()
     (5.0, 10.0)
