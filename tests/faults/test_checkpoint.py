@@ -308,7 +308,7 @@ def test_runs_on_different_pictures_are_not_compared(archive, tmp_path, home) ->
     (tmp_path / "mine.yaml").write_text(recipe.changed(method="fedavg", rounds=1).yaml())
     words = ([str(tmp_path / "mine.yaml")], [], tmp_path / "compared")
     compare(*words)
-    shutil.rmtree(tmp_path / "compared" / "fedavg")
+    shutil.rmtree(tmp_path / "compared" / "mine")
     np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
     with pytest.raises(DataError, match="mine and alone ran on different pictures"):
         compare(*words)
