@@ -58,3 +58,10 @@ def test_every_objective_has_references_of_its_own():
     assert found["alone (fedbyol)"].objective.name == "byol"
     same = _with_references({name: Recipe.of(name) for name in ("fedsimclr", "fedprox")})
     assert list(same) == ["alone", "fedsimclr", "fedprox", "centralised"]
+
+
+def test_references_do_not_stumble_over_what_many_clients_need():
+    words = ("aggregation=trimmed", "participation.number=5", "participation.over=0.2")
+    found = references(Recipe.of("fedavg", *words, "aggregation.trim=0.2", "clients=10"))
+    assert found["centralised"].clients == 1 and found["centralised"].aggregation.name == "mean"
+    assert found["alone"].clients == 10

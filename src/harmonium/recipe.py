@@ -228,7 +228,8 @@ class Recipe(BaseModel):
             return self
         split = {**plain(self.split), "merge": self.split.merge * self.clients}
         local = plain(self._scaled())
-        return self.changed(clients=1, split=split, local=local, participation={})
+        alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
+        return self.changed(split=split, local=local, **alone)
 
     def _scaled(self) -> Local:
         """Local training as Orchestra's rules scale it to these clients."""

@@ -136,7 +136,7 @@ class Adaptive(Stepping):
 
     def second(self, held: Tensor, square: Tensor) -> Tensor:
         """The second moment after the square of one more gap."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define `second`")
 
     def corrected(self, first: Tensor, second: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The two moments as the step uses them, after `count` steps."""
