@@ -1,0 +1,23 @@
+"""The Flower engine: asks travel as Flower messages, through a SuperLink, to nodes of ours.
+
+This package is the only place that imports flwr. Three processes of a federation use it:
+
+    link     `python -m harmonium.engines.flower.superlink`: Flower's SuperLink, served twice: whole
+             on loopback for the server, which must know a secret, and `/v1/fleet` alone to sites
+    server   `Link` starts and watches the link and is the one executor of its one run; `FlowerPost`
+             pushes letters and polls answers
+    node     `attend` stays connected and answers one message after another in one warm process
+
+A node speaks Flower's Fleet protocol by Flower's own client, but it never fetches an app: whatever
+a SuperLink offers, only the installed Harmonium runs. Bodies are frames of `harmonium.codec`.
+"""
+
+import os
+
+CHUNK = 8 << 20  # bytes of an array that travel in one piece
+
+# Flower reads these when it is imported: nothing is reported, asked for or installed.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = str(CHUNK)

@@ -1,0 +1,253 @@
+"""The remote engine: asks to sites, over any post that carries sealed letters.
+
+The server knows each site by a number of its own, never by an address. A site that dies is asked
+again when it comes back within the deadline; its task is the same and so is its answer. A site that
+stays away is left out by name, and from then on asked only while it is there. An answer counts only
+if the site signed it for this very ask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from harmonium import codec, store
+from harmonium.engines.host import StateRef
+from harmonium.engines.states import States
+from harmonium.errors import WireError
+from harmonium.federation.drive import Reply, Turn
+from harmonium.federation.wire import Ask, ClientId
+from harmonium.sites.seal import must_match, nonce, seal, unseal
+
+TRIES = 5  # how often a task may be lost with its node before the site is left out
+SHORTEST, LONGEST = 0.02, 0.5  # seconds between two looks for answers
+LOOK = 1.0  # seconds between two looks at who is there
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One sealed message to one node."""
+
+    node: int
+    kind: str  # for the carrier's own records
+    sealed: bytes
+    bodies: tuple[bytes, ...]
+    seconds: float  # how long it is worth delivering
+
+
+Answer = tuple[bytes, list[bytes]]  # a seal and its bodies
+
+
+class Post(Protocol):
+    """What carries letters to nodes and brings back answers."""
+
+    def push(self, letters: Sequence[Letter]) -> list[str | None]:
+        """Send letters; a ticket for each, or nothing if it could not be sent."""
+
+    def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Answer | str]]:
+        """What has come since, by ticket: an answer, or why there will be none."""
+
+    def online(self) -> set[int]:
+        """The nodes that are there now."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site as the server knows it."""
+
+    name: str
+    node: int  # by which the post reaches it
+    key: ec.EllipticCurvePublicKey  # by which its answers are known
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long the server waits; seconds."""
+
+    deadline: float = 3600.0  # for an answer
+    patience: float = 120.0  # for a site that is not there, within the deadline
+
+
+class _Body:
+    """Bytes that are sent to many and hashed once."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.digest = data, store.digest_of(data)
+
+
+@dataclass
+class _Task:
+    """What one client was asked, and how that goes."""
+
+    header: dict[str, Any]
+    bodies: tuple[bytes, ...]
+    digests: tuple[str, ...]
+    ticket: str | None = None
+    tries: int = 0
+    why: str = "it was not there"
+
+
+class RemoteEngine(States):
+    """Clients at sites."""
+
+    def __init__(
+        self,
+        post: Post,
+        members: Mapping[ClientId, Member],
+        key: ec.EllipticCurvePrivateKey,
+        about: Mapping[str, str],
+        plan: bytes,
+        waits: Waits,
+        wanted: Callable[[Ask, Turn], int | None] = lambda ask, turn: None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Ask `members` over `post`.
+
+        Args:
+            post: what carries letters.
+            members: the sites by client number.
+            key: what the server signs with.
+            about: `federation`, `run` and `plan` (a digest), which every letter names.
+            plan: the recipe that sites check against their policies, as JSON.
+            waits: how long.
+            wanted: how many answers of an ask are enough, if fewer than all.
+            note: told what a reader should know.
+        """
+        super().__init__()
+        self._post = post
+        self._members = members
+        self._key = key
+        self._about = dict(about)
+        self._plan = _Body(plan)
+        self._waits = waits
+        self._wanted = wanted
+        self._note = note
+        self._needed: dict[ClientId, list[str]] = {}
+        self._away: set[ClientId] = set()
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """Replies as they come; those who do not answer are named, with the reason."""
+        frame = _Body(codec.encode(dict(ask.down)))
+        tasks = {c: self._task(ask.step, turn, c, frame, ask.each.get(c, {})) for c in ask.to}
+        enough = self._wanted(ask, turn)
+        for client, got in self._collect(tasks, enough):
+            if isinstance(got, str):
+                yield Reply(client, None, got)
+                continue
+            state = got.get("state")
+            yield Reply(
+                client,
+                got["up"],
+                str(got["why"]),
+                tuple(got.get("releases", ())),
+                StateRef(**state) if state else None,
+            )
+
+    def say(
+        self, step: str, down: Mapping[str, Any], clients: Iterable[ClientId] | None = None
+    ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
+        """Something that is no exchange of a method: `hello` and `finish`."""
+        frame = _Body(codec.encode(dict(down)))
+        chosen = list(self._members if clients is None else clients)
+        yield from self._collect({c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen})
+
+    def prune(self, *snapshots: codec.Tree) -> None:
+        """Sites may forget every version that none of these snapshots needs."""
+        needed: dict[ClientId, list[str]] = {}
+        for snapshot in snapshots:
+            for client, held in snapshot.items():
+                needed.setdefault(int(client), []).append(held["file"])
+        self._needed = needed
+
+    def _task(
+        self, step: str, turn: Turn, client: ClientId, frame: _Body, own: Mapping[str, Any]
+    ) -> _Task:
+        state = self._states.get(client)
+        facts = {
+            "down": dict(own),
+            "state": asdict(state) if state else None,
+            "keep": sorted(set(self._needed.get(client, []))),
+        }
+        header = {**self._about, "round": turn.round, "ask": turn.ask, "step": step}
+        bodies = (self._plan, frame, _Body(codec.encode(facts)))
+        header |= {"client": client, "nonce": nonce()}
+        return _Task(header, tuple(b.data for b in bodies), tuple(b.digest for b in bodies))
+
+    def _collect(
+        self, tasks: dict[ClientId, _Task], enough: int | None = None
+    ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
+        """Push, poll, push again what was lost; end with everyone answered or given up."""
+        began = time.monotonic()
+        end, patient = began + self._waits.deadline, began + self._waits.patience
+        answered, pause, looked, online = 0, SHORTEST, -LOOK, set[int]()
+        while tasks:
+            now = time.monotonic()
+            if now - looked >= LOOK:
+                online, looked = self._post.online(), now
+            self._push(tasks, online, end - now)
+            tickets = {task.ticket: client for client, task in tasks.items() if task.ticket}
+            heard = False
+            for ticket, came in self._post.pull(list(tickets)) if tickets else ():
+                heard, client = True, tickets[ticket]
+                if isinstance(came, str):  # the node is gone, or could not do it
+                    tasks[client].ticket, tasks[client].why = None, came
+                    continue
+                got = self._opened(client, tasks.pop(client), came)
+                answered += not isinstance(got, str)
+                yield client, got
+            if enough is not None and answered >= enough:
+                for client in list(tasks):
+                    del tasks[client]
+                    yield client, f"not needed: {enough} had answered before it"
+            now = time.monotonic()
+            for client in [c for c in tasks if self._is_lost(c, tasks[c], now, end, patient)]:
+                task = tasks.pop(client)
+                self._away.add(client)
+                late = f"no answer within {self._waits.deadline:g} s"
+                yield client, late if task.ticket else task.why
+            if tasks:
+                pause = SHORTEST if heard else min(1.3 * pause, LONGEST)
+                time.sleep(pause)
+
+    def _push(self, tasks: Mapping[ClientId, _Task], online: set[int], seconds: float) -> None:
+        """Send what has no ticket to those who are there."""
+        ready = [
+            client
+            for client, task in tasks.items()
+            if task.ticket is None and self._members[client].node in online and task.tries < TRIES
+        ]
+        letters = []
+        for client in ready:
+            task = tasks[client]
+            sealed = seal("ask", task.header, task.digests, self._key)
+            node, kind = self._members[client].node, f"train.{task.header['step']}"
+            letters.append(Letter(node, kind, sealed, task.bodies, max(seconds, 1.0)))
+        for client, ticket in zip(ready, self._post.push(letters) if letters else (), strict=True):
+            tasks[client].ticket = ticket
+            tasks[client].tries += 1
+            self._away.discard(client)
+
+    def _is_lost(
+        self, client: ClientId, task: _Task, now: float, end: float, patient: float
+    ) -> bool:
+        """Whether there is no use in waiting longer for a client."""
+        if task.ticket is not None:
+            return now >= end
+        absent_before = client in self._away
+        return absent_before or task.tries >= TRIES or now >= min(end, patient)
+
+    def _opened(self, client: ClientId, task: _Task, came: Answer) -> dict[str, Any] | str:
+        """What a site said, provided that it is the site and says it to this ask."""
+        sealed, bodies = came
+        try:
+            must_match(unseal("answer", sealed, bodies, self._members[client].key), task.header)
+            got = codec.decode(bodies[0])
+            if not isinstance(got, dict) or not {"up", "why"} <= set(got):
+                raise WireError("the answer lacks what an answer has")
+            return got
+        except (WireError, LookupError) as error:
+            return f"its answer was refused: {error}"
