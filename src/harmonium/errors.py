@@ -38,6 +38,10 @@ class EngineError(HarmoniumError):
     """A place where clients run failed in a way that trying again does not mend."""
 
 
+class PolicyRefusal(HarmoniumError):
+    """A plan wants something of a site that the site's policy does not allow."""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest right word, or all of them when none is near.
 

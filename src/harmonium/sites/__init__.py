@@ -1,0 +1,1 @@
+"""Real sites: the federation's folder, signed messages, what a site accepts and records."""

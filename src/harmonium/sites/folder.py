@@ -1,0 +1,360 @@
+"""The federation's folder at the server: who belongs to it, its keys, and the kits for sites.
+
+    federation.yaml            who belongs to it; written last, for then the federation exists
+    .lock                      keeps two commands from changing it at once
+    ca/ca.crt, ca.key          the federation's own certificate authority
+    server/server.crt, .key    for TLS
+    server/signing.key, .pub   the server signs asks with it
+    sites/NAME.pub             the public key of each site
+    kits/NAME/                 what a site is handed (`harmonium.sites.kit`), with site.key only
+                               if the site did not make it itself
+
+A site is known by its key and by a number that is never given again. Private keys that others can
+read are refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import filelock
+import pydantic
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from harmonium.errors import ConfigError, StoreError
+from harmonium.home import make_folder
+from harmonium.sites import certificates as made
+from harmonium.sites.kit import (
+    NOTHING_ELSE,
+    Fingerprint,
+    Fingerprints,
+    Hosts,
+    Kit,
+    Number,
+    Port,
+    Sheet,
+    check_name,
+    check_new,
+    dump,
+    keygen,
+    parse,
+    read_pair,
+    write_pair,
+    write_sheet,
+)
+from harmonium.store import write_atomic
+
+__all__ = [
+    "Federation",
+    "Kit",
+    "Member",
+    "Site",
+    "add_site",
+    "describe",
+    "enrol",
+    "init",
+    "keygen",
+    "remove_site",
+    "renew",
+]
+_OURS = ("ca", "server", "sites", "kits")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site as federation.yaml lists it."""
+
+    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    number: Number  # never given to another site, also after this one has left
+    name: str  # as its kit and its key file are called
+    fingerprint: Fingerprint  # SHA-256 of its public key
+    own_key: bool  # the site made its key itself; else the server made it and handed it out
+
+
+@dataclass(frozen=True)
+class Site(Member):
+    """A member with its key."""
+
+    public_key: ec.EllipticCurvePublicKey = field(repr=False)  # its answers must be signed by it
+
+
+AnyMember = TypeVar("AnyMember", bound=Member)
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """federation.yaml."""
+
+    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    format: Literal[1]  # of this file
+    id: str  # of the federation, random
+    hosts: Hosts  # where sites dial the server
+    port: Port  # the one port that is open
+    certificate_days: Annotated[int, pydantic.Field(ge=1, le=3650)]  # of the server's next one
+    sites: tuple[Member, ...] = ()  # in the order of their numbers
+    removed: tuple[Member, ...] = ()  # their keys are refused for ever
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A federation's folder that was read and found in order."""
+
+    folder: Path  # where all of it lies
+    id: str  # random, the same in every kit
+    hosts: tuple[str, ...]  # where sites dial the server
+    port: int  # the one port that is open
+    sites: tuple[Site, ...]  # those that belong to it now, by number
+    removed: tuple[Member, ...]  # those that did once
+    notes: tuple[str, ...]  # what needs attention soon
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that the server's is signed by."""
+        return self.folder / "ca" / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's TLS certificate."""
+        return self.folder / "server" / "server.crt"
+
+    @property
+    def certificate_key(self) -> Path:
+        """The key of the server's TLS certificate."""
+        return self.folder / "server" / "server.key"
+
+    def signing_key(self) -> ec.EllipticCurvePrivateKey:
+        """The key that asks are signed with."""
+        return made.read_private_key(self.folder / "server" / "signing.key")
+
+    def kit(self, name: str) -> Path:
+        """The folder to hand to a site."""
+        return self.folder / "kits" / _find(self.sites, name).name
+
+    @classmethod
+    def read(cls, folder: Path) -> Federation:
+        """Read and check all files of a federation; what is wrong is named in one line."""
+        sheet = _read_sheet(folder)
+        server, renewing = folder / "server", f"run harmonium server renew {folder}"
+        remedy = "make a new federation and hand out new kits"
+        authority, notes = made.read_certificate(folder / "ca" / "ca.crt", remedy)
+        certificate, soon = made.read_certificate(server / "server.crt", renewing)
+        if not made.issued_by(certificate, authority):
+            raise StoreError(f"{server / 'server.crt'} is not signed by ca/ca.crt: {renewing}")
+        read_pair(server / "server.key", certificate.public_key(), "server.crt", renewing)
+        signing = made.read_public_key(server / "signing.pub")
+        read_pair(server / "signing.key", signing, "signing.pub", "restore both from a backup")
+        if (folder / "ca" / "ca.key").exists():  # may lie in a safe: only renewing needs it
+            _read_authority_key(folder, authority.public_key())
+        return cls(
+            folder=folder,
+            id=sheet.id,
+            hosts=sheet.hosts,
+            port=sheet.port,
+            sites=tuple(_read_site(folder, member) for member in sheet.sites),
+            removed=sheet.removed,
+            notes=(*notes, *soon),
+        )
+
+
+def init(
+    folder: Path, sites: Sequence[str], hosts: Sequence[str], port: int = 8443, days: int = 730
+) -> Federation:
+    """Make a federation; its sites get keys made here, others are enrolled with keys of their own.
+
+    `days` is how long the server's certificate is valid.
+    """
+    for place, name in enumerate(sites):
+        check_name(name)
+        check_new(name, sites[:place])
+    if not hosts:
+        raise ConfigError("name a host at which the sites reach the server")
+    if not 1 <= port <= 65535 or not 1 <= days <= 3650:
+        raise ConfigError(f"port {port} and {days} days: use ports 1 to 65535, days 1 to 3650")
+    names = tuple(dict.fromkeys(made.checked_host(host) for host in hosts))
+    _must_be_empty(make_folder(folder))  # before a lock is put into somebody else's folder
+    with _lock(folder):
+        _must_be_empty(folder)
+        try:
+            _make(folder, _Sheet(1, secrets.token_hex(16), names, port, days), sites)
+        except BaseException:  # nothing was handed out, so nothing is lost
+            for name in _OURS:
+                shutil.rmtree(folder / name, ignore_errors=True)
+            raise
+    return Federation.read(folder)
+
+
+def renew(folder: Path) -> Federation:
+    """A new TLS certificate from the same authority, so no site has to do anything."""
+    with _lock(folder):
+        _write_certificate(folder, _read_sheet(folder))
+    return Federation.read(folder)
+
+
+def add_site(folder: Path, name: str) -> Federation:
+    """One more site, with a key made here."""
+    return _add(folder, name, None)
+
+
+def enrol(folder: Path, name: str, public_key_file: Path) -> Federation:
+    """One more site, by the public key that it made; its kit holds no secret."""
+    return _add(folder, name, made.read_public_key(public_key_file))
+
+
+def remove_site(folder: Path, name: str) -> Federation:
+    """A site that no longer belongs: its key is refused, its number is never given again."""
+    with _lock(folder):
+        sheet = _read_sheet(folder)
+        gone = _find(sheet.sites, name)
+        staying = tuple(member for member in sheet.sites if member is not gone)
+        _write_sheet(folder, replace(sheet, sites=staying, removed=(*sheet.removed, gone)))
+        shutil.rmtree(folder / "kits" / gone.name, ignore_errors=True)
+        (folder / "sites" / f"{gone.name}.pub").unlink(missing_ok=True)
+    return Federation.read(folder)
+
+
+def describe(federation: Federation) -> list[dict[str, Any]]:
+    """A row for each site that belongs, or once belonged, to the federation."""
+    rows: list[tuple[Member, str]] = [(gone, "removed") for gone in federation.removed]
+    rows += [(site, "own" if site.own_key else "handed out") for site in federation.sites]
+    return [
+        {"number": site.number, "site": site.name, "fingerprint": site.fingerprint, "key": key}
+        for site, key in sorted(rows, key=lambda row: row[0].number)
+    ]
+
+
+def _make(folder: Path, sheet: _Sheet, sites: Sequence[str]) -> None:
+    """All files of a new federation."""
+    for name in _OURS:
+        (folder / name).mkdir(mode=0o755 if name == "sites" else 0o700)
+    authority, key = made.make_authority(sheet.id)
+    write_atomic(folder / "ca" / "ca.key", made.private_pem(key), private=True)
+    write_atomic(folder / "ca" / "ca.crt", made.certificate_pem(authority))
+    _write_certificate(folder, sheet)
+    write_pair(folder / "server" / "signing")
+    for name in sites:
+        sheet = _with_site(folder, sheet, name, None)
+    _write_sheet(folder, sheet)
+
+
+def _add(folder: Path, name: str, public: ec.EllipticCurvePublicKey | None) -> Federation:
+    check_name(name)
+    with _lock(folder):
+        sheet = _read_sheet(folder)
+        check_new(name, (member.name for member in sheet.sites))
+        for other in (*sheet.sites, *sheet.removed):
+            if public is not None and other.fingerprint == made.fingerprint(public):
+                raise ConfigError(f"this key is or was that of {other.name}: make a new one")
+        _write_sheet(folder, _with_site(folder, sheet, name, public))
+    return Federation.read(folder)
+
+
+def _with_site(
+    folder: Path, sheet: _Sheet, name: str, public: ec.EllipticCurvePublicKey | None
+) -> _Sheet:
+    """Write a site's key and kit; it belongs once the sheet that is returned is written."""
+    kit, own = folder / "kits" / name, public is not None
+    shutil.rmtree(kit, ignore_errors=True)  # left by a kill: it may hold an older key
+    kit.mkdir(mode=0o700)
+    if public is None:
+        public = write_pair(kit / "site")
+    else:
+        write_atomic(kit / "site.pub", made.public_pem(public))
+    write_atomic(folder / "sites" / f"{name}.pub", made.public_pem(public))
+    authority, _ = made.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
+    server = made.read_public_key(folder / "server" / "signing.pub")
+    write_atomic(kit / "ca.crt", made.certificate_pem(authority))
+    write_atomic(kit / "server.pub", made.public_pem(server))
+    number = 1 + max((member.number for member in (*sheet.sites, *sheet.removed)), default=-1)
+    prints = Fingerprints.of(authority, server, public)
+    write_sheet(kit, Sheet(1, sheet.id, name, number, sheet.hosts, sheet.port, prints))
+    return replace(sheet, sites=(*sheet.sites, Member(number, name, prints.site, own)))
+
+
+def _write_certificate(folder: Path, sheet: _Sheet) -> None:
+    """A new TLS certificate and key; a kill between the two files is mended by doing it again."""
+    authority, _ = made.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
+    signer = _read_authority_key(folder, authority.public_key())
+    certificate, key = made.make_server_certificate(
+        authority, signer, sheet.hosts, sheet.certificate_days
+    )
+    write_atomic(folder / "server" / "server.key", made.private_pem(key), private=True)
+    write_atomic(folder / "server" / "server.crt", made.certificate_pem(certificate))
+
+
+def _read_authority_key(folder: Path, public: Any) -> ec.EllipticCurvePrivateKey:
+    return read_pair(folder / "ca" / "ca.key", public, "ca.crt", "restore both from a backup")
+
+
+def _read_sheet(folder: Path) -> _Sheet:
+    if not (folder / "federation.yaml").exists():
+        raise StoreError(f"{folder} holds no federation: harmonium server init makes one")
+    sheet = parse(_Sheet, folder / "federation.yaml")
+    everyone = (*sheet.sites, *sheet.removed)
+    for place, member in enumerate(sheet.sites):
+        check_name(member.name)
+        check_new(member.name, (other.name for other in sheet.sites[:place]))
+    if len({member.number for member in everyone}) < len(everyone):
+        raise StoreError(f"{folder / 'federation.yaml'} gives two sites the same number")
+    return sheet
+
+
+def _write_sheet(folder: Path, sheet: _Sheet) -> None:
+    head = "# Changed by harmonium server add, remove and renew; numbers are never given again.\n"
+    write_atomic(folder / "federation.yaml", (head + dump(sheet)).encode())
+
+
+def _read_site(folder: Path, member: Member) -> Site:
+    path = folder / "sites" / f"{member.name}.pub"
+    public = made.read_public_key(path)
+    if made.fingerprint(public) != member.fingerprint:
+        raise StoreError(f"{path} is not the key that federation.yaml lists: restore it")
+    return Site(member.number, member.name, member.fingerprint, member.own_key, public)
+
+
+def _find(members: Sequence[AnyMember], name: str) -> AnyMember:
+    for member in members:
+        if member.name == name:
+            return member
+    known = ", ".join(member.name for member in members) or "none"
+    raise ConfigError(f"no site is called {ascii(name[:60])}: there are {known}")
+
+
+def _must_be_empty(folder: Path) -> None:
+    """Refuse a folder that holds anything, by what it holds."""
+    held = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if "federation.yaml" in held:
+        raise ConfigError(
+            f"{folder} holds a federation already: add sites with harmonium server add, or name "
+            "a new folder"
+        )
+    if held and {*held} <= {*_OURS, "federation.yaml.part"}:
+        raise ConfigError(
+            f"{folder} has no federation.yaml: an init was interrupted, then remove the folder and "
+            "try again; or the file was lost, then restore it"
+        )
+    if held:
+        raise ConfigError(f"{folder} is not empty ({held[0]}): name a new folder")
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One command at a time may change a federation."""
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is no folder: harmonium server init makes a federation")
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=10)
+    except filelock.Timeout:
+        raise StoreError(f"another command is changing {folder}: wait for it") from None
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,209 @@
+"""A site's kit: what a site is handed, or makes itself, to take part in one federation.
+
+kit.yaml      which federation and site, where the server is, fingerprints of the files below
+ca.crt        the server's certificate must be signed by it
+server.pub    asks must be signed by its owner
+site.key      the site's private key; signs answers
+site.pub      its public half, which the server knows
+policy.yaml   what the site accepts; the site's own to edit
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import pydantic
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from harmonium.errors import ConfigError, StoreError
+from harmonium.home import make_folder
+from harmonium.sites import certificates as made
+from harmonium.store import write_atomic
+
+T = TypeVar("T")
+Fingerprint = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
+Number = Annotated[int, pydantic.Field(ge=0)]
+Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
+Host = Annotated[str, pydantic.AfterValidator(made.checked_host)]
+Hosts = Annotated[tuple[Host, ...], pydantic.Field(min_length=1)]
+NOTHING_ELSE: Any = pydantic.ConfigDict(extra="forbid")  # unknown keys of a file are refused
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no such files
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What the other files of a kit must be, as SHA-256."""
+
+    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    authority: Fingerprint  # of ca.crt
+    server: Fingerprint  # of server.pub
+    site: Fingerprint  # of site.pub
+
+    @classmethod
+    def of(
+        cls,
+        authority: x509.Certificate,
+        server: ec.EllipticCurvePublicKey,
+        site: ec.EllipticCurvePublicKey,
+    ) -> Fingerprints:
+        """Those of a certificate and two keys."""
+        return cls(made.fingerprint(authority), made.fingerprint(server), made.fingerprint(site))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """kit.yaml."""
+
+    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    format: Literal[1]  # of this file
+    federation: str  # its id
+    name: str  # the site's
+    number: Number  # the site's
+    hosts: Hosts  # where to dial the server
+    port: Port  # of the server
+    fingerprints: Fingerprints  # of the files beside this one
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit that was read and found in order."""
+
+    folder: Path  # where all of it lies
+    federation: str  # its id
+    name: str  # the site's
+    number: int  # the site's
+    hosts: tuple[str, ...]  # where to dial the server
+    port: int  # of the server
+    fingerprints: Fingerprints  # to compare with the server's over the telephone
+    private_key: ec.EllipticCurvePrivateKey = field(repr=False)  # signs answers
+    server_key: ec.EllipticCurvePublicKey = field(repr=False)  # asks must be signed by it
+    notes: tuple[str, ...] = ()  # what needs attention soon
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that the server's must be signed by."""
+        return self.folder / "ca.crt"
+
+    @property
+    def policy(self) -> Path:
+        """What the site accepts."""
+        return self.folder / "policy.yaml"
+
+    @classmethod
+    def read(cls, folder: Path) -> Kit:
+        """Read and check all files of a kit; what is wrong is named in one line."""
+        if not (folder / "kit.yaml").exists():
+            raise StoreError(f"{folder} is no kit: it has no kit.yaml; the server hands kits out")
+        sheet = parse(Sheet, folder / "kit.yaml")
+        check_name(sheet.name)
+        remedy = "the federation must be made anew and hand out new kits"
+        authority, notes = made.read_certificate(folder / "ca.crt", remedy)
+        server = made.read_public_key(folder / "server.pub")
+        public = made.read_public_key(folder / "site.pub")
+        wanted = sheet.fingerprints
+        held = Fingerprints.of(authority, server, public)
+        for part, file in (("authority", "ca.crt"), ("server", "server.pub"), ("site", "site.pub")):
+            if getattr(held, part) != getattr(wanted, part):
+                raise StoreError(f"{folder / file} does not belong to this kit: get the kit again")
+        if not (folder / "site.key").exists():
+            raise StoreError(f"{folder} has no site.key: copy the one that keygen made there")
+        key = read_pair(folder / "site.key", public, "site.pub", "use the key this kit is for")
+        return cls(
+            folder=folder,
+            federation=sheet.federation,
+            name=sheet.name,
+            number=sheet.number,
+            hosts=sheet.hosts,
+            port=sheet.port,
+            fingerprints=wanted,
+            private_key=key,
+            server_key=server,
+            notes=tuple(notes),
+        )
+
+
+def keygen(folder: Path) -> Path:
+    """At a site: make site.key, which stays, and site.pub, which is sent and returned here."""
+    make_folder(folder)
+    for name in ("site.key", "site.pub", "kit.yaml"):
+        if (folder / name).exists():
+            raise ConfigError(f"{folder} holds {name} already: name another folder")
+    write_pair(folder / "site")
+    return folder / "site.pub"
+
+
+def write_sheet(folder: Path, sheet: Sheet) -> None:
+    """Write kit.yaml and the policy that a site begins with."""
+    from harmonium.sites.policy import TEMPLATE
+
+    head = f"# Kit of the site {sheet.name}. site.key never leaves it; policy.yaml is its own.\n"
+    write_atomic(folder / "kit.yaml", (head + dump(sheet)).encode())
+    write_atomic(folder / "policy.yaml", TEMPLATE.encode())
+
+
+def write_pair(stem: Path) -> ec.EllipticCurvePublicKey:
+    """Make a key and write `stem`.key and `stem`.pub."""
+    key = made.new_key()
+    write_atomic(stem.with_name(f"{stem.name}.key"), made.private_pem(key), private=True)
+    write_atomic(stem.with_name(f"{stem.name}.pub"), made.public_pem(key.public_key()))
+    return key.public_key()
+
+
+def read_pair(path: Path, public: Any, other: str, remedy: str) -> ec.EllipticCurvePrivateKey:
+    """A private key, provided that it belongs to a public one."""
+    key = made.read_private_key(path)
+    if key.public_key() != public:
+        raise StoreError(f"{path} is not the key of {other}: {remedy}")
+    return key
+
+
+def check_name(name: str) -> None:
+    """Refuse a site's name that is no good file name everywhere.
+
+    >>> check_name("north-2")
+    """
+    if not _NAME.fullmatch(name) or _DEVICE.fullmatch(name):
+        raise ConfigError(
+            f"{ascii(name[:60])} cannot be a site's name: use 1 to 40 letters, digits, - and _, "
+            "beginning with a letter or digit, and no name of a Windows device"
+        )
+
+
+def check_new(name: str, others: Iterable[str]) -> None:
+    """Refuse a name that differs from another at most in upper and lower case."""
+    for other in others:
+        if other.lower() == name.lower():
+            raise ConfigError(f"two sites called {name} and {other}: give one another name")
+
+
+def parse(cls: type[T], path: Path) -> T:
+    """A YAML file as a dataclass, or one line on its first fault."""
+    try:
+        tree = yaml.safe_load(made.read_bytes(path).decode())
+        return pydantic.TypeAdapter(cls).validate_python(tree)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise StoreError(f"{path} is no YAML in UTF-8") from None
+    except ConfigError as error:
+        raise StoreError(f"{path}: {error}") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise StoreError(f"{path}: {where or 'all of it'}: {first['msg'].lower()}") from None
+
+
+def dump(sheet: Any) -> str:
+    """A dataclass of plain values as YAML."""
+    return yaml.safe_dump(_plain(asdict(sheet)), sort_keys=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,220 @@
+"""A site's own record of what was asked and what left: JSON lines in a chain of SHA-256 sums.
+
+Every line holds its number, the sum of the line before and the sum of itself. A line that was
+changed, removed, added or moved breaks the chain, and nothing is read from a broken log.
+
+The sums have no secret. Whoever may write the file can cut off its last lines, or write all of it
+anew, and the chain is whole again. Only a head that was remembered elsewhere shows that: give it to
+`verify`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import filelock
+
+from harmonium import store
+from harmonium.errors import StoreError
+from harmonium.privacy.budget import epsilon
+from harmonium.report.progress import size_of
+
+LEFT = ("sent", "stored answer sent again")  # outcomes by which something left the site
+PATIENCE = 60.0  # seconds to wait for another process that appends
+_SUM = b', "sha256": "'  # what stands between a line's content and its sum
+_OURS = ("number", "before", "sha256")  # keys of the chain
+
+
+class Head(NamedTuple):
+    """The last line of a log at some time."""
+
+    number: int  # lines until then
+    sha256: str  # the sum of that line
+
+
+START = Head(0, "0" * 64)
+
+
+class SiteLog:
+    """The log in one file. Each thread has an object of its own; processes may share the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read or made yet."""
+        self.path = path
+        self._head = START
+        self._size = 0  # bytes of whole lines that were read or written so far
+        self._releases: list[dict[str, Any]] = []
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add a line; when this returns, it is on the disk.
+
+        What a kill left of an unfinished line is cut off first, and a line says so. Nothing that
+        such a line was about has left the site, for lines are written before answers are sent.
+        """
+        with self._writing():
+            if torn := self._read_on():
+                os.truncate(self.path, self._size)
+                why = f"{torn} bytes of an unfinished line were cut off"
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                self._write({"time": now, "outcome": "noted", "why": why})
+            self._write(entry)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries, without what the chain adds to them."""
+        return [entry for _, entry in self._lines(self._bytes(0), START)]
+
+    def verify(self, remembered: Head = START) -> None:
+        """Refuse a log whose chain is broken, or that does not go on from a remembered head."""
+        last = START
+        for last, _ in self._lines(self._bytes(0), START):
+            if last.number == remembered.number and last != remembered:
+                raise StoreError(f"{self.path} is not the log it was: line {last.number} differs")
+        if last.number < remembered.number:
+            raise StoreError(
+                f"{self.path} has lost its end: it had {remembered.number} lines and has "
+                f"{last.number}"
+            )
+
+    def head(self) -> Head:
+        """The end of the log now; remembered elsewhere, it guards the lines until here."""
+        self._read_on()
+        return self._head
+
+    def releases(self) -> list[dict[str, Any]]:
+        """All guarded releases ever recorded as sent.
+
+        Each counts from its line on, whether or not the answer arrived. An answer that is stored
+        and sent again has the same noise and counts once.
+        """
+        self._read_on()
+        return list(self._releases)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One process appends at a time; whatever the disk refuses is one clear line."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.path.with_name(self.path.name + ".lock"), PATIENCE):
+                yield
+        except filelock.Timeout:
+            raise StoreError(f"another process keeps {self.path} busy: stop it") from None
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.path}: {error.strerror}. Make room and try again."
+            ) from None
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        if taken := [key for key in _OURS if key in entry]:
+            raise StoreError(f"an entry of {self.path} cannot have a key '{taken[0]}'")
+        number, before = self._head
+        try:
+            text = json.dumps({"number": number + 1, "before": before, **entry}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"an entry of {self.path} is no plain data: {error}") from None
+        content = text.encode()[:-1]  # without its closing brace
+        head = Head(number + 1, store.digest_of(content))
+        line = content + _SUM + head.sha256.encode() + b'"}\n'
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        if number == 0:
+            store.sync_folder(self.path.parent)
+        self._head, self._size = head, self._size + len(line)
+        self._releases += _released(json.loads(text))
+
+    def _read_on(self) -> int:
+        """Take in the lines that are new; return the bytes of an unfinished one after them."""
+        data = self._bytes(self._size)
+        whole = data.rfind(b"\n") + 1
+        lines = list(self._lines(data, self._head))  # all of them, or an error and nothing
+        for self._head, entry in lines:
+            self._releases += _released(entry)
+        self._size += whole
+        return len(data) - whole
+
+    def _bytes(self, start: int) -> bytes:
+        """The file from some byte on; nothing where there is no file yet."""
+        try:
+            with open(self.path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            size, data = 0, b""
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path}: {error.strerror}") from None
+        if size < self._size:
+            raise StoreError(f"{self.path} became shorter while it was in use: lines were removed")
+        return data
+
+    def _lines(self, data: bytes, head: Head) -> Iterator[tuple[Head, dict[str, Any]]]:
+        """Each whole line as the head that it makes and its entry; `head` is the line before."""
+        for line in data.split(b"\n")[:-1]:
+            content, _, found = line.rpartition(_SUM)
+            number, sha256 = head.number + 1, store.digest_of(content)
+            if found != sha256.encode() + b'"}':
+                raise self._broken(number, "it is not as it was written")
+            try:
+                entry = json.loads(content + b"}")
+                chain = Head(entry.pop("number"), entry.pop("before"))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise self._broken(number, "it is no line of a log") from None
+            if chain != Head(number, head.sha256):
+                raise self._broken(number, "lines before it were removed, added or moved")
+            head = Head(number, sha256)
+            yield head, entry
+
+    def _broken(self, number: int, why: str) -> StoreError:
+        return StoreError(f"{self.path} was tampered with: line {number} breaks the chain, {why}")
+
+
+def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for `report.tables`: one for each entry, with what left the site by it."""
+    rows = []
+    for entry in entries:
+        fields = [
+            f"{name} ({about['kind']}, {size_of(about['bytes'])})" for name, about in _left(entry)
+        ]
+        outcome, why = entry.get("outcome", ""), entry.get("why", "")
+        rows.append(
+            {
+                **{key: entry.get(key) for key in ("time", "run", "round", "step")},
+                "what left": ", ".join(fields) or "nothing",
+                "outcome": f"{outcome}: {why}" if why else outcome,
+            }
+        )
+    return rows
+
+
+def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+    """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases."""
+    answers, sizes, releases = 0, Counter[str](), []
+    for entry in entries:
+        answers += entry.get("outcome") == "sent"
+        releases += _released(entry)
+        for _, about in _left(entry):
+            sizes[about["kind"]] += about["bytes"]
+    return {
+        "answers": answers,
+        "bytes": dict(sizes),
+        "releases": len(releases),
+        "epsilon": epsilon(releases, delta),
+        "delta": delta,
+    }
+
+
+def _left(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(entry.get("up", {}).items()) if entry.get("outcome") in LEFT else []
+
+
+def _released(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return list(entry.get("releases", [])) if entry.get("outcome") == "sent" else []

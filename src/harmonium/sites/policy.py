@@ -1,0 +1,325 @@
+"""What a site accepts. The site owns this file; no plan and no server can change it.
+
+A plan is a recipe that a server sends. Its tree is checked before anything that it names is
+imported or read, the method that it makes is checked before a round, and the noise of an answer is
+counted before the answer leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+
+from harmonium.data.datasets import datasets
+from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, suggest
+from harmonium.federation.wire import Exchange, Kind
+from harmonium.methods import methods
+from harmonium.privacy.budget import epsilon
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import read_yaml
+from harmonium.settings import check_fields
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method
+
+MOST_VALUES = 5_000  # of a plan; a recipe has some hundred
+MOST_DEPTH = 8  # of sections within sections; a recipe has three
+MOST_TEXT = 1_000  # letters of a key or a value
+MOST_NUMBER = 2**63  # whole numbers beyond it are no settings
+FILES = ("path", "root")  # settings that name files
+
+TEMPLATE = """\
+# What this site accepts. The server cannot change this file, and a plan that wants more is refused.
+# A list is written [one, other]; none means no limit of this kind.
+
+# Methods that may run here; none: any that comes with Harmonium.
+methods: none
+# Exchanges that may run here, e.g. [train, calibrate]; none: any of an allowed method.
+exchanges: none
+# Kinds of fields that may leave; per_example, rows of single pictures, is left out on purpose.
+kinds: [weights, statistic, scalar, public]
+# Most passes over the pictures in a round, and most rounds of a plan; none: no limit.
+epochs: none
+rounds: none
+# Fewest pictures with which this site takes part.
+pictures: 1
+# Most that all noisy (guarded) releases of this site's log may reveal together: epsilon at delta.
+# none: no limit; 0: no guarded release at all. delta must be at most 1 / number of pictures.
+epsilon: 10.0
+delta: 0.00001
+# true: noise that follows from the run's seed is enough. Whoever knows the seed can subtract it.
+simulated_noise: false
+# true: methods that read labels may run here.
+labels: false
+# Code of your own that a plan may name, e.g. [mypackage.mymethod:MyMethod].
+own_code: []
+# Data sets that a plan may read here as public pictures, e.g. [digits].
+public: []
+# The only plans that are accepted, by their digests; none: any that the other keys allow.
+plans: none
+# true: only plans under which the server sees sums of sites and no single answer.
+secure_aggregation: false
+"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site accepts; the defaults are safe for a site that knows nothing of the plan.
+
+    >>> Policy(epochs=5).epochs
+    5
+    """
+
+    methods: tuple[str, ...] | None = None  # that may run; none: any that comes with Harmonium
+    exchanges: tuple[str, ...] | None = None  # that may run; none: any of an allowed method
+    kinds: tuple[Kind, ...] = ("weights", "statistic", "scalar", "public")  # that may leave
+    epochs: int | None = None  # most passes over the pictures in a round; none: no limit
+    rounds: int | None = None  # most rounds of a plan; none: no limit
+    pictures: int = 1  # fewest with which this site takes part
+    epsilon: float | None = 10.0  # most that all guarded releases may spend; none: no limit
+    delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of pictures
+    simulated_noise: bool = False  # noise that follows from the run's seed is enough
+    labels: bool = False  # methods that read labels may run
+    own_code: tuple[str, ...] = ()  # `module:Class` names that a plan may use
+    public: tuple[str, ...] = ()  # data sets that a plan may read here as public pictures
+    plans: tuple[str, ...] | None = None  # digests of the only plans accepted; none: any
+    secure_aggregation: bool = False  # only plans whose answers the server sees as sums
+
+    def __post_init__(self) -> None:
+        for name, right, words in (
+            ("epochs", self.epochs is None or self.epochs >= 1, "at least 1, or none"),
+            ("rounds", self.rounds is None or self.rounds >= 1, "at least 1, or none"),
+            ("pictures", self.pictures >= 1, "at least 1"),
+            ("epsilon", self.epsilon is None or self.epsilon >= 0, "0 or more, or none"),
+            ("delta", 0 < self.delta < 1, "above 0 and below 1, e.g. 0.00001"),
+        ):
+            if not right:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}; it must be {words}")
+        for name in self.own_code:
+            if not re.fullmatch(r"[\w.]+:\w+", name):
+                raise ConfigError(f"policy.own_code has '{name}'; write it as module:Class")
+        _check_names("methods", self.methods or (), {*methods.table(), *self.own_code})
+        _check_names("public", self.public, {*datasets.table(), *self.own_code})
+        for digest in self.plans or ():
+            if not re.fullmatch(r"[0-9a-f]{64}", digest):
+                raise ConfigError(f"policy.plans has '{digest}'; a digest is 64 digits of 0-9a-f")
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """The policy in a YAML file; keys that are left out have their defaults."""
+        try:
+            tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise ConfigError(f"cannot read policy {path}: {error.strerror}") from None
+        except ConfigError as error:
+            words = " ".join(str(error).split())
+            raise ConfigError(words.replace("recipe", "policy", 1)) from None
+        except (TypeError, ValueError, RecursionError):
+            raise ConfigError(f"policy {path} cannot be read: it is no plain YAML") from None
+        if odd := [key for key in tree if not isinstance(key, str)]:
+            raise ConfigError(f"policy {path} has the key {odd[0]!r}: {suggest('', _KEYS)}")
+        return cls(**check_fields(cls, tree, "policy"))
+
+    def yaml(self) -> str:
+        """The policy as a file with its explanations; `read` reads it back."""
+        lines = []
+        for line in TEMPLATE.splitlines():
+            key = line.partition(":")[0]
+            if key in _KEYS:
+                line = f"{key}: {_yaml(getattr(self, key))}"
+            lines.append(line)
+        return "\n".join(lines) + "\n"
+
+    def open_plan(self, tree: Any) -> Recipe:
+        """The recipe in a plan's tree, once `check_tree` has let it through."""
+        self.check_tree(tree)
+        try:
+            return Recipe.from_tree(tree)
+        except HarmoniumError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a stranger's values; the site must go on)
+            _refuse("has settings that go beyond all bounds", f"that is {type(error).__name__}")
+
+    def check_tree(self, tree: Any) -> None:
+        """Refuse a plan by its plain values, before anything that it names is imported or read.
+
+        Any text with a colon could be imported, wherever it stands, so it must be in `own_code`.
+        The plan's data and split are the server's and are not read here, so they may name files
+        of the server; nothing else may name a file.
+        """
+        if type(tree) is not dict:
+            _refuse(f"is a {type(tree).__name__}", "a plan is a recipe: settings by name")
+        for where, text in _texts(tree):
+            key = ".".join(where)
+            named = where[0] in ("data", "split") and len(where) == 2 and where[1] in FILES
+            if named and not text.startswith("~"):
+                continue
+            if set(where) & set(FILES) or text.startswith("~") or set(text) & {"/", "\\"}:
+                _refuse(f"names the file {_shown(text)} by {_shown(key)}", "no plan reads files")
+            for name in text.split(","):  # terms may be given so
+                if ":" in name and name not in self.own_code:
+                    _refuse(f"uses the code {_shown(name)}", _listed("own_code", self.own_code))
+        self._check_public(tree.get("public"))
+
+    def _check_public(self, public: Any) -> None:
+        """Refuse public pictures of other sets than the site allows."""
+        if public is None:
+            return
+        settings = {"name": public} if isinstance(public, str) else public
+        if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
+            _refuse("has public pictures without a name", _listed("public", self.public))
+        together = settings.get("sets")  # the set `styles` puts others together
+        for name in [settings["name"], *(together if isinstance(together, list | tuple) else [])]:
+            if name not in self.public:
+                _refuse(f"reads the data set {_shown(name)}", _listed("public", self.public))
+
+    def check_plan(self, recipe: Recipe, method: Method, pictures: int | None = None) -> None:
+        """Refuse a plan by what it would do here.
+
+        Args:
+            recipe: the plan.
+            method: the recipe's.
+            pictures: how many there are here; none: they have not been looked at yet.
+        """
+        if pictures is not None and pictures < self.pictures:
+            _refuse(f"runs on {pictures} picture(s)", f"`pictures` asks for {self.pictures}")
+        if self.methods is not None and recipe.method.name not in self.methods:
+            _refuse(f"runs the method {recipe.method.name}", _listed("methods", self.methods))
+        if self.plans is not None and recipe.digest not in self.plans:
+            _refuse(f"has the digest {recipe.digest}", "`plans` does not list it")
+        self._check_public(None if recipe.public is None else recipe.public.name)
+        if method.reads_labels and not self.labels:
+            _refuse("reads labels", "`labels` is false")
+        self._at_most("rounds", "rounds", recipe.rounds)
+        self._at_most("epochs", "local.epochs", method.local.epochs)
+        for key, value in recipe.method.options.items():
+            if key.endswith("epochs") and isinstance(value, int | float):
+                self._at_most("epochs", f"method.{key}", value)
+        if self.secure_aggregation and not getattr(recipe.privacy, "secure_aggregation", False):
+            _refuse("lets the server see single answers", "`secure_aggregation` is true")
+        exchanges = method.exchanges()
+        self._check_exchanges(exchanges)
+        if any(field.guarded for one in exchanges.values() for field in one.up.values()):
+            self._check_guard(recipe.privacy.noise, pictures)
+
+    def _at_most(self, key: str, name: str, wanted: float) -> None:
+        most = getattr(self, key)
+        if most is not None and not wanted <= most:
+            _refuse(f"has {name}={wanted}", f"`{key}` is {most}")
+
+    def _check_exchanges(self, exchanges: Mapping[str, Exchange]) -> None:
+        for name, declared in exchanges.items():
+            if self.exchanges is not None and name not in self.exchanges:
+                _refuse(f"asks for the exchange {name}", _listed("exchanges", self.exchanges))
+            for field, about in declared.up.items():
+                if about.kind not in self.kinds:
+                    wants = f"sends `{field}` of the kind {about.kind} by the exchange {name}"
+                    _refuse(wants, _listed("kinds", self.kinds))
+
+    def _check_guard(self, noise: str, pictures: int | None) -> None:
+        """Refuse guarded fields whose noise protects nothing, or that could never be sent."""
+        if self.epsilon == 0:
+            _refuse("releases guarded fields", "`epsilon` is 0")
+        if noise != "system" and not self.simulated_noise:
+            _refuse(f"has privacy.noise={noise}", "`simulated_noise` is false: it must be system")
+        if pictures is not None and self.delta > 1 / pictures:
+            _refuse(
+                f"guards {pictures} pictures",
+                f"`delta` is {self.delta}, above 1 / {pictures}: set it to {0.5 / pictures:.1g}",
+            )
+
+    def check_release(
+        self, past: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Refuse an answer whose guarded fields, with all before, would spend too much."""
+        if not new:
+            return
+        sources = {release.get("noise") for release in new}
+        if sources != {"system"} and not self.simulated_noise:
+            _refuse("has an answer whose noise can be subtracted", "`simulated_noise` is false")
+        if self.epsilon is None:
+            return
+        try:
+            spent = epsilon([*past, *new], self.delta)
+        except ConfigError as error:
+            _refuse(f"has an answer that cannot be counted ({error})", "`epsilon` needs that")
+        if spent > self.epsilon:
+            _refuse(
+                f"has an answer after which epsilon is {spent:.4g} at delta {self.delta:g}",
+                f"`epsilon` is {self.epsilon:g} over all releases of this site",
+            )
+
+
+_KEYS = [field.name for field in fields(Policy)]
+
+
+def _texts(tree: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text of a plan with the keys that lead to it; a key is such a text as well.
+
+    Plans that are too large, too deep or made of anything but plain values are refused.
+    """
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    count = 0
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, dict | list | tuple):
+            count += len(value)
+        if count > MOST_VALUES or len(where) > MOST_DEPTH:
+            _refuse("is too large", f"{MOST_VALUES} values, {MOST_DEPTH} deep, are the most")
+        if type(value) is dict:
+            for key, item in value.items():
+                _check_text(key)
+                yield (*where, "a key"), key
+                waiting.append(((*where, key), item))
+        elif type(value) in (list, tuple):
+            waiting += [((*where, str(number)), item) for number, item in enumerate(value)]
+        elif type(value) is str:
+            _check_text(value)
+            yield where, value
+        elif type(value) is int and abs(value) > MOST_NUMBER:
+            _refuse(f"has a whole number of {value.bit_length()} bits", "64 are the most")
+        elif value is not None and type(value) not in (bool, int, float):
+            _refuse(f"holds a {type(value).__name__}", "settings are numbers and text")
+
+
+def _check_text(text: Any) -> None:
+    if type(text) is not str:
+        _refuse(f"has a key that is a {type(text).__name__}", "keys are text")
+    if len(text) > MOST_TEXT or not text.isprintable():
+        _refuse(f"has the text {_shown(text)}", f"{MOST_TEXT} printable letters are the most")
+
+
+def _check_names(key: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if ":" in name and name not in known:
+            raise ConfigError(f"policy.{key} has '{name}', which policy.own_code does not name")
+        if name not in known:
+            raise ConfigError(f"policy.{key} has '{name}': {suggest(name, known)}")
+
+
+def _refuse(wants: str, allowed: str) -> NoReturn:
+    raise PolicyRefusal(f"the site's policy refuses this plan: it {wants}, but {allowed}")
+
+
+def _listed(key: str, allowed: Sequence[str]) -> str:
+    return f"`{key}` allows only {', '.join(allowed)}" if allowed else f"`{key}` allows none"
+
+
+def _shown(text: object) -> str:
+    """A stranger's text, short and without anything that a terminal would obey."""
+    if not isinstance(text, str):
+        return f"a {type(text).__name__}"
+    return ascii(text) if len(text) <= 80 else f"{ascii(text[:77])}..."
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "none"
+    value = list(value) if isinstance(value, tuple) else value
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").rstrip("\n")
