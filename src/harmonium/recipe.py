@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
@@ -36,6 +37,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.parts import BatchNorms
 from harmonium.federation.sampling import Participation
+from harmonium.federation.summable import Masks
 from harmonium.federation.world import World
 from harmonium.methods import methods
 from harmonium.methods.centralised import Centralised
@@ -56,11 +58,20 @@ SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections 
 class EngineSettings:
     """Where clients run; it never changes a result."""
 
-    workers: int | None = None  # worker processes; none: one a core; 0: in this process
+    kind: Literal["local", "flower"] = "local"  # on this machine, or over Flower's messages
+    workers: int | None = None  # processes; none: one a core; 0: in this process (local)
+    deadline: float = 3600.0  # seconds that a site has to answer (flower)
+    patience: float = 120.0  # seconds to wait in a round for a site that is not there (flower)
+    tries: int = 3  # times that a round with too few answers is tried (flower)
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise ConfigError(f"engine.workers is {self.workers}; it must be 0 or more")
+        for name in ("deadline", "patience"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be above 0")
+        if self.tries < 1:
+            raise ConfigError(f"engine.tries is {self.tries}; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,20 @@ class Privacy:
     """Protection of what clients release."""
 
     noise: Randomness = "simulated"  # or system: from the operating system, not repeatable
+    secure_aggregation: bool = False  # the server learns sums over clients only
+    secure_threshold: float = 0.66  # share of those who began that must stay to the end
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.secure_threshold <= 1:
+            raise ConfigError(
+                f"privacy.secure_threshold is {self.secure_threshold}; it must be above 0.5 and at "
+                "most 1"
+            )
+
+    @property
+    def masks(self) -> Masks | None:
+        """Secure aggregation, if it is on."""
+        return Masks(self.secure_threshold) if self.secure_aggregation else None
 
 
 @dataclass(frozen=True)
@@ -144,6 +169,14 @@ def _fixed(section: str, cls: type[Any]) -> PlainValidator:
     return PlainValidator(lambda v: v if type(v) is cls else make(cls, v, section))
 
 
+def _engine(value: Any) -> EngineSettings:
+    return (
+        make(EngineSettings, {"kind": value}, "engine")
+        if isinstance(value, str)
+        else (value if isinstance(value, EngineSettings) else make(EngineSettings, value, "engine"))
+    )
+
+
 def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
     """A choice whose relative paths become absolute, for the run may be resumed from elsewhere."""
     spec = choose(section, registry, value)
@@ -191,7 +224,7 @@ class Recipe(BaseModel):
     )
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
-    engine: Annotated[EngineSettings, _fixed("engine", EngineSettings)] = EngineSettings()
+    engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
     batch_norm: BatchNorms = "average"
     clients: int = Setting(10, ge=1)
     rounds: int = Setting(20, ge=1)
@@ -219,7 +252,9 @@ class Recipe(BaseModel):
             raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
         recipe.aggregation.check(recipe.participation.check(recipe.clients))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
-        recipe.method_for((32, 32, 3), classes=2)  # refuses settings that do not go together
+        method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
+        if recipe.privacy.masks is not None:
+            recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
         return recipe
 
     def _merged(self) -> Recipe:

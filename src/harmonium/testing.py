@@ -33,7 +33,7 @@ from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import Ask
+from harmonium.federation.wire import MASKS, STEPS, Ask
 from harmonium.hosts import load_public, make_host
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import load_tree
@@ -70,7 +70,7 @@ class Trial:
     def go(self) -> Trial:
         """Run setup and the rounds."""
         with tempfile.TemporaryDirectory() as folder:
-            public = load_public(self.recipe, self.dataset)
+            public = load_public(self.recipe, self.dataset.train.shape)
             host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
             examples = {client: len(index) for client, index in enumerate(self.split.indices)}
             server = Server(examples, host.method.blueprint.shared(), public=host.public)
@@ -91,7 +91,8 @@ class Trial:
 
     def _drive(self, host: Host, engine: LocalEngine, server: Server, number: int) -> Server:
         ledger = Ledger()
-        driver = Driver(host.method, self.wrap(engine), ledger)
+        masks = self.recipe.privacy.masks
+        driver = Driver(host.method, self.wrap(engine), ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
         server = driver.drive(host.method.play(server, cohort), server)
         if number == self.recipe.rounds:
@@ -162,10 +163,12 @@ def _check_sent_is_declared(plain: Trial) -> None:
     _need(bool(plain.lines), "the plans ask no client for anything in two rounds")
     for line in plain.lines:
         entry = json.loads(line)
+        if entry["step"] in STEPS:
+            continue
         declared = exchanges[entry["step"]]
         _need(
             set(entry.get("up", {})) == set(declared.up)
-            and set(entry.get("down", {})) == set(declared.down),
+            and set(entry.get("down", {})) - {MASKS} == set(declared.down),
             f"`{entry['step']}` carried {entry}, which is not what it declares",
         )
 
@@ -286,6 +289,7 @@ class _Dropping(_Shuffling):
     """An engine that loses the answer of another client each time."""
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        lost = ask.to[(turn.round + turn.ask) % len(ask.to)] if len(ask.to) > 1 else None
+        own = len(ask.to) > 1 and ask.step not in STEPS
+        lost = ask.to[(turn.round + turn.ask) % len(ask.to)] if own else None
         for reply in self.engine.deliver(ask, turn):
             yield Reply(reply.client, None, "lost") if reply.client == lost else reply

@@ -17,10 +17,14 @@ from harmonium import codec, seeds, store
 from harmonium.data.images import Images
 from harmonium.federation.client import Client, Decline, Examples
 from harmonium.federation.drive import handle
+from harmonium.federation.masking import Keyring
 from harmonium.federation.method import Method
-from harmonium.federation.wire import ClientId
+from harmonium.federation.summable import Masks
+from harmonium.federation.wire import MASKS, STEPS, ClientId
 from harmonium.privacy.mechanisms import Noise, Randomness
 from harmonium.threads import single_thread
+
+KEYS = "masks.safetensors"  # beside a client's states; needed only until its masked ask ends
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,28 @@ class Host:
 
     method: Method
     images: Images
-    indices: Sequence[np.ndarray]  # per client, positions in `images`
+    indices: Sequence[np.ndarray] | Mapping[ClientId, np.ndarray]  # positions, by client
     folder: Path  # where clients' states are kept
     noise: Randomness = "simulated"
     public: Images | None = None
+    masks: Masks | None = None  # secure aggregation: nothing is uploaded without
 
     def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
         """Run a task; the result is a plain tree, ready to be sent."""
+        down = {**codec.decode(broadcast), **task.down}
+        try:
+            with single_thread():
+                if self.masks is not None and task.step in STEPS:
+                    examples = len(self.indices[task.client])
+                    done = {"up": self._keyring(task, self.masks).answer(task.step, down, examples)}
+                else:
+                    done = self._exchange(task, down, broadcast)
+        except Decline as reason:
+            return {"client": task.client, "up": None, "why": str(reason)}
+        return {"client": task.client, "why": "", **done}
+
+    def _exchange(self, task: Task, down: dict[str, Any], broadcast: bytes) -> dict[str, Any]:
+        """One of the method's own exchanges, under masks if the plan says so."""
         method, seed = self.method, self.method.world.seed
         path = ("client", task.round, task.ask, task.step, task.client)
         client = Client(
@@ -73,19 +92,28 @@ class Host:
             public=self.public,
             state=self.read_state(task.state),
         )
-        down = {**codec.decode(broadcast), **task.down}
-        try:
-            with single_thread():
-                up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
-        except Decline as reason:
-            return {"client": task.client, "up": None, "why": str(reason)}
+        declared, opened = method.exchanges().get(task.step), None
+        if self.masks is not None and declared is not None and declared.up:
+            given = down.pop(MASKS, None)
+            own = {name: value for name, value in task.down.items() if name != MASKS}
+            state = task.state and asdict(task.state)
+            asked = store.digest_of(codec.encode([*path, own, state]))
+            asked = store.digest_of((asked + store.digest_of(broadcast)).encode())
+            opened = self._keyring(task, self.masks).open(given, asked)
+        up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
+        if declared is not None and opened is not None:
+            alike = method.server_optimiser.weighting == "uniform"
+            up = opened.mask(declared.up, up, uniform=alike)
         return {
-            "client": task.client,
             "up": up,
-            "why": "",
             "releases": [asdict(release) for release in client.releases],
             "state": self._write_state(task, client.state),
         }
+
+    def _keyring(self, task: Task, masks: Masks) -> Keyring:
+        """The client's secrets of this masked ask; they are no part of its state."""
+        run = (self.method.world.seed, task.round, task.ask)
+        return Keyring(self.folder / str(task.client) / KEYS, task.client, run, masks)
 
     def read_state(self, reference: StateRef | None) -> dict[str, Any]:
         """A client's kept state; empty for one that never kept anything."""
@@ -98,6 +126,6 @@ class Host:
         """Shelve a new version beside the old one; the server decides which one counts."""
         if not state and task.state is None:
             return None
-        file = f"{task.client}/{task.round:06d}-{task.ask}.safetensors"
+        file = f"{task.client}/{task.round:06d}-{task.ask}-{task.step}.safetensors"
         digest = store.write_tree(self.folder / file, state, private=True)
         return {"file": file, "digest": digest}

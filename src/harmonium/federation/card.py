@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.federation.aggregate import Mean
 from harmonium.federation.client import Local
+from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
-from harmonium.federation.wire import Field
+from harmonium.federation.summable import FEWEST, Masks, obstacles
+from harmonium.federation.wire import MASKS, STEPS, Field
 
-LINEAR = ("parts", "mean", "sum")  # what a sum over clients can express
-NUMBER = 8  # bytes of a scalar
+NUMBER = 8  # bytes of a scalar, and of any value under masks
 BATCH_NORM = {
     "average": "statistics are sent and averaged",
     "local": "statistics stay at the client, scale and shift are averaged",
@@ -45,8 +45,9 @@ class Card:
     keeps: Mapping[str, str]  # at a client
     remembers: Mapping[str, str]  # at the server
     settings: Mapping[str, Any]
-    secure_aggregation: bool
-    counters: bool  # whole numbers are sent, of which the largest is kept
+    obstacles: Mapping[str, Mapping[str, str]]  # step -> field -> why no sum; empty: it is one
+    secure_aggregation: bool  # it could hide all that single clients send
+    masks: Masks | None  # secure aggregation, if it is on
     per_example: bool
     uses_labels: bool
 
@@ -66,6 +67,7 @@ class Card:
             for word, side in (("down:", "down"), ("up:  ", "up")):
                 name = step if side == "down" else ""
                 lines.append(f"{name:<9} {word} {_fields(sides[side])}{self._size(step, side)}")
+        lines += self._hidden()
         lines += [
             f"client    keeps {_listed(self.keeps)} between rounds",
             f"server    keeps {_listed(self.remembers)}; knows each client's number of pictures",
@@ -87,7 +89,22 @@ class Card:
             return ""
         open_ended = any(f.fold != "parts" and f.kind != "scalar" for f in declared.values())
         known = f"{self.bytes[step][side]:,} bytes"
-        return f"; {known} and what depends on the data" if open_ended else f"; {known}"
+        known += " and what depends on the data" if open_ended else ""
+        return f"; {known}, masked" if self.masks and side == "up" else f"; {known}"
+
+    def _hidden(self) -> list[str]:
+        """What secure aggregation hides or could hide, exchange by exchange."""
+        lines = []
+        for step, found in self.obstacles.items():
+            if can := [name for name, why in found.items() if not why]:
+                word = "hides" if self.masks else "could hide"
+                lines.append(f"{step}: {word} {', '.join(can)}")
+            lines += [f"{step}: cannot hide {name}: {why}" for name, why in found.items() if why]
+        if self.masks:
+            both = (sum(self.bytes[one][side] for one in STEPS) for side in ("down", "up"))
+            sizes = "{:,} bytes down, {:,} up".format(*both)
+            lines.append(f"{', '.join(STEPS)}: {sizes} around each ask whose answers are hidden")
+        return [f"{'' if n else 'secure':<9} {line}" for n, line in enumerate(lines)]
 
     def meaning(self) -> list[str]:
         """What the declarations imply, in plain words."""
@@ -96,24 +113,30 @@ class Card:
             said.append("Rows that belong to single pictures leave the clients.")
         if any(f.kind == "weights" for s in self.exchanges.values() for f in s["up"].values()):
             said.append(
-                "Model weights leave the clients. Nothing hides them from the server unless the "
-                "recipe adds protection; weights can reveal whether a picture was trained on."
+                "Model weights leave the clients, and the server sees only their sum; a sum, too, "
+                "can reveal whether a picture was trained on."
+                if self.masks
+                else "Model weights leave the clients. Nothing hides them from the server unless "
+                "the recipe adds protection; weights can reveal whether a picture was trained on."
             )
         elif not any(sides["up"] for sides in self.exchanges.values()):
             said.append("Nothing leaves the clients.")
-        if not self.secure_aggregation:
+        if self.masks:
             said.append(
-                "The server must see single clients' uploads: secure aggregation cannot hide them."
+                "Secure aggregation is on: the server sees who took part, and sums over at least "
+                f"{FEWEST} clients and {self.masks.threshold:.0%} of those who began; it sees no "
+                "single client's answer."
             )
-        elif self.counters:
-            said.append(
-                "Everything sent up is a sum over clients but counters of batches, of which the "
-                "largest is kept: without those, secure aggregation could hide single clients."
-            )
-        else:
+        elif self.secure_aggregation:
             said.append(
                 "Everything sent up is a sum over clients, so secure aggregation could hide single "
-                "clients."
+                "clients: privacy.secure_aggregation=true."
+            )
+        else:
+            shown = [f"{s}.{n}" for s, f in self.obstacles.items() for n, why in f.items() if why]
+            said.append(
+                f"As it stands, the server must see {', '.join(shown)} of single clients: secure "
+                "aggregation cannot hide that, for the reasons above."
             )
         said.append(
             "Clients must remember something between rounds (cross-silo)."
@@ -125,8 +148,14 @@ class Card:
         return said
 
 
-def card(method: Method) -> Card:
-    """The card of a method, with the recipe's encoder and objective in it."""
+def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
+    """The card of a method, with the recipe's encoder and objective in it.
+
+    Args:
+        method: as the recipe makes it.
+        masks: secure aggregation, if it is on.
+        cohort: clients that are asked in a round, which sizes what secure aggregation adds.
+    """
     parts = method.blueprint
     exchanges = {
         name: {"down": declared.down, "up": declared.up}
@@ -134,8 +163,7 @@ def card(method: Method) -> Card:
     }
     sent = [f for sides in exchanges.values() for f in sides["up"].values()]
     own = [f.name for f in fields(method) if f.name not in {g.name for g in fields(Method)}]
-    shared = parts.layouts()["model"]
-    linear = all(f.fold in LINEAR for f in sent) and type(method.aggregation) is Mean
+    shared, hindered = parts.layouts()["model"], obstacles(method)
     return Card(
         name=method.name,
         about=_about(method),
@@ -149,23 +177,34 @@ def card(method: Method) -> Card:
         },
         parts=dict(parts.rules),
         exchanges=exchanges,
-        bytes={
-            step: {side: _bytes(method, sides[side], side) for side in ("down", "up")}
-            for step, sides in exchanges.items()
-        },
+        bytes=_sizes(method, cohort if masks else 0),
         batch_norm=_batch_norm(method),
         aggregation=_combines(method) if shared else "",
         keeps=_kept(method),
         remembers=_remembered(method),
         settings={name: getattr(method, name) for name in own},
-        secure_aggregation=linear,
-        counters=any(not slot.dtype.is_floating_point for slot in shared.values()),
+        obstacles=hindered,
+        secure_aggregation=not any(why for found in hindered.values() for why in found.values()),
+        masks=masks,
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.reads_labels,
     )
 
 
-def _bytes(method: Method, declared: Mapping[str, Field], side: str) -> int:
+def _sizes(method: Method, masked: int) -> dict[str, dict[str, int]]:
+    """Bytes by ask and way; of a masked ask for so many clients, if all of them stay."""
+    sizes = {}
+    for step, declared in method.exchanges().items():
+        way = bool(masked and declared.up)
+        extra = traffic(masked)[MASKS]["down"] if way else 0
+        sizes[step] = {
+            "down": _bytes(method, declared.down, "down") + extra,
+            "up": _bytes(method, declared.up, "up", way),
+        }
+    return sizes | {step: traffic(masked)[step] for step in STEPS if masked}
+
+
+def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: bool = False) -> int:
     """What is known of a message's size before anything is sent: weights and numbers."""
     parts, total = method.blueprint, 0
     shared = parts.shared()
@@ -176,7 +215,7 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str) -> int:
             for key, slot in parts.layouts()[one.of].items():
                 whole = side == "down" and slot.rule == "row"
                 count = shared[key].numel() if whole else torch.Size(slot.shape).numel()
-                total += count * slot.dtype.itemsize
+                total += count * (NUMBER if masked else slot.dtype.itemsize)
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -16,7 +16,9 @@ from harmonium.federation.client import Client
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import Ask, ClientId, Exchange, Plan, check
+from harmonium.federation.summable import Masks
+from harmonium.federation.unmasking import SecureSum
+from harmonium.federation.wire import STEPS, Ask, ClientId, Exchange, Plan, check
 from harmonium.threads import single_thread
 
 
@@ -37,6 +39,9 @@ class Reply:
     why: str = ""  # the reason when there is no answer
     releases: tuple[Mapping[str, Any], ...] = ()
     state: Any = None  # the engine's own note of the client's new state
+
+
+Take = Callable[[Reply, Mapping[str, Any]], str | None]  # counts an answer, or says why not
 
 
 class Engine(Protocol):
@@ -96,6 +101,7 @@ class Driver:
     ledger: Ledger
     quorum: int = 1
     watch: Callable[[Reply], None] = field(default=lambda reply: None)
+    masks: Masks | None = None  # secure aggregation, if the recipe wants it
     reported: dict[str, float] = field(default_factory=dict)  # what scalars came to, by field
 
     def drive(self, plan: Plan, server: Server) -> Server:
@@ -121,61 +127,122 @@ class Driver:
 
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
-        method = self.method
-        tally = Tally(
-            declared,
-            method.blueprint.layouts(),
-            server.examples,
-            uniform=method.server_optimiser.weighting == "uniform",
-            aggregation=method.aggregation,
-            reference=ask.down.get("model", server.model),  # type: ignore[arg-type]
-        )
-        down = _sizes(ask.down)
-        waiting: dict[ClientId, Reply] = {}
-        order = iter(ask.to)
-        awaited = next(order, None)
-        answered = 0
-        for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
-            waiting.setdefault(reply.client, reply)
-            while awaited in waiting:  # fold in the order of asking, whoever was first
-                entry = self._count(waiting.pop(awaited), declared, tally, turn)
-                entry.down = down | _sizes(ask.each.get(awaited, {}))
-                self.ledger.write(entry)
-                answered += entry.outcome == "answered"
-                awaited = next(order, None)
-        least = min(self.quorum if ask.least is None else ask.least, len(ask.to))
-        if answered < least:
-            raise NotEnoughReplies(
-                f"round {turn.round}, `{ask.step}`: {answered} of {len(ask.to)} clients answered, "
-                f"fewer than the {least} it needs. {self.ledger.last_reason}".rstrip()
-            )
-        folded = tally.result()
+        if self.masks is not None and declared.up and ask.to:
+            folded = self._masked(self.masks, ask, declared, turn, server)
+        else:
+            folded = self._plain(ask, declared, turn, server)
         for name, part in declared.up.items():
-            if part.kind == "scalar" and answered:
+            if part.kind == "scalar" and folded.ids:
                 value = getattr(folded, name)
                 mean = sum(value.values()) / len(value) if part.fold == "each" else value
                 self.reported[name] = float(mean)
         return folded
 
-    def _count(self, reply: Reply, declared: Exchange, tally: Tally, turn: Turn) -> Entry:
-        """Fold one reply, or say why not; one bad client never spoils the round."""
-        self.watch(reply)
-        entry = Entry(turn.round, turn.ask, declared.name, reply.client, "answered")
+    def _plain(self, ask: Ask, declared: Exchange, turn: Turn, server: Server) -> SimpleNamespace:
+        """Fold answers as they are."""
+        tally = self._tally(ask, declared, server)
+
+        def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
+            check(self.method.name, declared, "up", up)
+            if (refusal := tally.refusal(reply.client, up)) is None:
+                tally.add(reply.client, up)
+                self.engine.accept(reply)
+            return refusal
+
+        self._collect(ask, turn, take)
+        return tally.result()
+
+    def _masked(
+        self, masks: Masks, ask: Ask, declared: Exchange, turn: Turn, server: Server
+    ) -> SimpleNamespace:
+        """Have the sum of answers that nobody sees; states count once the sum is open."""
+        method, held = self.method, dict[ClientId, Reply]()
+        steps = SecureSum(
+            masks,
+            ask,
+            declared,
+            method.blueprint.layouts(),
+            server.examples,
+            run=(method.world.seed, turn.round, turn.ask),
+            uniform=_counts_alike(method),
+            least=self._least(ask),
+        ).steps()
+
+        def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
+            refusal = count(reply.client, up)
+            if refusal is None and part.step == ask.step:
+                held[reply.client] = replace(reply, up={})  # the answer itself is in the sum
+            return refusal
+
+        try:
+            part, count = next(steps)
+            while True:
+                answered = self._collect(part, turn, take)
+                part, count = steps.send(answered)
+        except StopIteration as stop:
+            for reply in held.values():
+                self.engine.accept(reply)
+            folded: SimpleNamespace = stop.value
+            return folded
+        except NotEnoughReplies:
+            if ask.least != 0:  # else no answer is one as well
+                raise
+            return self._tally(ask, declared, server).result()
+
+    def _tally(self, ask: Ask, declared: Exchange, server: Server) -> Tally:
+        return Tally(
+            declared,
+            self.method.blueprint.layouts(),
+            server.examples,
+            uniform=_counts_alike(self.method),
+            aggregation=self.method.aggregation,
+            reference=ask.down.get("model", server.model),  # type: ignore[arg-type]
+        )
+
+    def _collect(self, ask: Ask, turn: Turn, take: Take) -> list[ClientId]:
+        """Deliver an ask and take the answers in the order of asking, whoever was first."""
+        down = _sizes(ask.down)
+        waiting: dict[ClientId, Reply] = {}
+        order = iter(ask.to)
+        awaited = next(order, None)
+        answered: list[ClientId] = []
+        for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
+            waiting.setdefault(reply.client, reply)
+            while awaited in waiting:
+                entry = self._count(waiting.pop(awaited), ask, turn, take)
+                entry.down = down | _sizes(ask.each.get(awaited, {}))
+                self.ledger.write(entry, aside=ask.step in STEPS)
+                answered += [awaited] if entry.outcome == "answered" else []
+                awaited = next(order, None)
+        least = self._least(ask)
+        if len(answered) < least:
+            raise NotEnoughReplies(
+                f"round {turn.round}, `{ask.step}`: {len(answered)} of {len(ask.to)} clients "
+                f"answered, fewer than the {least} it needs. {self.ledger.last_reason}".rstrip()
+            )
+        return answered
+
+    def _least(self, ask: Ask) -> int:
+        return min(self.quorum if ask.least is None else ask.least, len(ask.to))
+
+    def _count(self, reply: Reply, ask: Ask, turn: Turn, take: Take) -> Entry:
+        """Take one reply, or say why not; one bad client never spoils the round."""
+        if reply.up is None or ask.step not in STEPS:
+            self.watch(reply)
+        entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered")
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
             return entry
-        entry.up = _sizes(reply.up)
         entry.releases = list(reply.releases)
         try:
-            check(self.method.name, declared, "up", reply.up)
-            refusal = tally.refusal(reply.client, reply.up)
+            if not isinstance(reply.up, Mapping):
+                raise WireError(f"{self.method.name}.{ask.step} answers with no fields at all")
+            entry.up = _sizes(reply.up)
+            refusal = take(reply, reply.up)
         except WireError as error:  # a client elsewhere may send anything
             refusal = str(error)
         if refusal is not None:
             entry.outcome, entry.why = "refused", refusal
-            return entry
-        tally.add(reply.client, reply.up)
-        self.engine.accept(reply)
         return entry
 
     def _declared(self, ask: Ask) -> Exchange:
@@ -191,6 +258,10 @@ class Driver:
         for client in ask.to:
             check(self.method.name, declared, "down", {**ask.down, **ask.each.get(client, {})})
         return declared
+
+
+def _counts_alike(method: Method) -> bool:
+    return method.server_optimiser.weighting == "uniform"
 
 
 def _silent(ask: Ask) -> Iterator[Reply]:

@@ -39,14 +39,17 @@ class Ledger:
         self.missing: set[int] = set()
         self.last_reason = ""
 
-    def write(self, entry: Entry) -> None:
-        """Add an entry."""
+    def write(self, entry: Entry, *, aside: bool = False) -> None:
+        """Add an entry; who answers only an ask aside from the method's own took no part yet."""
         self.lines.append(
             json.dumps({k: v for k, v in asdict(entry).items() if v != "" and v != []})
         )
         self.totals["down"] += sum(entry.down.values())
         self.totals["up"] += sum(entry.up.values())
-        (self.answered if entry.outcome == "answered" else self.missing).add(entry.client)
+        if entry.outcome != "answered":
+            self.missing.add(entry.client)
+        elif not aside:
+            self.answered.add(entry.client)
         if entry.why:
             self.last_reason = f"Client {entry.client}: {entry.why}."
 

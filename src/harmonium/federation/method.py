@@ -154,7 +154,7 @@ class Method:
         down={"encoder": weights(of="encoder")},
         up={
             "statistics": statistic("parts", by="pictures", of="statistics"),
-            "pictures": scalar(),  # that were looked at: they weigh, whatever weighs the models
+            "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
         },
     )
     def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:

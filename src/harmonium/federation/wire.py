@@ -30,6 +30,8 @@ Of = Literal[
     "model", "encoder", "parameters", "statistics"
 ]  # which tensors a `parts` fold is about
 
+STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
+MASKS = "masks"  # the value that goes down with the method's own ask under secure aggregation
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
 
 
@@ -95,6 +97,8 @@ def exchange(
             raise WireError(f"`{name}` is weighted by `{declared.by}`, which is not in `up`")
 
     def mark(handler: Handler) -> Handler:
+        for name in {handler.__name__} & {*STEPS} | {MASKS} & set(down or {}):
+            raise WireError(f"`{name}` is a word of secure aggregation's own: choose another")
         handler.exchange = Exchange(  # type: ignore[attr-defined]
             handler.__name__, dict(down or {}), dict(up or {})
         )
