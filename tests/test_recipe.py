@@ -183,7 +183,7 @@ def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> 
         recipe = Recipe.from_tree({"method": method, "public": "digits"})
         data = recipe.data.load()
         split = make_split(recipe.split, data, None, recipe.clients, recipe.seed)
-        public = load_public(recipe, data)
+        public = load_public(recipe, data.train.shape)
         host = make_host(recipe, data, split, tmp_path, public)
         assert host.public is not None and host.public.labelled is labelled
         assert not host.public.factors

@@ -9,8 +9,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -20,11 +19,12 @@ import typer.core
 
 from harmonium import __version__
 from harmonium.cli_data import data, datasets
+from harmonium.cli_federation import client, server
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Changes, Json, err, out, say, show_table
+from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
 
 if TYPE_CHECKING:
-    from harmonium.runs import Result, Watcher
+    from harmonium.life import Watcher
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
 
@@ -38,8 +38,8 @@ app = typer.Typer(
     suggest_commands=False,  # click does it
 )
 app.add_typer(data, name="data")
-
-Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
 
 
 def main() -> None:
@@ -107,8 +107,8 @@ def run(
         else:
             out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
         return
-    with _watched(as_json) as watcher:
-        _show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)
+    with watched(as_json) as watcher:
+        show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)
 
 
 @app.command()
@@ -116,8 +116,8 @@ def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None
     """Continue a run that stopped, from its last committed round."""
     from harmonium.runs import resume as resume_run
 
-    with _watched(as_json) as watcher:
-        _show_result(resume_run(folder, *(changes or []), watcher=watcher), as_json)
+    with watched(as_json) as watcher:
+        show_result(resume_run(folder, *(changes or []), watcher=watcher), as_json)
 
 
 @app.command()
@@ -143,8 +143,8 @@ def demo(folder: Out = None, as_json: Json = False) -> None:
 def _compare(names: list[str], changes: list[str], folder: Path | None, as_json: bool) -> None:
     from harmonium.compare import compare as compare_methods
     from harmonium.home import home
+    from harmonium.life import Watcher
     from harmonium.report.progress import decoding, watcher_for
-    from harmonium.runs import Watcher
 
     stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
     folder = folder or home() / "compare" / "-".join([stamp, *(Path(n).stem for n in names)])
@@ -189,7 +189,8 @@ def explain(
     from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
-    made = card(recipe.known_method())
+    asked = recipe.participation.asked(recipe.clients)
+    made = card(recipe.known_method(), recipe.privacy.masks, asked)
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
         return
@@ -246,72 +247,6 @@ def recipes(as_json: Json = False) -> None:
     from harmonium.recipe_text import about, shipped_recipes
 
     _list({name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}, as_json)
-
-
-@contextmanager
-def _watched(as_json: bool) -> Iterator[Watcher]:
-    """A watcher for a run; when the run fails, say how to go on with it."""
-    from harmonium.report.progress import decoding, watcher_for
-    from harmonium.runs import Watcher
-
-    watcher = Watcher() if as_json else watcher_for(err)
-    try:
-        with decoding(err, silent=as_json):
-            yield watcher
-    except (HarmoniumError, KeyboardInterrupt):
-        where = getattr(watcher, "folder", None)
-        if where is not None:
-            watcher.note(f"nothing is lost; continue with: harmonium resume {where}")
-        raise
-    finally:
-        watcher.close()
-
-
-def _show_result(result: Result, as_json: bool) -> None:
-    if as_json:
-        shown = {
-            "folder": str(result.folder),
-            "recipe": result.recipe.digest,
-            "figures": dict(result.figures),
-            "untrained": dict(result.untrained),
-            "notes": list(result.notes),
-            "batch_norm": result.batch_norm,
-            "rounds": list(result.rounds),
-        }
-        print(json.dumps(shown))
-        return
-    from harmonium.compare import heading, times
-
-    before, after = result.untrained, result.figures
-    probes = [key for key in after if key != "health"]
-    show_table(
-        [
-            {
-                "probe": heading(key),
-                "trained": times(100, after[key]),
-                "untrained": times(100, before[key]),
-            }
-            for key in probes
-        ],
-        "Test accuracy in percent; encoder frozen",
-        digits=1,
-    )
-    health = after["health"]
-    names = ("spread", "effective_rank", "uniformity", "alignment")
-    show_table(
-        [
-            {"health": k.replace("_", " "), "trained": health[k], "untrained": before["health"][k]}
-            for k in names
-        ],
-        "Label-free figures",
-        digits=2,
-    )
-    for warning in health["warnings"]:
-        say(f"warning  {warning}")
-    if result.batch_norm:
-        say(f"BatchNorm {result.batch_norm}")
-    say(f"run      {result.folder}")
-    say(f"picture  {result.folder / 'run.png'}")
 
 
 def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

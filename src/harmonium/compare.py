@@ -15,9 +15,10 @@ from typing import Any
 from harmonium import store
 from harmonium.errors import ConfigError, DataError
 from harmonium.hosts import read_about
+from harmonium.life import Result, Watcher
 from harmonium.recipe import Recipe
 from harmonium.report.tables import csv_text, markdown
-from harmonium.runs import Result, Watcher, run
+from harmonium.runs import run
 
 PROBES = {"knn": "kNN", "linear": "linear", "linear_labelled": "linear, held-out labels"}
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from harmonium import store
-from harmonium.data.images import Dataset
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
 from harmonium.errors import DataError, StoreError
+from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.settings import choose, plain
 
@@ -44,23 +44,22 @@ class LoadedEncoder(nn.Module):
         return features
 
 
-def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
-    """Write an encoder with its architecture and its recipe's digest."""
-    height, _, channels = dataset.train.shape
+def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, method: Method, data: str) -> None:
+    """Write an encoder with its architecture, its recipe's digest and the name of its data."""
     view = recipe.views.build().pipelines[0]
     about = {
         "format": 1,
         "encoder": plain(recipe.encoder),
-        "channels": channels,
-        "side": view.size or height,
+        "channels": method.world.channels,
+        "side": method.world.side,
         "prepare": {"mean": view.mean, "std": view.std, "size": view.size},
-        "data": dataset.name,
+        "data": data,
         "method": recipe.method.name,
         "recipe": recipe.digest,
     }
     weights = {key: value.contiguous() for key, value in encoder.state_dict().items()}
-    data = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
-    store.write_atomic(path, data)
+    frame = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
+    store.write_atomic(path, frame)
 
 
 def load_encoder(path: str | Path) -> LoadedEncoder:

@@ -59,14 +59,17 @@ def make_host(
         folder=folder / "clients",
         noise=recipe.privacy.noise,
         public=shared,
+        masks=recipe.privacy.masks,
     )
 
 
-def load_public(recipe: Recipe, dataset: Dataset, key: str | None = None) -> Dataset | None:
+def load_public(
+    recipe: Recipe, shape: tuple[int, int, int], key: str | None = None
+) -> Dataset | None:
     """The public pictures, brought to the shape of the clients'."""
     if recipe.public is None:
         return None
-    height, width, channels = dataset.train.shape
+    height, width, channels = shape
     spec = replace(recipe.public, channels=channels)
     try:
         return (replace(spec, size=height) if height == width else spec).load(key)
@@ -78,7 +81,7 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
     """The pictures and the split that a run began with, or an error if they are not the same."""
     about = read_about(folder)
     dataset = recipe.data.load(about["cache"]["data"])
-    public = load_public(recipe, dataset, about["cache"]["public"])
+    public = load_public(recipe, dataset.train.shape, about["cache"]["public"])
     split = Split.load(folder / "split.npz")
     digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
     words = {"data": "pictures", "public": "public pictures", "split": "shares of the clients"}
@@ -98,7 +101,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         keys = ("data", "public", "split", "cache", "notes", "batch_norm")
-        return {key: about[key] for key in keys}
+        return {key: about[key] for key in keys} | {"federation": about.get("federation")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is missing or damaged: start a new run") from error
 

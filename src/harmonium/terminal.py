@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from harmonium.errors import HarmoniumError
+
+if TYPE_CHECKING:
+    from harmonium.life import Result, Watcher
+
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=10")
 ]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 out = Console()
@@ -28,3 +37,77 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -
 def say(text: str, console: Console = out) -> None:
     """Print a line exactly as it is: no markup, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]:
+    """A watcher for a run; when the run fails, say how to go on with it."""
+    from harmonium.life import Watcher
+    from harmonium.report.progress import decoding, watcher_for
+
+    watcher = Watcher() if as_json else watcher_for(err)
+    try:
+        with decoding(err, silent=as_json):
+            yield watcher
+    except (HarmoniumError, KeyboardInterrupt):
+        where = getattr(watcher, "folder", None)
+        if where is not None:
+            watcher.note(f"nothing is lost; continue with: {again} {where}")
+        raise
+    finally:
+        watcher.close()
+
+
+def show_result(result: Result, as_json: bool) -> None:
+    """Show what a run came to: its figures, if anything could judge it, and where it lies."""
+    if as_json:
+        shown = {
+            "folder": str(result.folder),
+            "recipe": result.recipe.digest,
+            "figures": dict(result.figures),
+            "untrained": dict(result.untrained),
+            "notes": list(result.notes),
+            "batch_norm": result.batch_norm,
+            "rounds": list(result.rounds),
+        }
+        print(json.dumps(shown))
+        return
+    if result.figures:
+        _show_figures(result.figures, result.untrained)
+    if result.batch_norm:
+        say(f"BatchNorm {result.batch_norm}")
+    encoder = result.folder / "encoder.safetensors"
+    say(f"run      {result.folder}")
+    say(f"picture  {result.folder / 'run.png'}")
+    if encoder.exists():
+        say(f"encoder  {encoder}")
+
+
+def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    from harmonium.compare import heading, times
+
+    probes = [key for key in after if key != "health"]
+    show_table(
+        [
+            {
+                "probe": heading(key),
+                "trained": times(100, after[key]),
+                "untrained": times(100, before[key]),
+            }
+            for key in probes
+        ],
+        "Test accuracy in percent; encoder frozen",
+        digits=1,
+    )
+    health = after["health"]
+    names = ("spread", "effective_rank", "uniformity", "alignment")
+    show_table(
+        [
+            {"health": k.replace("_", " "), "trained": health[k], "untrained": before["health"][k]}
+            for k in names
+        ],
+        "Label-free figures",
+        digits=2,
+    )
+    for warning in health["warnings"]:
+        say(f"warning  {warning}")

@@ -130,7 +130,7 @@ def found_by_a_task(method, tmp_path, **sections):
     recipe = recipe.changed(method=method, clients=2, **sections)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, 2, 0)
-    host = make_host(recipe, dataset, split, tmp_path, load_public(recipe, dataset))
+    host = make_host(recipe, dataset, split, tmp_path, load_public(recipe, dataset.train.shape))
     found = []
     for images in filter(None, (host.images, host.public)):
         found += [images.labels, *images.factors.values()]
@@ -192,6 +192,6 @@ def test_public_pictures_take_the_shape_of_the_clients(tmp_path):
         {"name": "npz", "path": str(tmp_path / "x.npz")},
         {"name": "shapes", "count": 9},
     ):
-        assert load_public(recipe.changed(public=public), data).train.shape == (8, 8, 1)
+        assert load_public(recipe.changed(public=public), data.train.shape).train.shape == (8, 8, 1)
     with pytest.raises(ConfigError, match=r"^data set 'folder' needs public.path=FOLDER$"):
-        load_public(recipe.changed(public="folder"), data)
+        load_public(recipe.changed(public="folder"), data.train.shape)

@@ -17,8 +17,9 @@ from harmonium.data.partition import make_split
 from harmonium.errors import ConfigError, DataError, HarmoniumError, NotEnoughReplies, StoreError
 from harmonium.federation.method import Method
 from harmonium.federation.wire import Ask
+from harmonium.life import Result, Watcher
 from harmonium.recipe import Recipe
-from harmonium.runs import Result, Watcher, resume, run
+from harmonium.runs import resume, run
 from harmonium.testing import TINY
 
 RECIPE = Recipe.from_tree(

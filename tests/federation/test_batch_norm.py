@@ -24,11 +24,12 @@ from harmonium.federation.optimiser import Adam, Average
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.handover import load_encoder
+from harmonium.life import _untrained
 from harmonium.methods.alone import Alone
 from harmonium.objectives.byol import BYOL
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe
-from harmonium.runs import _untrained, run
+from harmonium.runs import run
 from harmonium.testing import TINY, check_method
 
 

@@ -17,8 +17,8 @@ from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, per_example, scalar, statistic, weights
+from harmonium.hosts import make_host
 from harmonium.recipe import Recipe
-from harmonium.runs import make_host
 from harmonium.testing import TINY
 
 

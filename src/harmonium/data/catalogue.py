@@ -12,6 +12,7 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.heterogeneity import style_factor
 from harmonium.data.images import Dataset, Images, Integers, Pixels
 from harmonium.data.published import GIVEN, RECORD, Published, Source
+from harmonium.data.sets.sites import Sites
 from harmonium.data.store import fetched_folder
 from harmonium.home import home
 
@@ -49,6 +50,8 @@ def _here(cls: type[DataSpec]) -> str:
             return "stand-in"
         found = [word for word, true in (("fetched", fetched), ("decoded", any(cache))) if true]
         return ", ".join(found) or NOT_HERE
+    if issubclass(cls, Sites):
+        return "at the sites"
     if "path" in settings:
         return "needs a path"
     if "sets" in settings:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -23,21 +23,25 @@ from typing import IO, Any
 
 from harmonium import codec
 from harmonium.engines.host import Host, StateRef, Task
+from harmonium.engines.states import States
 from harmonium.errors import EngineError, HarmoniumError
 from harmonium.federation.drive import Reply, Turn
-from harmonium.federation.wire import Ask, ClientId
+from harmonium.federation.wire import Ask, ClientId, Weights
 
 TRIES = 3  # how often a task may lose its worker before the run stops
 
 
-class LocalEngine:
+class LocalEngine(States):
     """Clients on this machine. Use as a context manager: leaving it ends the workers."""
+
+    is_remote = False
+    shows_states = True
 
     def __init__(self, host: Host, folder: Path, workers: int) -> None:
         """Run tasks of `host`; `folder` is the run's, from which workers build their own hosts."""
+        super().__init__()
         self.host = host
         self._folder = folder
-        self._states: dict[ClientId, StateRef] = {}
         self._pool = _Pool(folder, workers) if workers else None
 
     def __enter__(self) -> LocalEngine:
@@ -89,22 +93,9 @@ class LocalEngine:
         fresh = Task(task.step, task.client, task.round, task.ask, down, task.state)
         return codec.decode(codec.encode(self.host.perform(fresh, broadcast)))
 
-    def accept(self, reply: Reply) -> None:
-        """The client's new state is now its state."""
-        if reply.state is not None:
-            self._states[reply.client] = reply.state
-
     def state_of(self, client: ClientId) -> dict[str, Any]:
         """What a client keeps now, for personal evaluation."""
         return self.host.read_state(self._states.get(client))
-
-    def snapshot(self) -> dict[int, dict[str, str]]:
-        """Which version of its state each client has."""
-        return {client: asdict(self._states[client]) for client in sorted(self._states)}
-
-    def restore(self, snapshot: codec.Tree) -> None:
-        """Go back to the versions of a checkpoint."""
-        self._states = {int(client): StateRef(**held) for client, held in snapshot.items()}
 
     def prune(self, *snapshots: codec.Tree) -> None:
         """Delete every version that none of these snapshots needs."""
@@ -112,6 +103,9 @@ class LocalEngine:
         for path in self.host.folder.glob("*/*"):
             if str(path.relative_to(self.host.folder).as_posix()) not in needed:
                 path.unlink(missing_ok=True)
+
+    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
+        """Nobody takes anything home: all of it is here."""
 
 
 class _Pool:

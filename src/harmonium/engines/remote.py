@@ -14,15 +14,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
 
 from harmonium import codec, store
 from harmonium.engines.host import StateRef
 from harmonium.engines.states import States
-from harmonium.errors import WireError
+from harmonium.errors import EngineError, WireError
 from harmonium.federation.drive import Reply, Turn
-from harmonium.federation.wire import Ask, ClientId
-from harmonium.sites.seal import must_match, nonce, seal, unseal
+from harmonium.federation.wire import Ask, ClientId, Weights
+from harmonium.sites.seal import must_match, nonce, one_line, seal, unseal
 
+NEEDS_FLOWER = "Flower is not installed: pip install 'harmonium[flower]'"
 TRIES = 5  # how often a task may be lost with its node before the site is left out
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two looks for answers
 LOOK = 1.0  # seconds between two looks at who is there
@@ -60,6 +62,7 @@ class Member:
     """A site as the server knows it."""
 
     name: str
+    number: int  # in its federation
     node: int  # by which the post reaches it
     key: ec.EllipticCurvePublicKey  # by which its answers are known
 
@@ -69,7 +72,7 @@ class Waits:
     """How long the server waits; seconds."""
 
     deadline: float = 3600.0  # for an answer
-    patience: float = 120.0  # for a site that is not there, within the deadline
+    patience: float = 120.0  # for a site that is not there or went away, within the deadline
 
 
 class _Body:
@@ -88,11 +91,14 @@ class _Task:
     digests: tuple[str, ...]
     ticket: str | None = None
     tries: int = 0
+    since: float = 0.0  # when it was to be sent, or was lost
     why: str = "it was not there"
 
 
 class RemoteEngine(States):
     """Clients at sites."""
+
+    is_remote = True
 
     def __init__(
         self,
@@ -103,6 +109,7 @@ class RemoteEngine(States):
         plan: bytes,
         waits: Waits,
         wanted: Callable[[Ask, Turn], int | None] = lambda ask, turn: None,
+        read_state: Callable[[StateRef | None], dict[str, Any]] | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Ask `members` over `post`.
@@ -115,6 +122,7 @@ class RemoteEngine(States):
             plan: the recipe that sites check against their policies, as JSON.
             waits: how long.
             wanted: how many answers of an ask are enough, if fewer than all.
+            read_state: how to read what clients keep, where the server can.
             note: told what a reader should know.
         """
         super().__init__()
@@ -125,6 +133,7 @@ class RemoteEngine(States):
         self._plan = _Body(plan)
         self._waits = waits
         self._wanted = wanted
+        self._read_state = read_state
         self._note = note
         self._needed: dict[ClientId, list[str]] = {}
         self._away: set[ClientId] = set()
@@ -132,7 +141,10 @@ class RemoteEngine(States):
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """Replies as they come; those who do not answer are named, with the reason."""
         frame = _Body(codec.encode(dict(ask.down)))
-        tasks = {c: self._task(ask.step, turn, c, frame, ask.each.get(c, {})) for c in ask.to}
+        there = [client for client in ask.to if client in self._members]
+        tasks = {c: self._task(ask.step, turn, c, frame, ask.each.get(c, {})) for c in there}
+        for client in set(ask.to) - set(there):
+            yield Reply(client, None, "it no longer belongs to the federation")
         enough = self._wanted(ask, turn)
         for client, got in self._collect(tasks, enough):
             if isinstance(got, str):
@@ -142,7 +154,7 @@ class RemoteEngine(States):
             yield Reply(
                 client,
                 got["up"],
-                str(got["why"]),
+                one_line(got["why"]),
                 tuple(got.get("releases", ())),
                 StateRef(**state) if state else None,
             )
@@ -154,6 +166,25 @@ class RemoteEngine(States):
         frame = _Body(codec.encode(dict(down)))
         chosen = list(self._members if clients is None else clients)
         yield from self._collect({c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen})
+
+    @property
+    def shows_states(self) -> bool:
+        """Whether what clients keep can be read here."""
+        return self._read_state is not None
+
+    def state_of(self, client: ClientId) -> dict[str, Any]:
+        """What a client keeps now, for personal evaluation."""
+        if self._read_state is None:
+            raise EngineError("what a site keeps never leaves it")
+        return self._read_state(self._states.get(client))
+
+    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
+        """Hand the final model to every site that is there."""
+        self._away |= set(self._members)  # wait for nobody who is not there
+        for client, got in self.say("finish", {"model": model, "statistics": dict(statistics)}):
+            why = got if isinstance(got, str) else one_line(got["why"])
+            if why:
+                self._note(f"{self._members[client].name} did not take the encoder: {why}")
 
     def prune(self, *snapshots: codec.Tree) -> None:
         """Sites may forget every version that none of these snapshots needs."""
@@ -174,7 +205,7 @@ class RemoteEngine(States):
         }
         header = {**self._about, "round": turn.round, "ask": turn.ask, "step": step}
         bodies = (self._plan, frame, _Body(codec.encode(facts)))
-        header |= {"client": client, "nonce": nonce()}
+        header |= {"client": client, "site": self._members[client].number}
         return _Task(header, tuple(b.data for b in bodies), tuple(b.digest for b in bodies))
 
     def _collect(
@@ -182,8 +213,10 @@ class RemoteEngine(States):
     ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
         """Push, poll, push again what was lost; end with everyone answered or given up."""
         began = time.monotonic()
-        end, patient = began + self._waits.deadline, began + self._waits.patience
-        answered, pause, looked, online = 0, SHORTEST, -LOOK, set[int]()
+        end, looked = began + self._waits.deadline, began - LOOK
+        answered, pause, online = 0, SHORTEST, set[int]()
+        for task in tasks.values():
+            task.since = began
         while tasks:
             now = time.monotonic()
             if now - looked >= LOOK:
@@ -192,19 +225,24 @@ class RemoteEngine(States):
             tickets = {task.ticket: client for client, task in tasks.items() if task.ticket}
             heard = False
             for ticket, came in self._post.pull(list(tickets)) if tickets else ():
-                heard, client = True, tickets[ticket]
+                if (client := tickets.pop(ticket, None)) is None:  # it came twice, or is not ours
+                    continue
+                heard = True
                 if isinstance(came, str):  # the node is gone, or could not do it
-                    tasks[client].ticket, tasks[client].why = None, came
+                    task = tasks[client]
+                    task.ticket, task.why, task.since = None, one_line(came), time.monotonic()
                     continue
                 got = self._opened(client, tasks.pop(client), came)
-                answered += not isinstance(got, str)
+                answered += not isinstance(got, str) and got["up"] is not None
                 yield client, got
+                if enough is not None and answered >= enough:
+                    break
             if enough is not None and answered >= enough:
                 for client in list(tasks):
                     del tasks[client]
                     yield client, f"not needed: {enough} had answered before it"
             now = time.monotonic()
-            for client in [c for c in tasks if self._is_lost(c, tasks[c], now, end, patient)]:
+            for client in [c for c in tasks if self._is_lost(c, tasks[c], now, end)]:
                 task = tasks.pop(client)
                 self._away.add(client)
                 late = f"no answer within {self._waits.deadline:g} s"
@@ -223,21 +261,21 @@ class RemoteEngine(States):
         letters = []
         for client in ready:
             task = tasks[client]
+            task.header["nonce"] = nonce()  # a site answers each once
             sealed = seal("ask", task.header, task.digests, self._key)
             node, kind = self._members[client].node, f"train.{task.header['step']}"
             letters.append(Letter(node, kind, sealed, task.bodies, max(seconds, 1.0)))
         for client, ticket in zip(ready, self._post.push(letters) if letters else (), strict=True):
             tasks[client].ticket = ticket
-            tasks[client].tries += 1
+            tasks[client].tries += ticket is not None
             self._away.discard(client)
 
-    def _is_lost(
-        self, client: ClientId, task: _Task, now: float, end: float, patient: float
-    ) -> bool:
+    def _is_lost(self, client: ClientId, task: _Task, now: float, end: float) -> bool:
         """Whether there is no use in waiting longer for a client."""
         if task.ticket is not None:
             return now >= end
         absent_before = client in self._away
+        patient = task.since + self._waits.patience
         return absent_before or task.tries >= TRIES or now >= min(end, patient)
 
     def _opened(self, client: ClientId, task: _Task, came: Answer) -> dict[str, Any] | str:
@@ -245,9 +283,33 @@ class RemoteEngine(States):
         sealed, bodies = came
         try:
             must_match(unseal("answer", sealed, bodies, self._members[client].key), task.header)
-            got = codec.decode(bodies[0])
-            if not isinstance(got, dict) or not {"up", "why"} <= set(got):
-                raise WireError("the answer lacks what an answer has")
+            got: dict[str, Any] = codec.decode(bodies[0])
+            if not _is_answer(got):
+                raise WireError("the answer is not made as an answer is")
             return got
         except (WireError, LookupError) as error:
             return f"its answer was refused: {error}"
+
+
+def _is_answer(got: Any) -> bool:
+    """Whether a tree has the form of an answer; its fields are checked against their exchange."""
+    if not isinstance(got, dict) or not {"up", "why"} <= set(got):
+        return False
+    up, state, releases = got["up"], got.get("state"), got.get("releases", [])
+    return (
+        (up is None or (isinstance(up, dict) and _is_plain(up, 2)))
+        and (state is None or (isinstance(state, dict) and set(state) == {"file", "digest"}))
+        and all(isinstance(value, str) for value in (state or {}).values())
+        and isinstance(releases, list)
+        and all(isinstance(one, dict) and _is_plain(one, 1) for one in releases)
+        and not any(isinstance(value, Tensor) for one in releases for value in one.values())
+    )
+
+
+def _is_plain(tree: Any, depth: int) -> bool:
+    """Whether a tree is tensors, text and numbers by name, not deeper than this."""
+    if isinstance(tree, dict):
+        named = all(isinstance(key, str) for key in tree)
+        return depth > 0 and named and all(_is_plain(value, depth - 1) for value in tree.values())
+    small = not isinstance(tree, int) or abs(tree) < 2**63  # else it would be no float
+    return small and isinstance(tree, Tensor | str | float | int | None)

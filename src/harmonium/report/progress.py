@@ -19,12 +19,12 @@ from rich.progress import (
 )
 
 from harmonium.data.store import listening
-from harmonium.runs import Watcher
+from harmonium.life import Watcher
 
 if TYPE_CHECKING:
     from harmonium.federation.drive import Reply
+    from harmonium.life import Result
     from harmonium.recipe import Recipe
-    from harmonium.runs import Result
 
 
 def watcher_for(console: Console, label: str = "") -> Watcher:
@@ -60,7 +60,8 @@ class LineWatcher(Watcher):
         """Say why a client did not answer, the first time."""
         if reply.why and (reply.client, reply.why) not in self._told:
             self._told.add((reply.client, reply.why))
-            self.note(f"client {reply.client} did not take part: {reply.why}")
+            name = self.names.get(reply.client, f"client {reply.client}")
+            self.note(f"{name} did not take part: {reply.why}")
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""

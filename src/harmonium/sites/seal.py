@@ -22,6 +22,7 @@ from harmonium.store import digest_of
 
 Way = Literal["ask", "answer"]
 LARGEST = 1 << 20  # bytes of a seal; a plan is a few thousand
+LONGEST = 1000  # letters of a reason
 _HASH = ec.ECDSA(hashes.SHA256())
 
 
@@ -49,7 +50,7 @@ def unseal(
         key.verify(signature, _signed(way, text), _HASH)
         header: dict[str, Any] = json.loads(text)
         digests = header.pop("bodies")
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise WireError(f"the seal of the {way} cannot be read") from None
     except InvalidSignature:
         raise WireError(f"the {way} is not signed by the one who should have sent it") from None
@@ -61,6 +62,13 @@ def unseal(
 def nonce() -> str:
     """A number used once, so that no answer fits another ask."""
     return secrets.token_hex(16)
+
+
+def one_line(words: object) -> str:
+    """What a stranger said: one short line, without anything that a terminal would obey."""
+    text = " ".join(str(words).split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def must_match(answer: Mapping[str, Any], ask: Mapping[str, Any]) -> None:

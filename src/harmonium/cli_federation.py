@@ -1,0 +1,303 @@
+"""The commands of a real federation: the server's, and those of a site."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harmonium.errors import ConfigError
+from harmonium.terminal import Changes, Json, Out, err, say, show_result, show_table, watched
+
+if TYPE_CHECKING:
+    from harmonium.recipe import Recipe
+    from harmonium.sites.folder import Federation
+    from harmonium.sites.server import Listening
+
+server = typer.Typer(
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="Make a federation, and run recipes with its sites.",
+)
+client = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Take part in a federation, at a site."
+)
+
+Folder = Annotated[Path, typer.Option("--federation", "-f", help="The federation's folder.")]
+KitFolder = Annotated[Path, typer.Option("--kit", "-k", help="The folder the server handed out.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS; for trials, on loopback only.")]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST[:PORT]", help="Where to listen; all addresses if not given."
+    ),
+]
+Wait = Annotated[
+    float | None,
+    typer.Option("--wait", help="Seconds after which to begin without sites that are not there."),
+]
+FOLDER, KIT = Path("federation"), Path("kit")
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+@server.command("init")
+def init(
+    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...")] = None,
+    folder: Folder = FOLDER,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address at which sites reach it.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="The one port that is open.")] = 8443,
+    days: Annotated[int, typer.Option("--days", help="How long its certificate is valid.")] = 730,
+) -> None:
+    """Make a federation: keys, certificates and a kit for each site.
+
+    For example: harmonium server init north south west --host fed.example.org
+    """
+    from harmonium.sites.folder import init
+
+    made = init(folder, sites or [], host or ["localhost"], port, days)
+    _show(made)
+    if not host:
+        say("note: sites reach the server at localhost; name another place with --host")
+
+
+@server.command("add")
+def add(
+    name: str,
+    folder: Folder = FOLDER,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="The site.pub that the site made with keygen.")
+    ] = None,
+) -> None:
+    """Let one more site in; with --key by a key of its own, else by one made here."""
+    from harmonium.sites.folder import add_site, enrol
+
+    _show(add_site(folder, name) if key is None else enrol(folder, name, key))
+
+
+@server.command("remove")
+def remove(name: str, folder: Folder = FOLDER) -> None:
+    """Let a site go: its key is refused from the next start on."""
+    from harmonium.sites.folder import remove_site
+
+    _show(remove_site(folder, name))
+
+
+@server.command("renew")
+def renew(folder: Folder = FOLDER) -> None:
+    """Make the server's certificate anew; sites need do nothing."""
+    from harmonium.sites.folder import renew
+
+    _show(renew(folder))
+
+
+@server.command("list")
+def sites(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """List the sites of a federation."""
+    from harmonium.sites.folder import Federation, describe
+
+    federation = Federation.read(folder)
+    if as_json:
+        print(json.dumps(describe(federation)))
+        return
+    _show(federation)
+
+
+def _show(federation: Federation) -> None:
+    from harmonium.sites.folder import describe
+
+    rows = [{**row, "fingerprint": row["fingerprint"][:16]} for row in describe(federation)]
+    show_table(rows, f"Sites of {federation.folder}")
+    for site in federation.sites:
+        kit = federation.kit(site.name)
+        secret = "" if site.own_key else "; it holds a secret key: hand it over safely"
+        say(f"kit      {kit}{secret}")
+    for note in federation.notes:
+        say(f"note: {note}")
+
+
+@server.command("start")
+def start(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    folder: Folder = FOLDER,
+    where: Out = None,
+    listen: Listen = None,
+    wait: Wait = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Run a method or a recipe file with the sites of a federation.
+
+    The server needs no pictures. If the recipe names a data set, the server judges with it.
+
+    For example: harmonium server start fedavg rounds=50 data.size=64 --out runs/first
+    """
+    from harmonium.sites.server import start
+
+    recipe, listening = _plan(what, changes or []), _listening(listen, wait, insecure)
+    _obey_sigterm()
+    with watched(as_json, "harmonium server resume") as watcher:
+        found = start(recipe, folder, out=where, watcher=watcher, listening=listening)
+        show_result(found, as_json)
+
+
+@server.command("resume")
+def resume(
+    run: Path,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a federation's run that stopped, from its last committed round."""
+    from harmonium.sites.server import resume
+
+    listening = _listening(listen, None, insecure)
+    _obey_sigterm()
+    with watched(as_json, "harmonium server resume") as watcher:
+        show_result(resume(run, watcher=watcher, listening=listening), as_json)
+
+
+def _plan(what: str, changes: list[str]) -> Recipe:
+    """The recipe as typed; where it names no data, the pictures are at the sites."""
+    from harmonium.recipe import Recipe
+    from harmonium.recipe_text import apply_changes, load_tree
+
+    tree = load_tree(what)
+    if "data" not in tree and not any(change.startswith("data=") for change in changes):
+        tree["data"] = "sites"
+    return Recipe.from_tree(apply_changes(tree, changes))
+
+
+def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:
+    from harmonium.sites.server import Listening
+
+    if wait is not None and not wait >= 0:
+        raise ConfigError(f"--wait {wait}: seconds are 0 or more")
+    default = "127.0.0.1" if insecure else "0.0.0.0"
+    host, port = _address(listen) if listen else (default, None)
+    return Listening(host, port, insecure, wait)
+
+
+def _address(text: str) -> tuple[str, int | None]:
+    """`host`, `host:port` or `[address]:port`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, ""
+    if port and not (port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"'{text}' is no address: write HOST:PORT, e.g. 127.0.0.1:8443")
+    return host.strip("[]"), int(port) if port else None
+
+
+# ---- a site --------------------------------------------------------------------------------------
+
+
+@client.command("keygen")
+def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
+    """Make this site's key; send its public half to the server, which adds the site by it."""
+    from harmonium.sites.kit import keygen
+
+    public = keygen(folder)
+    say(f"send     {public} to the server, which says: harmonium server add NAME --key site.pub")
+    say(f"keep     {folder / 'site.key'}: it never leaves this site")
+    say(f"then     put what the server sends back into {folder}")
+
+
+@client.command("start")
+def attend(
+    data: Annotated[
+        str, typer.Option("--data", help="The pictures: folder:PATH, npz:FILE, csv:FILE or a name.")
+    ],
+    changes: Changes = None,
+    kit: KitFolder = KIT,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="HOST:PORT", help="Where the server is, if not as in the kit."
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option("--part", metavar="K/N", help="Every N-th picture only; for trials.")
+    ] = "",
+    once: Annotated[bool, typer.Option("--once", help="Leave when a run is over.")] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Take part: answer the server with the pictures that are here.
+
+    For example: harmonium client start --data folder:/data/scans
+    """
+    from harmonium.report.progress import decoding
+    from harmonium.sites.client import Pictures, attend
+    from harmonium.sites.kit import Kit
+
+    pictures, held = Pictures.of(data, changes or [], part), Kit.read(kit)
+    if address is not None:
+        host, port = _address(address)
+        address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
+
+    def note(text: str) -> None:
+        say(f"{held.name}: {text}", err)
+
+    for text in held.notes:
+        note(text)
+    _obey_sigterm()
+    with decoding(err):
+        attend(held, pictures, note, address=address, insecure=insecure, once=once)
+
+
+@client.command("check")
+def check(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    kit: KitFolder = KIT,
+) -> None:
+    """Whether this site's policy accepts a plan; nothing is connected and no picture is read.
+
+    For example: harmonium client check fedavg local.epochs=5
+    """
+    from harmonium.sites.kit import Kit
+    from harmonium.sites.plan import method_of
+    from harmonium.sites.policy import Policy
+
+    held = Kit.read(kit)
+    policy, plan = Policy.read(held.policy), _plan(what, changes or [])
+    policy.check_plan(policy.open_plan(plan.tree()), method_of(plan))
+    say(f"{held.name} accepts it. Its digest, for `plans` of the policy: {plan.digest}")
+
+
+@client.command("log")
+def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
+    """Show what was asked of this site and what left it."""
+    from harmonium.report.progress import size_of
+    from harmonium.sites.client import KEPT
+    from harmonium.sites.kit import Kit
+    from harmonium.sites.log import SiteLog, table, totals
+    from harmonium.sites.policy import Policy
+
+    held = Kit.read(kit)
+    written = SiteLog(held.folder / KEPT / "log.jsonl")
+    entries = written.entries()
+    summed: dict[str, Any] = totals(entries, Policy.read(held.policy).delta)
+    if as_json:
+        head = written.head()._asdict()
+        print(json.dumps({"entries": entries, "totals": summed, "head": head}))
+        return
+    rows = [{**row, "run": (row["run"] or "")[:8]} for row in table(entries)]
+    show_table(rows, f"What was asked of {held.name}, and what left")
+    sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
+    say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
+    if summed["releases"]:
+        spent = f"epsilon {summed['epsilon']:.4g} at delta {summed['delta']:g}"
+        say(f"guarded  {summed['releases']} releases: {spent}")
+    say(f"head     {written.head().number} {written.head().sha256}; the chain is whole")
+
+
+def _obey_sigterm() -> None:
+    """What a service manager says to end is obeyed as Ctrl-C is."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

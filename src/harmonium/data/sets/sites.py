@@ -1,0 +1,33 @@
+"""Pictures that are at the sites of a federation, and not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from harmonium.data.datasets import About, DataSpec, datasets
+from harmonium.data.store import Stored
+from harmonium.errors import ConfigError
+
+
+@datasets("sites")
+@dataclass(frozen=True)
+class Sites(DataSpec):
+    """The pictures of a federation's sites, for a server that has none to judge with.
+
+    Only the shape is known: every site scales its own pictures to `size`, cuts out the centre and
+    brings them to `channels`. Used by `harmonium server start`; see docs/federation.md.
+    """
+
+    size: int = 32  # side to which every site brings its pictures
+    channels: int = 3  # 3: colour, 1: grey
+    classes: tuple[str, ...] = ()  # all classes by name, for methods that read labels
+
+    about: ClassVar[About | None] = About(None, 0, None, None, "each site's own")
+
+    def stored(self) -> Stored:
+        """There is nothing here to read."""
+        raise ConfigError(
+            "data=sites: the pictures are at the sites of a federation; start it with `harmonium "
+            "server start`, or name a data set that is here"
+        )

@@ -1,0 +1,312 @@
+"""The life of a run on any engine: rounds, evaluations, commits, the verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from harmonium import codec, store
+from harmonium.checkpoint import Commit, Folder
+from harmonium.data.images import Dataset, Images
+from harmonium.engines.unreliable import Unreliable
+from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.evaluate.judge import Judge, average
+from harmonium.federation.batch_norm import measure
+from harmonium.federation.drive import Driver, Engine, Reply
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import ClientId, Weights, fault
+from harmonium.handover import save_encoder
+from harmonium.hosts import read_about
+from harmonium.recipe import Recipe
+from harmonium.threads import single_thread
+
+
+class RunEngine(Engine, Protocol):
+    """An engine with what a run needs beside asks."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether clients may be away for real, and come back."""
+
+    @property
+    def shows_states(self) -> bool:
+        """Whether the server can read what clients keep."""
+
+    def state_of(self, client: ClientId) -> dict[str, Any]:
+        """What a client keeps now, for personal evaluation."""
+
+    def prune(self, *snapshots: codec.Tree) -> None:
+        """Every version of a state that none of these snapshots needs may go."""
+
+    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
+        """The run is over: clients may take the model home."""
+
+
+class Watcher:
+    """What a caller may want to see of a run while it goes; does nothing unless overridden."""
+
+    names: Mapping[ClientId, str] = {}  # of clients that have one
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        """The run starts or continues after `done` rounds."""
+
+    def task(self, reply: Reply) -> None:
+        """A client answered, or did not."""
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        """A round was committed; `row` is its line in metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self, result: Result) -> None:
+        """The run is complete."""
+
+    def close(self) -> None:
+        """Nothing more will come, also after an error."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run has to show."""
+
+    folder: Path
+    recipe: Recipe
+    figures: Mapping[str, Any]  # of the final encoder, on the test part
+    untrained: Mapping[str, Any]  # of the encoder as first drawn, on the same
+    rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
+    notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
+    batch_norm: str = ""  # what became of BatchNorm; empty where there is none
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a run stands on: the method, who takes part, and what the server can judge with."""
+
+    method: Method
+    examples: Mapping[ClientId, int]  # registered number of every client
+    dataset: Dataset | None  # to judge with; none: the server has no pictures
+    public: Images | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _untrained(method: Method, dataset: Dataset) -> nn.Module:
+    """The encoder as first drawn; statistics of its BatchNorms fit the pictures, to be fair."""
+    encoder = method.blueprint.copy_from().eval()["encoder"]
+    pixels = torch.from_numpy(
+        np.array(dataset.train.batch(np.arange(min(512, len(dataset.train)))))
+    )
+    with single_thread():
+        measure(encoder, [method.views.plain(pixels)])
+    return encoder
+
+
+class Life:
+    """One process's work on a run."""
+
+    def __init__(self, folder: Path, recipe: Recipe, watcher: Watcher) -> None:
+        self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
+        self.path = folder
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        if complete := (self.path / "result.json").exists():
+            self.watcher.note(f"{self.path} is complete already")
+        return complete
+
+    def play(self, ground: Ground, engine: RunEngine, *, simulate: bool = True) -> Result:
+        """All rounds that are left, on any engine, then the verdict."""
+        recipe, path, method, dataset = self.recipe, self.path, ground.method, ground.dataset
+        judge = before = None
+        if dataset is not None:
+            untrained = _untrained(method, dataset)
+            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, untrained)
+        server = self._rounds(ground, engine, judge, simulate)
+        figures: Mapping[str, Any] = {}
+        if judge is not None:
+            self.watcher.note("judging the final encoder on the test part")
+            encoders = self._encoders(method, server, engine)
+            figures = average([judge.verdict(encoder) for encoder in encoders]) if encoders else {}
+            before = judge.verdict(judge.untrained)
+        if not method.has_own_encoders:
+            name = dataset.name if dataset else recipe.data.name
+            encoder = method.represent(server)
+            save_encoder(path / "encoder.safetensors", encoder, recipe, method, name)
+        engine.finish(server.model, server.memory.get("statistics", {}))
+        self._picture()
+        shutil.rmtree(path / "scratch", ignore_errors=True)
+        text = json.dumps({"figures": figures, "untrained": before or {}}, indent=1)
+        store.write_atomic(path / "result.json", text.encode())
+        return self.result()
+
+    def _rounds(
+        self, ground: Ground, engine: RunEngine, judge: Judge | None, simulate: bool
+    ) -> Server:
+        """From the last committed round to the last of all."""
+        recipe, watcher, method = self.recipe, self.watcher, ground.method
+        commit = self._restore(engine)
+        asked: Engine = engine
+        if simulate and recipe.participation.unreliable:
+            asked = Unreliable(engine, recipe.participation, recipe.seed, ground.examples)
+        driver = Driver(
+            method,
+            asked,
+            Ledger(),
+            recipe.participation.quorum,
+            watcher.task,
+            recipe.privacy.masks,
+        )
+        server = Server(ground.examples, method.blueprint.shared(), public=ground.public)
+        cohort_size = recipe.participation.asked(recipe.clients)
+        watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
+        for note in (*ground.notes, *(judge.notes if judge else ())):
+            watcher.note(note)
+        if commit is None:
+            started = time.perf_counter()
+            figures = judge.look(judge.untrained) if judge else {}
+            server, _ = self._try(driver, engine, server, simulate)
+            server = self._finish(server, driver, engine, started, figures)
+        else:
+            server = Server(ground.examples, public=ground.public, **commit.server)
+        for number in range(server.round + 1, recipe.rounds + 1):
+            started = time.perf_counter()
+            server, failed = self._try(driver, engine, replace(server, round=number), simulate)
+            if reason := fault(server.model):
+                raise ConfigError(
+                    f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
+                )
+            figures = {"failed": True} if failed else {}
+            if recipe.evaluate.due(number, recipe.rounds) and (judge or number == recipe.rounds):
+                server = driver.drive(method.settle(server, self._cohort(server)), server)
+                encoders = self._encoders(method, server, engine) if judge else []
+                looks = [judge.look(encoder) for encoder in encoders] if judge else []
+                figures |= average(looks) if looks else {}
+            server = self._finish(server, driver, engine, started, figures)
+        if all(row.get("failed") for row in self.folder.read_log("metrics.jsonl")[1:]):
+            raise NotEnoughReplies(
+                "no round had enough answers, so nothing was learned: see participation.* and why "
+                f"clients were left out in {self.path / 'ledger.jsonl'}"
+            )
+        return server
+
+    def _cohort(self, server: Server) -> list[ClientId]:
+        recipe = self.recipe
+        return recipe.participation.cohort(server.everyone, server.round, recipe.seed)
+
+    def _try(
+        self, driver: Driver, engine: RunEngine, server: Server, simulate: bool
+    ) -> tuple[Server, bool]:
+        """Play one round; whether it had too few answers and changes nothing.
+
+        Where failures are simulated, such a round is part of the study. Where they are real, it is
+        tried again, and in the end the run stops and can be resumed: never is the average taken of
+        fewer answers than the quorum.
+        """
+        recipe, held = self.recipe, engine.snapshot()
+        simulated = simulate and recipe.participation.unreliable and server.round > 0
+        tries = recipe.engine.tries if engine.is_remote and not simulated else 1
+        for left in reversed(range(tries)):
+            try:
+                plan = driver.method.play(server, self._cohort(server))
+                return driver.drive(plan, server), False
+            except NotEnoughReplies as error:
+                engine.restore(held)  # who had answered already trained for nothing
+                driver.reported.clear()
+                if simulated:
+                    self.watcher.note(f"round {server.round} changes nothing. {error}")
+                    return server, True
+                if not left:
+                    raise
+                self.watcher.note(f"round {server.round} is tried again. {error}")
+        raise AssertionError("unreachable")
+
+    def _restore(self, engine: RunEngine) -> Commit | None:
+        commit, faults = self.folder.last()
+        for why in faults:
+            self.watcher.note(f"{why}; continuing from the round before")
+        self.folder.rewind(commit)
+        engine.restore(commit.clients if commit else {})
+        engine.prune(*self.folder.snapshots())
+        return commit
+
+    def _finish(
+        self,
+        server: Server,
+        driver: Driver,
+        engine: RunEngine,
+        started: float,
+        figures: Mapping[str, Any],
+    ) -> Server:
+        """Log and commit a round, tell of it, and go on with what a resumed run would go on with.
+
+        Times have a log of their own, so that those of two runs can be compared to the byte.
+        """
+        ledger, folder = driver.ledger, self.folder
+        means = dict(driver.reported)
+        driver.reported.clear()
+        row: dict[str, Any] = {
+            "round": server.round,
+            "loss": means.pop("loss", None),
+            **({"reported": means} if means else {}),
+            "answered": len(ledger.answered),
+            "missing": len(ledger.missing - ledger.answered),
+            "bytes_down": ledger.totals["down"],
+            "bytes_up": ledger.totals["up"],
+            **figures,
+        }
+        seconds = time.perf_counter() - started
+        folder.log("metrics.jsonl", [json.dumps(row)])
+        folder.log("ledger.jsonl", ledger.take())
+        folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
+        kept = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
+        stored = folder.commit(server.round, kept, engine.snapshot())
+        engine.prune(*folder.snapshots())
+        if server.round:
+            self.watcher.round(row, seconds)
+        return replace(server, **stored)
+
+    def _encoders(self, method: Method, server: Server, engine: RunEngine) -> list[nn.Module]:
+        """What to judge: the federation's encoder, or those of some clients that took part.
+
+        None where clients have encoders of their own that never leave their sites.
+        """
+        if not method.has_own_encoders:
+            return [method.represent(server)]
+        if not engine.shows_states:
+            return []
+        clients = sorted(engine.snapshot())[: self.recipe.evaluate.clients]
+        return [method.represent(server, engine.state_of(client)) for client in clients or [0]]
+
+    def _picture(self) -> None:
+        from harmonium.report.plots import run_picture
+
+        recipe = self.recipe
+        title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
+        run_picture(self.path / "run.png", self.folder.read_log("metrics.jsonl"), title)
+
+    def result(self) -> Result:
+        """What a complete run has to show."""
+        held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        rounds = tuple(self.folder.read_log("metrics.jsonl"))
+        about = read_about(self.path)
+        result = Result(
+            self.path,
+            self.recipe,
+            held["figures"],
+            held["untrained"],
+            rounds,
+            tuple(about["notes"]),
+            about["batch_norm"],
+        )
+        self.watcher.end(result)
+        return result

@@ -1,0 +1,168 @@
+"""The client of a federation: at a site, it answers the server with the pictures that are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.images import UNKNOWN, Dataset, Images
+from harmonium.engines.host import Host
+from harmonium.engines.remote import NEEDS_FLOWER
+from harmonium.errors import ConfigError, DataError
+from harmonium.federation.method import Server
+from harmonium.federation.wire import ClientId
+from harmonium.handover import save_encoder
+from harmonium.hosts import load_public
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import apply_changes
+from harmonium.settings import choose
+from harmonium.sites.kit import Kit
+from harmonium.sites.plan import method_of
+from harmonium.sites.policy import Policy
+from harmonium.sites.server import is_loopback
+from harmonium.sites.site import Identity, Site
+
+KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What a site takes part with."""
+
+    spec: DataSpec
+    part: tuple[int, int] = (0, 1)  # for trials on one machine: every n-th picture from the k-th on
+
+    @classmethod
+    def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> Pictures:
+        """From `name`, or `name:path`, and `data.key=value` settings.
+
+        All pictures of the training part are used: nothing is held out unless a setting says so.
+        """
+        name, _, path = words.partition(":")
+        chosen = datasets[name]
+        known = {field.name for field in fields(chosen)}
+        tree = {"name": name} | {key: 0.0 for key in ("validation", "test") if key in known}
+        if path:
+            if "path" not in known:
+                raise ConfigError(f"--data {words}: the data set {name} has no path")
+            tree["path"] = str(Path(path).expanduser().absolute())
+        for change in changes:
+            if not change.startswith("data."):
+                raise ConfigError(f"'{change}' is no setting of the data: write data.key=value")
+        spec = choose("data", datasets, apply_changes({"data": tree}, changes)["data"])
+        spec.check()
+        return cls(spec, _part(part))
+
+    def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
+        """The pictures, brought to a shape."""
+        dataset = replace(self.spec, size=size, channels=channels).load()
+        first, step = self.part
+        chosen = dataset.train
+        return dataset, chosen.subset(np.arange(len(chosen))[first::step]) if step > 1 else chosen
+
+
+def _part(words: str) -> tuple[int, int]:
+    if not words:
+        return 0, 1
+    first, _, step = words.partition("/")
+    if not (first.isdigit() and step.isdigit() and 1 <= int(first) <= int(step)):
+        raise ConfigError(f"--part {words}: write K/N with K from 1 to N, e.g. 1/3")
+    return int(first) - 1, int(step)
+
+
+def open_host(pictures: Pictures, plan: Recipe, folder: Path, client: ClientId) -> Host:
+    """What performs a plan's tasks here, for the one client that this site is."""
+    method = method_of(plan)
+    dataset, images = pictures.load(plan.data.size, plan.data.channels)
+    if method.reads_labels:
+        images = images.relabelled(_numbered(images, dataset, getattr(plan.data, "classes", ())))
+    else:
+        images = images.without_labels()
+    public = load_public(plan, images.shape)
+    return Host(
+        method=method,
+        images=images,
+        indices={client: np.arange(len(images))},
+        folder=folder / "clients",
+        noise=plan.privacy.noise,
+        public=public.train.without_labels() if public else None,
+        masks=plan.privacy.masks,
+    )
+
+
+def _numbered(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
+    """Labels by the plan's numbers, which are the same at every site."""
+    if strange := sorted(set(dataset.classes) - set(classes)):
+        raise DataError(f"the plan knows no class '{strange[0]}': it has {', '.join(classes)}")
+    places = np.array([*(classes.index(name) for name in dataset.classes), UNKNOWN])
+    return places[images.labels]  # the last is what -1 stands for
+
+
+def take_home(
+    plan: Recipe, host: Host, folder: Path, told: Mapping[str, Any], kept: Mapping[str, Any]
+) -> Path:
+    """Write the final encoder, with what this site kept of its own, where the site finds it."""
+    server = Server({}, told["model"], memory={"statistics": told["statistics"]})
+    path = folder / "encoder.safetensors"
+    encoder = host.method.represent(server, kept)
+    save_encoder(path, encoder, plan, host.method, "this site's own pictures")
+    return path
+
+
+def attend(
+    kit: Kit,
+    pictures: Pictures,
+    note: Callable[[str], None],
+    *,
+    address: str | None = None,
+    insecure: bool = False,
+    once: bool = False,
+    ended: threading.Event | None = None,
+) -> None:
+    """Answer the server until told to end; with `once`, until a run is over.
+
+    Args:
+        kit: who this site is, and whom it trusts.
+        pictures: what it takes part with.
+        note: told what a reader should know.
+        address: of the server, `host:port`; none: the kit's.
+        insecure: no TLS; to loopback only.
+        once: leave when the server says that a run is over.
+        ended: set to end.
+    """
+    try:
+        from harmonium.engines.flower.node import attend as attend_node
+    except ImportError:
+        raise ConfigError(NEEDS_FLOWER) from None
+    policy = Policy.read(kit.policy)
+    address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
+    if insecure and not is_loopback(address.rpartition(":")[0]):
+        raise ConfigError(f"--insecure speaks to loopback only, not to {address}")
+    over = ended or threading.Event()
+
+    def finish(plan: Recipe, host: Host, folder: Path, told: Any, kept: Any) -> None:
+        path = take_home(plan, host, folder, told, kept)
+        note(f"the run is over: the encoder is {path}")
+        if once:
+            threading.Timer(1.0, over.set).start()  # the answer to this must still leave
+
+    site = Site(
+        Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
+        kit.folder / KEPT,
+        lambda plan, folder, client: open_host(pictures, plan, folder, client),
+        policy,
+        finish,
+        note,
+    )
+    certificate = None if insecure else kit.authority
+    attend_node(site.answer, address, kit.private_key, certificate, note, over)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,57 @@
+"""A plan: the recipe of a federation, with all that server and sites must agree on in it.
+
+The pictures are at the sites. What a plan's `data` says is what the server judges with, or that it
+has no pictures (`data=sites`); either way it fixes the shape to which every site brings its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from harmonium.data.images import Dataset, Images
+from harmonium.data.sets.sites import Sites
+from harmonium.errors import ConfigError
+from harmonium.federation.method import Method
+from harmonium.recipe import Recipe
+from harmonium.settings import plain
+
+
+def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
+    """The plan for so many sites, and the pictures that the server judges with, if it has any."""
+    dataset = None if isinstance(recipe.data, Sites) else recipe.data.load()
+    tree = recipe.tree() | {"clients": clients}
+    if dataset is not None:
+        height, width, channels = dataset.train.shape
+        if height != width:
+            raise ConfigError(
+                f"{dataset.name} has pictures of {height} x {width}: name the side to which all "
+                "sites bring theirs, e.g. data.size=64"
+            )
+        tree["data"] = {**plain(recipe.data), "size": height, "channels": channels}
+    plan = Recipe.from_tree(tree)
+    method = method_of(plan)
+    if method.reads_labels and not getattr(plan.data, "classes", ()):
+        raise ConfigError(
+            f"{method.name} reads labels at the sites, so all must number the classes alike: use "
+            "data=sites data.classes=[one,other]"
+        )
+    return plan, dataset
+
+
+def method_of(plan: Recipe) -> Method:
+    """The method of a plan: the same at the server and at every site."""
+    size, channels = plan.data.size, plan.data.channels
+    if size is None or channels is None:
+        raise ConfigError("the plan does not say to which shape sites bring their pictures")
+    return plan.method_for((size, size, channels), len(getattr(plan.data, "classes", ())))
+
+
+def public_digest(images: Images | None) -> str:
+    """SHA-256 of the public pictures, which must be the same everywhere; empty without any."""
+    if images is None:
+        return ""
+    pixels: Any = np.ascontiguousarray(images.pixels)
+    return hashlib.sha256(memoryview(pixels).cast("B")).hexdigest()

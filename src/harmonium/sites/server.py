@@ -1,0 +1,271 @@
+"""The server of a federation: it greets the sites, plays the run and hands the encoder out.
+
+A run of a federation lies in a folder like any other. Beside the recipe it has the roll: which
+sites take part, under which client's number, and with how many pictures. The roll is called once,
+before the first round; a site that is away later is left out of rounds by name and continues with
+its state when it is back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harmonium.data.images import Dataset
+from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
+from harmonium.federation.drive import Turn
+from harmonium.federation.masking import STEPS
+from harmonium.federation.sampling import Participation
+from harmonium.federation.wire import Ask, ClientId
+from harmonium.hosts import load_public, public_notes, read_about, read_recipe
+from harmonium.life import Ground, Life, Result, Watcher
+from harmonium.recipe import Recipe
+from harmonium.runs import holds, locked, new_folder, register
+from harmonium.sites.folder import Federation, Site
+from harmonium.sites.plan import method_of, planned, public_digest
+
+if TYPE_CHECKING:
+    from harmonium.engines.flower.link import Link
+
+AGAIN = 2.0  # seconds between two looks for sites that are not there yet
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the server listens for sites, and for how long it calls the roll."""
+
+    host: str = "0.0.0.0"
+    port: int | None = None  # none: the federation's
+    insecure: bool = False  # no TLS; on loopback only
+    wait: float | None = None  # seconds until the run begins without those who are not there
+
+    def __post_init__(self) -> None:
+        if self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"--insecure listens on loopback only, not at {self.host}: use --listen 127.0.0.1, "
+                "or leave --insecure out"
+            )
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """One line of a run's roll."""
+
+    client: ClientId  # in this run
+    number: int  # in the federation
+    name: str
+    fingerprint: str  # of its key
+    examples: int  # pictures it takes part with
+
+
+def start(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    out: Path | None = None,
+    watcher: Watcher | None = None,
+    listening: Listening | None = None,
+) -> Result:
+    """Run a recipe with the sites of a federation; `out` that holds this very run continues it."""
+    federation = _read(folder)
+    plan, dataset = planned(recipe, len(federation.sites))
+    path = out if out is not None else new_folder(plan)
+    with locked(path):
+        held = holds(path, plan)
+        return _serve(path, plan, dataset, federation, held, watcher, listening)
+
+
+def resume(
+    path: Path, *, watcher: Watcher | None = None, listening: Listening | None = None
+) -> Result:
+    """Continue a federation's run that stopped, with the sites that it began with."""
+    plan, about = read_recipe(path), read_about(path)["federation"]
+    if not about:
+        raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
+    federation = _read(Path(about["folder"]))
+    plan, dataset = planned(plan, plan.clients)
+    with locked(path):
+        return _serve(path, plan, dataset, federation, True, watcher, listening)
+
+
+def _read(folder: Path) -> Federation:
+    federation = Federation.read(folder)
+    if not federation.sites:
+        raise ConfigError(f"{folder} has no sites: add them with harmonium server add NAME")
+    return federation
+
+
+def _serve(
+    path: Path,
+    plan: Recipe,
+    dataset: Dataset | None,
+    federation: Federation,
+    held: bool,
+    watcher: Watcher | None,
+    listening: Listening | None,
+) -> Result:
+    try:
+        from harmonium.engines.flower.link import Link
+        from harmonium.engines.flower.post import FlowerPost
+    except ImportError:
+        raise ConfigError(NEEDS_FLOWER) from None
+    listening, life = listening or Listening(), Life(path, plan, watcher or Watcher())
+    if held and life.is_complete():
+        return life.result()
+    note, method = life.watcher.note, method_of(plan)
+    for text in federation.notes:
+        note(text)
+    public = load_public(plan, (method.world.side, method.world.side, method.world.channels))
+    run, roll = _held_roll(path, federation) if held else (secrets.token_hex(16), [])
+    sites = _called(federation, roll) if held else dict(enumerate(federation.sites))
+    life.watcher.names = {client: site.name for client, site in sites.items()}
+    port = federation.port if listening.port is None else listening.port
+    pair = (federation.certificate, federation.certificate_key)
+    place = federation.folder / "link"
+    with Link(place, listening.host, port, None if listening.insecure else pair) as link:
+        note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
+        engine = RemoteEngine(
+            FlowerPost(link),
+            _members(link, sites),
+            federation.signing_key(),
+            {"federation": federation.id, "run": run, "plan": plan.digest},
+            json.dumps(plan.tree()).encode(),
+            Waits(plan.engine.deadline, plan.engine.patience),
+            wanted=_wanted(plan.participation, len(roll) or len(sites)),
+            note=note,
+        )
+        if not held:
+            shown = public_digest(public.train if public else None)
+            roll = _roll(engine, sites, shown, listening.wait, note)
+            _check_roll(plan, roll)
+            register(
+                path,
+                plan,
+                method,
+                **{"data": dataset.digest if dataset else None, "split": None},
+                public=public.digest if public else None,
+                cache={"data": None, "public": None},
+                clients=[one.name for one in roll],
+                notes=[*(dataset.notes if dataset else ()), *public_notes(plan, public)],
+                federation={
+                    "id": federation.id,
+                    "folder": str(federation.folder.absolute()),
+                    "run": run,
+                    "roll": [asdict(one) for one in roll],
+                },
+            )
+        ground = Ground(
+            method,
+            {one.client: one.examples for one in roll},
+            dataset,
+            public.train.without_labels() if public else None,
+            tuple(public_notes(plan, public)),
+        )
+        return life.play(ground, engine, simulate=False)
+
+
+def _held_roll(path: Path, federation: Federation) -> tuple[str, list[Enrolled]]:
+    """The run's name among its sites and who takes part in it, as written when it began."""
+    about = read_about(path)["federation"]
+    try:
+        if about["id"] != federation.id:
+            raise ConfigError(f"{path} is a run of another federation than {federation.folder}")
+        return about["run"], [Enrolled(**one) for one in about["roll"]]
+    except (KeyError, TypeError):
+        raise StoreError(f"{path / 'about.json'} is damaged: start a new run") from None
+
+
+def _called(federation: Federation, roll: Sequence[Enrolled]) -> dict[ClientId, Site]:
+    """The sites of a roll that still belong to the federation, by client."""
+    known = {site.fingerprint: site for site in federation.sites}
+    return {one.client: known[one.fingerprint] for one in roll if one.fingerprint in known}
+
+
+def _members(link: Link, sites: Mapping[ClientId, Site]) -> dict[ClientId, Member]:
+    nodes = link.admit({client: site.public_key for client, site in sites.items()})
+    return {
+        client: Member(site.name, site.number, nodes[client], site.public_key)
+        for client, site in sites.items()
+    }
+
+
+def _wanted(participation: Participation, sites: int) -> Callable[[Ask, Turn], int | None]:
+    """How many answers of an ask are enough: of a cohort with some to spare, those wanted."""
+    if not participation.over:
+        return lambda ask, turn: None
+    wanted, asked = participation.size(sites), participation.asked(sites)
+    later = STEPS[1:]  # who began a masked ask must stay
+
+    def enough(ask: Ask, turn: Turn) -> int | None:
+        spare = turn.round > 0 and len(ask.to) == asked and ask.step not in later
+        return wanted if spare else None
+
+    return enough
+
+
+def _roll(
+    engine: RemoteEngine,
+    sites: Mapping[ClientId, Site],
+    public: str,
+    wait: float | None,
+    note: Callable[[str], None],
+) -> list[Enrolled]:
+    """Greet every site; who accepts the plan, with how many pictures, is the run's roll."""
+    waiting, said = dict(sites), dict[ClientId, str]()
+    roll: list[Enrolled] = []
+    end = time.monotonic() + (float("inf") if wait is None else wait)
+    while waiting and time.monotonic() < end:
+        for client, got in engine.say("hello", {}, list(waiting)):
+            name = sites[client].name
+            if isinstance(got, str):  # not there, or it did not understand
+                if said.get(client) != got:
+                    note(f"{name}: {got}; waiting for it")
+                said[client] = got
+                continue
+            site, up = waiting.pop(client), got["up"]
+            if up is None:
+                note(f"{name} does not take part: {got['why']}")
+            elif up.get("public", "") != public:
+                note(f"{name} does not take part: its public pictures are not the server's")
+            else:
+                count = int(up["examples"])
+                roll.append(Enrolled(client, site.number, name, site.fingerprint, count))
+                note(f"{name} takes part with {count:,} pictures")
+        if waiting:
+            time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))
+    for client in waiting:
+        note(f"{sites[client].name} does not take part: it did not come within {wait:g} s")
+    return sorted(roll, key=lambda one: one.client)
+
+
+def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
+    """Refuse to begin with too few."""
+    if not roll:
+        raise NotEnoughReplies("no site takes part: see the reasons above")
+    try:
+        plan.participation.check(len(roll))
+    except ConfigError as error:
+        raise NotEnoughReplies(f"{len(roll)} site(s) take part, too few: {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0"), is_loopback("example.org")
+    (True, False, False)
+    """
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _names(sites: Any) -> str:
+    return ", ".join(site.name for site in sites)

@@ -1,0 +1,248 @@
+"""One site: a sealed ask comes in, a sealed answer goes out, and a line says what left.
+
+Before anything else the ask must be signed by the server, for this site, and new. The plan must be
+within the site's policy before any picture is read. What an answer releases is counted and written
+down before it is sent. The answer is kept until the next one: when the server asks for the same
+again, because it was killed or the answer was lost, the same bytes go out and no noise is drawn
+anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from harmonium import codec, store
+from harmonium.engines.host import Host, StateRef, Task
+from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, StoreError, WireError
+from harmonium.federation.wire import ClientId, Exchange
+from harmonium.recipe import Recipe
+from harmonium.sites.log import SiteLog
+from harmonium.sites.plan import method_of, public_digest
+from harmonium.sites.policy import Policy
+from harmonium.sites.seal import one_line, seal, unseal
+
+ABOUT: Mapping[str, type] = {  # what the header of an ask has
+    "federation": str,
+    "site": int,
+    "run": str,
+    "plan": str,
+    "round": int,
+    "ask": int,
+    "step": str,
+    "client": int,
+    "nonce": str,
+}
+TOLD = (PolicyRefusal, WireError, ConfigError)  # about the plan; others may name a site's files
+_MOST = 2**31  # of a number in a header
+_FILE = re.compile(r"\d+/[0-9][\w-]*\.safetensors")  # a server must not name a site's other files
+_ONCE = re.compile(r"[0-9a-f]{32}")  # runs and nonces
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a site is, and whom it listens to."""
+
+    federation: str
+    number: int  # the site's, in its federation
+    key: ec.EllipticCurvePrivateKey = field(repr=False)  # signs answers
+    server: ec.EllipticCurvePublicKey = field(repr=False)  # asks must be signed by its owner
+
+
+@dataclass
+class Site:
+    """What answers for one client."""
+
+    identity: Identity
+    folder: Path  # the site's own: its log, and what it keeps of each run
+    open_host: Callable[[Recipe, Path, ClientId], Host]  # for a plan, in a run's folder
+    policy: Policy | None = None  # none: a rehearsal on the server's own machine
+    finish: Callable[[Recipe, Host, Path, Mapping[str, Any], Mapping[str, Any]], None] = (
+        lambda *_: None  # told the plan, the run's folder, what the server said, what was kept
+    )
+    note: Callable[[str], None] = lambda text: None
+    _hosts: dict[str, tuple[Recipe, Host]] = field(default_factory=dict)
+    _seen: set[str] | None = None  # nonces of the log, once it was read
+
+    def __post_init__(self) -> None:
+        self.log = SiteLog(self.folder / "log.jsonl")
+
+    def answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
+        """The answer to an ask; one that is not for this site, or not new, is refused."""
+        header = self._opened(sealed, bodies)
+        began = time.monotonic()
+        entry = {key: header[key] for key in ("run", "round", "ask", "step", "nonce")}
+        entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+        try:
+            tree, more = self._answered(header, bodies)
+        except Exception as error:  # whatever an ask breaks, the site goes on
+            kind, why = type(error).__name__, one_line(error)
+            if not isinstance(error, HarmoniumError):
+                why = f"{kind}: {why}"
+                self.note(traceback.format_exc())
+            private = self.policy is not None and not isinstance(error, TOLD)
+            told = f"{kind} at the site, whose log says more" if private else why
+            tree = {"client": header["client"], "up": None, "why": told}
+            more = {"outcome": "refused", "why": why}
+            self.note(f"refused: {why}")
+        self.log.append({**entry, **more, "seconds": round(time.monotonic() - began, 3)})
+        body = tree if isinstance(tree, bytes) else codec.encode(tree)
+        if more["outcome"] == "sent":
+            self._keep(header, bodies, body)
+        about = {key: header[key] for key in ABOUT}
+        return seal("answer", about, [store.digest_of(body)], self.identity.key), [body]
+
+    def _opened(self, sealed: bytes, bodies: list[bytes]) -> dict[str, Any]:
+        """The header of an ask that is the server's, for this site, and new."""
+        header = unseal("ask", sealed, bodies, self.identity.server)
+        if set(header) != set(ABOUT) or len(bodies) != 3:
+            raise WireError("the ask lacks what an ask has")
+        for key, kind in ABOUT.items():
+            if type(header[key]) is not kind or (kind is int and not 0 <= header[key] < _MOST):
+                raise WireError(f"the ask has a {key} that is none")
+        for key in ("run", "nonce"):  # a run is a folder's name as well
+            if not _ONCE.fullmatch(header[key]):
+                raise WireError(f"the ask has a {key} that is none")
+        mine = {"federation": self.identity.federation, "site": self.identity.number}
+        for key, wanted in mine.items():
+            if header[key] != wanted:
+                raise WireError(f"the ask is for another {key}")
+        if self._seen is None:
+            self._seen = {str(entry.get("nonce")) for entry in self.log.entries()}
+        if header["nonce"] in self._seen:
+            raise WireError("the ask was answered before: it is a replay")
+        self._seen.add(header["nonce"])
+        return header
+
+    def _answered(
+        self, header: Mapping[str, Any], bodies: list[bytes]
+    ) -> tuple[codec.Tree | bytes, dict[str, Any]]:
+        """What to say, and what to write down about it."""
+        recipe, host = self._host(header, bodies[0])
+        folder = self._run(header)
+        if header["step"] == "hello":
+            found = {
+                "examples": len(host.indices[header["client"]]),
+                "public": public_digest(host.public),
+            }
+            return {"up": found, "why": ""}, {"outcome": "greeted"}
+        if header["step"] == "finish":
+            kept = host.read_state(self._task(header, bodies, host).state)
+            self.finish(recipe, host, folder, codec.decode(bodies[1]), kept)
+            return {"up": {}, "why": ""}, {"outcome": "finished"}
+        declared = host.method.exchanges().get(header["step"])
+        if (stored := self._stored(header, bodies)) is not None:
+            up = _sizes(codec.decode(stored)["up"], declared)
+            return stored, {"outcome": "stored answer sent again", "up": up}
+        result = host.perform(self._task(header, bodies, host), bodies[1])
+        if result["up"] is None:
+            return result, {"outcome": "declined", "why": result["why"]}
+        releases = result.get("releases", [])
+        if self.policy is not None:
+            self.policy.check_release(self.log.releases(), releases)
+        return result, {
+            "outcome": "sent",
+            "up": _sizes(result["up"], declared),
+            "down": codec.payload_bytes(codec.decode(bodies[1])),
+            "releases": releases,
+        }
+
+    def _host(self, header: Mapping[str, Any], plan: bytes) -> tuple[Recipe, Host]:
+        """The host of a plan that the policy lets in; pictures are read once a plan and run."""
+        digest, client = header["plan"], header["client"]
+        name = f"{header['run']}/{client}/{digest}/{store.digest_of(plan)}"
+        if name not in self._hosts:
+            try:
+                tree = json.loads(plan)
+            except (ValueError, RecursionError):
+                raise WireError("the plan cannot be read") from None
+            recipe = Recipe.from_tree(tree) if self.policy is None else self.policy.open_plan(tree)
+            if recipe.digest != digest:
+                raise WireError("the plan is not the one that the ask names")
+            if client >= recipe.clients:
+                raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
+            if self.policy is not None:  # before any picture is read
+                self.policy.check_plan(recipe, method_of(recipe))
+            host = self.open_host(recipe, self._run(header), client)
+            if self.policy is not None:
+                pictures = len(host.indices[client])
+                self.policy.check_plan(recipe, host.method, pictures)
+            self._hosts = {name: (recipe, host)}  # one at a time: pictures may be many
+        return self._hosts[name]
+
+    def _task(self, header: Mapping[str, Any], bodies: list[bytes], host: Host) -> Task:
+        facts = codec.decode(bodies[2])
+        state, keep = facts["state"], [str(file) for file in facts["keep"]]
+        reference = StateRef(**state) if state else None
+        names = [*keep, *([reference.file] if reference else [])]
+        mine = str(header["client"])
+        for name in names:
+            if not _FILE.fullmatch(name) or name.partition("/")[0] != mine:
+                raise WireError(f"the ask names `{name}`, which is no state of this client")
+        self._forget(host.folder / mine, {name.partition("/")[2] for name in names})
+        return Task(
+            header["step"],
+            header["client"],
+            header["round"],
+            header["ask"],
+            facts["down"],
+            reference,
+        )
+
+    def _forget(self, folder: Path, needed: set[str]) -> None:
+        """Delete versions of the state that no commit of the server needs.
+
+        Newer ones than it names stay: an ask that was held up on its way must not destroy them.
+        """
+        newest = max(needed, default="")
+        for path in folder.glob("[0-9]*.safetensors"):
+            if path.name < newest and path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _run(self, header: Mapping[str, Any]) -> Path:
+        return self.folder / "runs" / str(header["run"])
+
+    def _keep(self, header: Mapping[str, Any], bodies: list[bytes], body: bytes) -> None:
+        name = _name(header, bodies)
+        path = self._run(header) / f"answer-{header['client']}.safetensors"
+        digest = store.write_atomic(path, body, private=True)
+        text = json.dumps({"answer": digest, "to": name})
+        store.write_atomic(path.with_suffix(".json"), text.encode(), private=True)
+
+    def _stored(self, header: Mapping[str, Any], bodies: list[bytes]) -> bytes | None:
+        """The last answer, if it was to this very ask; a damaged one is made anew."""
+        path = self._run(header) / f"answer-{header['client']}.safetensors"
+        try:
+            held = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if held["to"] != _name(header, bodies):
+                return None
+            return store.read_checked(path, held["answer"])
+        except (OSError, ValueError, TypeError, LookupError, StoreError):
+            return None
+
+
+def _name(header: Mapping[str, Any], bodies: list[bytes]) -> str:
+    """What identifies an ask: all but its nonce, and which states to keep."""
+    about = {key: header[key] for key in ABOUT if key != "nonce"}
+    facts = codec.decode(bodies[2])
+    own = codec.encode([facts["down"], facts["state"]])
+    text = json.dumps([about, *map(store.digest_of, (*bodies[:2], own))], sort_keys=True)
+    return store.digest_of(text.encode())
+
+
+def _sizes(up: Mapping[str, Any], declared: Exchange | None) -> dict[str, dict[str, Any]]:
+    """What leaves, by field: its kind and its bytes."""
+    kinds = {name: one.kind for name, one in declared.up.items()} if declared else {}
+    return {
+        name: {"kind": kinds.get(name, "masked"), "bytes": codec.payload_bytes(value)}
+        for name, value in up.items()
+    }
