@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from harmonium.federation.wire import MASKS, STEPS, Ask
 from harmonium.hosts import load_public, make_host
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import load_tree
+
+if TYPE_CHECKING:
+    from harmonium.engines.flower.together import Together
 
 LONGEST_FILE = 200  # lines; a method reads like the paper's algorithm
 TINY: dict[str, Any] = {
@@ -60,7 +63,10 @@ class Trial:
     recipe: Recipe
     dataset: Dataset
     split: Split
-    wrap: Callable[[LocalEngine], Any] = field(default=lambda engine: engine)
+    wrap: Callable[[Any], Any] = field(default=lambda engine: engine)
+    engine: Callable[[Recipe, Host, Path], Any] = field(
+        default=lambda recipe, host, folder: LocalEngine(host, folder, workers=0)
+    )
     reload: bool = False  # throw everything away between the rounds and read it back
     server: Server = field(init=False)
     method: Method = field(init=False)
@@ -74,7 +80,7 @@ class Trial:
             host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
             examples = {client: len(index) for client, index in enumerate(self.split.indices)}
             server = Server(examples, host.method.blueprint.shared(), public=host.public)
-            engine = LocalEngine(host, Path(folder), workers=0)
+            engine = self.engine(self.recipe, host, Path(folder))
             server = self._drive(host, engine, server, 0)
             for number in range(1, self.recipe.rounds + 1):
                 server = self._drive(host, engine, replace(server, round=number), number)
@@ -89,7 +95,7 @@ class Trial:
         kept = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
         return Trial(**{**kept, **changes}).go()
 
-    def _drive(self, host: Host, engine: LocalEngine, server: Server, number: int) -> Server:
+    def _drive(self, host: Host, engine: Any, server: Server, number: int) -> Server:
         ledger = Ledger()
         masks = self.recipe.privacy.masks
         driver = Driver(host.method, self.wrap(engine), ledger, masks=masks)
@@ -101,14 +107,14 @@ class Trial:
         return server
 
     def _again(
-        self, host: Host, engine: LocalEngine, server: Server, folder: Path
-    ) -> tuple[Host, LocalEngine, Server]:
+        self, host: Host, engine: Any, server: Server, folder: Path
+    ) -> tuple[Host, Any, Server]:
         """What a new process would have after reading the checkpoint."""
         kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
         snapshot = codec.decode(codec.encode(engine.snapshot()))
         method = self.recipe.build_method(self.dataset)
         host = replace(host, method=method)
-        engine = LocalEngine(host, folder, workers=0)
+        engine = self.engine(self.recipe, host, folder)
         engine.restore(snapshot)
         return host, engine, Server(server.examples, public=server.public, **kept)
 
@@ -122,6 +128,16 @@ class Trial:
 _KEPT = ("model", "round", "memory", "moments")
 
 
+def first_trial(method: str | type[Method], **settings: Any) -> Trial:
+    """A method's two rounds on the local engine, as the checks run them."""
+    # A method's own shipped recipe says which objective and views it needs.
+    own = load_tree(method) if isinstance(method, str) else {"method": method}
+    recipe = Recipe.from_tree({**own, **TINY, **settings})
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    return Trial(recipe, dataset, split).go()
+
+
 def check_method(method: str | type[Method], **settings: Any) -> list[str]:
     """Run every check of the contract on a method; return the names of the checks passed.
 
@@ -129,12 +145,7 @@ def check_method(method: str | type[Method], **settings: Any) -> list[str]:
         method: a registered name, an import path `package.module:Class`, or the class itself.
         settings: recipe sections that the method needs, e.g. `objective="byol"`.
     """
-    # A method's own shipped recipe says which objective and views it needs.
-    own = load_tree(method) if isinstance(method, str) else {"method": method}
-    recipe = Recipe.from_tree({**own, **TINY, **settings})
-    dataset = recipe.data.load()
-    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-    plain = Trial(recipe, dataset, split).go()
+    plain = first_trial(method, **settings)
     passed = []
     for check in CHECKS:
         what = check.__name__.removeprefix("_check_").replace("_", " ")
@@ -144,6 +155,20 @@ def check_method(method: str | type[Method], **settings: Any) -> list[str]:
             raise ContractError(f"{what}: {error}") from error
         passed.append(what)
     return passed
+
+
+def check_parity(method: str | type[Method], together: Together, **settings: Any) -> None:
+    """Refuse a method that ends with other bits over Flower's messages than on the local engine.
+
+    Args:
+        method: as for `check_method`.
+        together: an open `harmonium.engines.flower.together.Together`, which needs Flower.
+        settings: recipe sections that the method needs.
+    """
+    plain = first_trial(method, **settings)
+    there = plain.again(engine=together.engine, reload=True)
+    _need(there.digest == plain.digest, "over Flower's messages it ends with other bits")
+    _need(there.lines == plain.lines, "over Flower's messages its ledger is another")
 
 
 def _need(truth: bool, message: str) -> None:

@@ -1,0 +1,194 @@
+"""Both engines end with the same bits: every method over real Flower messages, in this process.
+
+The node is a thread here and answers for all clients; deployments with processes of their own are
+in tests/e2e/test_deployment.py and tests/deploy.
+"""
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harmonium.engines.flower.together import Together
+from harmonium.federation.client import Decline
+from harmonium.federation.drive import Turn
+from harmonium.federation.method import TRAINED, Method
+from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
+from harmonium.methods import methods
+from harmonium.testing import ContractError, check_parity, first_trial
+
+
+@pytest.fixture(scope="module")
+def together() -> Iterator[Together]:
+    with Together() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", methods.table())
+def test_every_method_ends_with_the_same_bits(name: str, together: Together) -> None:
+    before = together.asked
+    check_parity(name, together)
+    assert together.asked > before
+
+
+# ---- methods of every shape ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TwoAsks(Method):
+    """Asks for a guarded statistic, then trains those who answered, as FedSC does."""
+
+    paper = "none"
+
+    def round(self, server, cohort):
+        first = yield Ask("correlate", cohort, {"model": server.model})
+        got = yield Ask("pull_towards", first.ids, {"model": server.model, "total": first.matrix})
+        return self.merge(server, got.model)
+
+    @exchange(
+        down={"model": weights()}, up={"matrix": statistic("mean", by=EXAMPLES, guarded=True)}
+    )
+    def correlate(self, client, got):
+        encoder = self.pull(client, got.model).eval()["encoder"]
+        with torch.no_grad():
+            rows = torch.cat([encoder(batch.plain) for batch in client.batches(1, 8)])
+        rows = torch.nn.functional.normalize(rows, dim=1)
+        matrix = rows.T @ rows / len(rows)
+        limit = 2**0.5 / len(rows)
+        return {"matrix": client.release("matrix", matrix, sensitivity=limit, sigma=0.01)}
+
+    @exchange(down={"model": weights(), "total": statistic()}, up=TRAINED)
+    def pull_towards(self, client, got):
+        parts = self.pull(client, got.model)
+        scale = 1 + 0.01 * float(got.total.trace())
+        done = self.fit(parts, client)
+        model = {
+            k: v * scale if v.is_floating_point() else v
+            for k, v in self.push(client, parts).items()
+        }
+        return {"model": model, "loss": done.loss}
+
+
+@dataclass(frozen=True)
+class Stateful(Method):
+    """Every client trains from a blend of the average and what it sent last."""
+
+    paper = "none"
+    keeps = {"last": "weights", "rounds": "scalar"}
+
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):
+        if client.id == 3 and client.round == 1:
+            raise Decline("it comes back in the next round")
+        last = client.state.get("last", got.model)
+        mixed = {
+            key: (value + last[key]) / 2 if value.is_floating_point() else value
+            for key, value in got.model.items()
+        }
+        parts = self.pull(client, mixed)
+        done = self.fit(parts, client)
+        sent = self.push(client, parts)
+        client.state["last"] = {key: value.clone() for key, value in sent.items()}
+        client.state["rounds"] = client.state.get("rounds", 0) + 1
+        return {"model": sent, "loss": done.loss}
+
+
+@dataclass(frozen=True)
+class Prepared(Stateful):
+    """Before round 1 every client measures something that it keeps and something that it sends."""
+
+    paper = "none"
+    keeps = {**Stateful.keeps, "mean": "statistic"}
+    remembers = {"centre": "statistic"}
+
+    def setup(self, server, cohort):
+        got = yield Ask("measure", server.everyone, each={c: {} for c in server.everyone})
+        return replace(server, memory={"centre": got.centre})
+
+    @exchange(up={"centre": statistic("concat")})
+    def measure(self, client, got):
+        mean = client.examples.pixels().float().mean(dim=(0, 1, 2))
+        client.state["mean"] = mean
+        return {"centre": mean[None] + torch.randn(1, generator=client.rng)}
+
+
+@pytest.mark.parametrize("method", [TwoAsks, Stateful, Prepared])
+def test_methods_of_every_shape_end_with_the_same_bits(
+    method: type[Method], together: Together
+) -> None:
+    check_parity(method, together)
+
+
+def test_clients_keep_their_state_over_flower(together: Together) -> None:
+    plain = first_trial(Stateful)
+    there = plain.again(engine=together.engine)
+    assert [there.states[client]["rounds"] for client in range(4)] == [2, 2, 2, 1]
+    assert there.digest == plain.digest
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "byol", "participation": {"number": 2}},
+        {"objective": {"name": "simclr", "norm": "none"}, "privacy": {"secure_aggregation": True}},
+        {"objective": "moco"},
+        {"batch_norm": "recalibrate", "encoder": {"name": "resnet8", "norm": "batch"}},
+    ],
+    ids=["byol", "masked", "queue", "recalibrated"],
+)
+def test_settings_end_with_the_same_bits(settings: dict, together: Together) -> None:
+    check_parity("fedavg", together, **settings)
+
+
+def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:
+    """The engine asks again from the version that was accepted; the site goes back to it."""
+
+    class Losing:
+        """Loses every first answer of client 1, after the site has done its work."""
+
+        def __init__(self, engine):
+            self.engine, self.lost = engine, set()
+
+        def deliver(self, ask: Ask, turn: Turn):
+            for reply in self.engine.deliver(ask, turn):
+                if reply.client == 1 and turn.round == 1:
+                    self.lost.add(turn)
+                    yield replace(reply, up=None, why="lost")
+                else:
+                    yield reply
+
+        def __getattr__(self, name):
+            return getattr(self.engine, name)
+
+    plain = first_trial(Stateful).again(wrap=Losing)
+    there = plain.again(engine=together.engine, wrap=Losing, reload=True)
+    assert there.states[1]["rounds"] == 1
+    assert there.digest == plain.digest
+
+
+@dataclass(frozen=True)
+class Telling(Method):
+    """Looks at where it runs."""
+
+    paper = "none"
+
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):
+        there = any(Path(frame.filename).name == "site.py" for frame in traceback.extract_stack())
+        return {"model": {k: v + there for k, v in got.model.items()}, "loss": 0.0}
+
+
+def test_a_method_that_can_tell_the_engines_apart_is_found(together: Together) -> None:
+    with pytest.raises(ContractError, match="over Flower's messages"):
+        check_parity(Telling, together)
+
+
+def test_flower_is_imported_by_its_own_package_alone() -> None:
+    """A run on this machine must not need the extra, nor pay for it."""
+    code = "import sys, harmonium.cli, harmonium.runs; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent).returncode == 0
