@@ -191,13 +191,12 @@ class _Worker:
     """One worker process."""
 
     def __init__(self, folder: Path) -> None:
-        quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harmonium.engines.worker", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
-            env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=environment(),
         )
 
     @property
@@ -221,6 +220,12 @@ class _Worker:
                     stream.close()
                 except OSError:  # a pipe with unsent bytes to a dead process
                     continue
+
+
+def environment() -> dict[str, str]:
+    """Of a process that performs tasks: one thread, and it finds the modules that this one does."""
+    quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 def _error(result: codec.Tree) -> Exception:

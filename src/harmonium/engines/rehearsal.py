@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.engines.host import Host
+from harmonium.engines.local import environment
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, EngineError
 from harmonium.federation.wire import ClientId
@@ -109,7 +110,9 @@ def _nodes(told: list[dict[str, Any]], folder: Path, note: Callable[[str], None]
 
 def _start(facts: Mapping[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "harmonium.engines.rehearsal"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment()
+    )
     if process.stdin is None:
         raise EngineError("a node has no input")
     process.stdin.write(json.dumps(facts).encode() + b"\n")

@@ -20,19 +20,23 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from harmonium.engines.flower import CHUNK
 from harmonium.errors import WireError
 
+INLINE = 64 << 10  # bytes of a body that is not worth a request of its own
 SOON, LATER = 0.05, 1.0  # seconds between two looks for something: at first, and after a while
 
 
-def records(sealed: bytes, bodies: Sequence[bytes]) -> RecordDict:
+def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -> RecordDict:
     """An envelope and its bodies as Flower's records.
 
-    Every record is an object of its own, and every object costs two requests or more. So a body is
-    one record of bytes; only a large one is an array, which travels in chunks.
+    Every record is an object of its own, and every object costs a request or two at either end. So
+    small bodies travel in the envelope's record. A body of more than `together` bytes has its own,
+    which goes to the SuperLink once for all nodes; a large one is an array, which goes in chunks.
     """
-    records: dict[str, ConfigRecord | ArrayRecord] = {"seal": ConfigRecord({"": sealed})}
+    small = {str(n): body for n, body in enumerate(bodies) if len(body) <= together}
+    found: dict[str, Any] = {"letter": ConfigRecord({"seal": sealed, **small})}
     for number, body in enumerate(bodies):
-        records[str(number)] = _record(body)
-    return RecordDict(records)  # type: ignore[arg-type]
+        if len(body) > together:
+            found[str(number)] = _record(body)
+    return RecordDict(found)
 
 
 def fetched(client: Any, node: Node, run: int, tree: Any) -> Message:
@@ -64,13 +68,16 @@ def _record(body: bytes) -> ConfigRecord | ArrayRecord:
 
 def unpack(content: RecordDict) -> tuple[bytes, list[bytes]]:
     """The envelope and its bodies; refuses what is no message of Harmonium's."""
-    found: list[Any] = []
     try:
-        for name in ("seal", *(str(number) for number in range(len(content) - 1))):
-            value = content[name][""]
-            found.append(value.data if isinstance(value, Array) else value)
-        if not all(isinstance(value, bytes) for value in found):
+        held: dict[str, Any] = dict(content["letter"])
+        sealed = held.pop("seal")
+        for name in content:
+            if name != "letter":
+                value: Any = content[name][""]
+                held[name] = value.data if isinstance(value, Array) else value
+        bodies = [held.pop(str(number)) for number in range(len(held))]
+        if not all(isinstance(value, bytes) for value in (sealed, *bodies)):
             raise TypeError
     except (KeyError, TypeError, ValueError):
         raise WireError("the message is not one of Harmonium's") from None
-    return found[0], found[1:]
+    return sealed, bodies

@@ -38,6 +38,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from harmonium.engines.flower import CHUNK
 from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
 from harmonium.errors import EngineError, HarmoniumError
 
@@ -160,7 +161,7 @@ def _answer_one(client: FleetHttpClient, node: Node, got: Any, answer: Any) -> N
     began = time.monotonic()
     try:
         sealed, bodies = answer(*unpack(whole.content))
-        reply = Message(records(sealed, bodies), reply_to=whole)
+        reply = Message(records(sealed, bodies, together=CHUNK), reply_to=whole)
     except HarmoniumError as error:
         reply = Message(Error(code=REFUSED, reason=str(error)), reply_to=whole)
     with no_object_id_recompute():
