@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-deploy lint bench clean
 
 demo: .venv/ready
 	$(BIN)/harmonium demo
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2
+
+# All deployments, kills and sizes: some ten minutes. nginx and, as root, ip are used if they are here.
+test-deploy: .venv/ready
+	$(BIN)/python -m pytest -m 'deploy or not deploy' tests/deploy --table docs/results/deployment.md
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -14,10 +14,13 @@ a SuperLink offers, only the installed Harmonium runs. Bodies are frames of `har
 
 import os
 
+from harmonium.home import home
+
 CHUNK = 8 << 20  # bytes of an array that travel in one piece
 
 # Flower reads these when it is imported: nothing is reported, asked for or installed.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_HOME"] = str(home() / "flower")  # where it notes what it would report
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
 os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = str(CHUNK)

@@ -53,6 +53,7 @@ from harmonium.home import make_folder
 from harmonium.store import digest_of
 
 HEARTBEAT = 10.0  # seconds
+START = 60.0  # seconds that a SuperLink has to answer
 NO_CODE = b"""[project]
 name = "harmonium"
 version = "1.0.0"
@@ -151,11 +152,8 @@ class Link:
 
     def _start(self) -> None:
         log = (self._folder / "link.log").open("ab")
-        environment = {**os.environ, "FLWR_HOME": str(self._folder / "flower")}
         command = [sys.executable, "-m", "harmonium.engines.flower.superlink"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(self.settings)).encode())
         self._process.stdin.close()
@@ -167,17 +165,25 @@ class Link:
                 self._start()
 
     def _await_control(self) -> None:
-        for _ in range(600):
+        """Wait until it answers; one that cannot start is started again for a while.
+
+        The SuperLink of a server that was killed holds the port for a moment longer.
+        """
+        began, code = time.monotonic(), None
+        while (waited := time.monotonic() - began) < START:
             with suppress(httpx.HTTPError):
                 self._nodes()
                 return
-            if self._process is not None and (code := self._process.poll()) is not None:
-                words = (self._folder / "link.log").read_text(errors="replace").splitlines()[-1:]
-                raise EngineError(
-                    f"the SuperLink ended at once (exit code {code}). {''.join(words)}"
-                )
+            if self._process is not None and self._process.poll() is not None:
+                code = self._process.returncode
+                if waited > START / 6:
+                    break
             time.sleep(0.1)
-        raise EngineError(f"the SuperLink did not start: see {self._folder / 'link.log'}")
+        words = (self._folder / "link.log").read_text(errors="replace").splitlines()[-1:]
+        ended = "did not start" if code is None else f"ended at once (exit code {code})"
+        raise EngineError(
+            f"the SuperLink {ended}: {''.join(words)} See {self._folder / 'link.log'}"
+        )
 
     @contextmanager
     def _control(self) -> Iterator[Any]:
