@@ -123,17 +123,21 @@ class Stage:
     def resume(self, *words: str) -> Actor:
         return self._act("server", "server", "resume", "run", *words)
 
-    def site(self, name: str, *words: str, data: str = "", once: bool = True) -> Actor:
+    def site(self, name: str, *words: str, once: bool = True) -> Actor:
+        """A site with its share of the digits."""
         place = SITES.index(name) + 1 if name in SITES else 1
-        pictures = ["--data", data] if data else ["--data", "digits", "--part", f"{place}/3"]
         kit = ["--kit", f"federation/kits/{name}", *(["--once"] if once else [])]
+        pictures = ["--data", "digits", "--part", f"{place}/3"]
         return self._act(name, "client", "start", *kit, *pictures, *words)
 
     def sites(self, *words: str, once: bool = True) -> dict[str, Actor]:
         return {name: self.site(name, *words, once=once) for name in SITES}
 
     def _act(self, name: str, *words: str) -> Actor:
-        command = [*self.inside.get(name, []), *HARMONIUM, *words]
+        return self.command(name, [*self.inside.get(name, []), *HARMONIUM, *words])
+
+    def command(self, name: str, command: list[str]) -> Actor:
+        """Any command as an actor."""
         self.actors.append(Actor(name, command, self.folder / f"{name}.log", self.folder))
         return self.actors[-1]
 
@@ -191,6 +195,11 @@ def play() -> Callable[..., bytes]:
             made.clear()
 
     return played
+
+
+@pytest.fixture(scope="session", name="free_port")
+def _free_port() -> Callable[[], int]:
+    return free_port
 
 
 @pytest.fixture(scope="session", name="children")

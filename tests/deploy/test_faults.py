@@ -133,9 +133,9 @@ def test_masked_answers_survive_a_death(stage, seen):
     """Secure aggregation with four sites, of which one is killed after it sent its shares."""
     names = ("north", "south", "west", "east")
     stage.init(sites=names)
-    more = ("privacy.secure_aggregation=true", "objective.norm=none", "local.epochs=40")
+    more = ("privacy.secure_aggregation=true", "objective.norm=none", "local.epochs=10")
     server = stage.server(*more, "engine.patience=4", "participation.quorum=3")
-    sites = {name: stage.site(name, data="digits") for name in names}
+    sites = {name: stage.site(name) for name in names}
     stage.until(1)
     end = time.monotonic() + 60
     log = stage.folder / "federation" / "kits" / "east" / "kept" / "log.jsonl"
