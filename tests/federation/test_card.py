@@ -1,11 +1,14 @@
+import re
 from dataclasses import dataclass
 
 import pytest
 
+from harmonium.encoders.resnet import ResNet18
 from harmonium.federation.aggregate import Median
 from harmonium.federation.card import NUMBER, card
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Adam
+from harmonium.federation.summable import Masks
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
 from harmonium.federation.world import World
 from harmonium.methods.alone import Alone
@@ -20,6 +23,10 @@ from harmonium.objectives.swav import SwAV
 
 PLAIN = SimCLR(norm="none")
 MODEL = 454_688 + 98_688  # parameters of cnn-small and of its projector
+COUNTER = (
+    "projector.1.num_batches_tracked is a counter, of which the largest is kept; set "
+    "objective.norm=none or batch_norm=recalibrate"
+)
 
 
 def test_bytes_follow_from_the_parts() -> None:
@@ -103,7 +110,11 @@ def test_what_reveals_much_is_said_in_words() -> None:
     text = card(Revealing()).text()
     assert "Rows that belong to single pictures leave the clients." in text
     assert "corr statistic GUARDED" in text
-    assert "secure aggregation cannot hide them" in text
+    found = card(Revealing())
+    assert not found.secure_aggregation and all(found.obstacles["look"].values())
+    for name, why in (("rows", "rows of every client"), ("corr", "client by"), ("n", "client by")):
+        assert re.search(f"look: cannot hide {name}: .*{why}.*declare a mean or a sum", text)
+    assert "server must see look.rows, look.corr, look.n" in text
     assert f"{NUMBER} bytes and what depends on the data" in text
 
 
@@ -115,8 +126,56 @@ def test_the_card_says_what_becomes_of_batch_norm(policy: str) -> None:
 def test_counters_are_no_sums() -> None:
     """BatchNorm's number of batches is combined by the largest: a sum cannot say that."""
     counted, plain = card(FedAvg(objective=SimCLR())), card(FedAvg(objective=PLAIN))
-    assert counted.counters and "but counters of batches" in counted.text()
-    assert not plain.counters and "so secure aggregation could" in plain.text()
+    assert counted.obstacles == {"train": {"model": COUNTER, "loss": ""}}
+    assert "secure    train: could hide loss\n" in counted.text()
+    assert f"          train: cannot hide model: {COUNTER}\n" in counted.text()
+    assert "server must see train.model of single clients" in counted.text()
+    assert plain.obstacles == {"train": {"model": "", "loss": ""}}
+    assert "secure    train: could hide model, loss\n" in plain.text()
+    assert "secure aggregation could hide single clients: privacy.secure_agg" in plain.text()
+    cured = card(FedAvg(objective=SimCLR(), batch_norm="recalibrate"))
+    assert cured.secure_aggregation and not any(cured.obstacles["train"].values())
+
+
+def test_the_cure_of_a_counter_is_that_of_its_part() -> None:
+    deep = card(FedAvg(encoder=ResNet18(width=2, norm="batch"), objective=PLAIN))
+    assert "set encoder.norm=group or batch_norm=recalibrate" in deep.obstacles["train"]["model"]
+    median = card(FedAvg(objective=PLAIN, aggregation=Median())).obstacles["train"]
+    assert median == {
+        "model": "aggregation=median looks at single clients; set aggregation=mean",
+        "loss": "",
+    }
+
+
+def test_what_is_hidden_is_said_with_its_price() -> None:
+    """Under masks a value has 8 bytes, whatever it was; four clients exchange keys and shares."""
+    hidden = card(FedAvg(objective=PLAIN), Masks(0.75), 4)
+    seal, digest, share = 2 * 66 + 16, 16, 66
+    assert hidden.bytes == {
+        "train": {"down": 4 * MODEL + 4 * (8 + seal), "up": 8 * MODEL + NUMBER},
+        "mask_keys": {"down": 0, "up": 64},
+        "mask_shares": {"down": 4 * (64 + 8) + 2 * 8, "up": 4 * (seal + 2 * digest)},
+        "unmask": {"down": 4 * 8, "up": 4 * share},
+    }
+    text = hidden.text()
+    assert "secure    train: hides model, loss\n" in text and "bytes, masked" in text
+    assert "mask_keys, mask_shares, unmask: 336 bytes down, 1,048 up around each ask" in text
+    assert "the server sees only their sum; a sum, too, can reveal" in text
+    assert "sums over at least 3 clients and 75% of those who began" in text
+    assert "as long as it keeps to the protocol. Clients that join it know their own" in text
+    assert "could hide" not in text and "Nothing hides them" not in text
+
+
+def test_asks_that_upload_nothing_cost_no_masks() -> None:
+    @dataclass(frozen=True)
+    class Telling(Method):
+        @exchange(down={"n": scalar()})
+        def tell(self, client, got):  # type: ignore[no-untyped-def]
+            return {}
+
+    found = card(Telling(objective=PLAIN), Masks(), 4)
+    assert found.bytes["tell"] == {"down": NUMBER, "up": 0}
+    assert "tell: hides" not in found.text()
 
 
 def test_layers_that_stay_are_weights() -> None:

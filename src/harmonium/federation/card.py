@@ -125,7 +125,8 @@ class Card:
             said.append(
                 "Secure aggregation is on: the server sees who took part, and sums over at least "
                 f"{FEWEST} clients and {self.masks.threshold:.0%} of those who began; it sees no "
-                "single client's answer."
+                "single client's answer, as long as it keeps to the protocol. Clients that join it "
+                "know their own answers, and so the sum over the others."
             )
         elif self.secure_aggregation:
             said.append(

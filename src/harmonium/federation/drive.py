@@ -177,7 +177,7 @@ class Driver:
         try:
             part, count = next(steps)
             while True:
-                answered = self._collect(part, turn, take)
+                answered = self._collect(part, turn, take, at_once=True)
                 part, count = steps.send(answered)
         except StopIteration as stop:
             for reply in held.values():
@@ -199,17 +199,27 @@ class Driver:
             reference=ask.down.get("model", server.model),  # type: ignore[arg-type]
         )
 
-    def _collect(self, ask: Ask, turn: Turn, take: Take) -> list[ClientId]:
-        """Deliver an ask and take the answers in the order of asking, whoever was first."""
-        down = _sizes(ask.down)
-        waiting: dict[ClientId, Reply] = {}
+    def _collect(
+        self, ask: Ask, turn: Turn, take: Take, *, at_once: bool = False
+    ) -> list[ClientId]:
+        """Deliver an ask and take the answers in the order of asking, whoever was first.
+
+        `at_once` takes them as they come, where order does not matter, so that none is held back.
+        The ledger has the order of asking either way.
+        """
+        down, left = _sizes(ask.down), set(ask.to)
+        waiting: dict[ClientId, Reply | Entry] = {}
         order = iter(ask.to)
         awaited = next(order, None)
         answered: list[ClientId] = []
         for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
-            waiting.setdefault(reply.client, reply)
+            if reply.client not in left:
+                continue
+            left.remove(reply.client)
+            waiting[reply.client] = self._count(reply, ask, turn, take) if at_once else reply
             while awaited in waiting:
-                entry = self._count(waiting.pop(awaited), ask, turn, take)
+                one = waiting.pop(awaited)
+                entry = one if isinstance(one, Entry) else self._count(one, ask, turn, take)
                 entry.down = down | _sizes(ask.each.get(awaited, {}))
                 self.ledger.write(entry, aside=ask.step in STEPS)
                 answered += [awaited] if entry.outcome == "answered" else []
