@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.engines.host import Host
 from harmonium.engines.local import environment
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
-from harmonium.errors import ConfigError, EngineError
+from harmonium.errors import ConfigError, EngineError, WireError
 from harmonium.federation.wire import ClientId
 from harmonium.recipe import Recipe
+from harmonium.sites.seal import addressed
 from harmonium.sites.site import Identity, Site
 
 TRIES = 5  # how often one node may be started again
@@ -157,7 +158,9 @@ def main() -> None:
         sites[client] = Site(identity, folder / "flower" / f"site-{client}", lambda *_: host)
 
     def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        client = json.loads(json.loads(sealed)["header"])["client"]  # its site checks the rest
+        client = addressed(sealed)["client"]  # its site checks the rest
+        if client not in sites:
+            raise WireError(f"client {client} is not here")
         return sites[client].answer(sealed, bodies)
 
     attend(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)

@@ -151,10 +151,11 @@ class RemoteEngine(States):
                 yield Reply(client, None, got)
                 continue
             state = got.get("state")
+            why = "" if got["up"] is not None else got["why"] or "it gave no reason"
             yield Reply(
                 client,
                 got["up"],
-                one_line(got["why"]),
+                why,
                 tuple(got.get("releases", ())),
                 StateRef(**state) if state else None,
             )
@@ -182,7 +183,7 @@ class RemoteEngine(States):
         """Hand the final model to every site that is there."""
         self._away |= set(self._members)  # wait for nobody who is not there
         for client, got in self.say("finish", {"model": model, "statistics": dict(statistics)}):
-            why = got if isinstance(got, str) else one_line(got["why"])
+            why = got if isinstance(got, str) else got["why"]
             if why:
                 self._note(f"{self._members[client].name} did not take the encoder: {why}")
 
@@ -221,7 +222,7 @@ class RemoteEngine(States):
             now = time.monotonic()
             if now - looked >= LOOK:
                 online, looked = self._post.online(), now
-            self._push(tasks, online, end - now)
+            self._push(tasks, online, looked, end - now)
             tickets = {task.ticket: client for client, task in tasks.items() if task.ticket}
             heard = False
             for ticket, came in self._post.pull(list(tickets)) if tickets else ():
@@ -251,12 +252,17 @@ class RemoteEngine(States):
                 pause = SHORTEST if heard else min(1.3 * pause, LONGEST)
                 time.sleep(pause)
 
-    def _push(self, tasks: Mapping[ClientId, _Task], online: set[int], seconds: float) -> None:
-        """Send what has no ticket to those who are there."""
+    def _push(
+        self, tasks: Mapping[ClientId, _Task], online: set[int], looked: float, seconds: float
+    ) -> None:
+        """Send what has no ticket to those who were there when last looked at, after any loss."""
         ready = [
             client
             for client, task in tasks.items()
-            if task.ticket is None and self._members[client].node in online and task.tries < TRIES
+            if self._members[client].node in online
+            and task.ticket is None
+            and task.since <= looked
+            and task.tries < TRIES
         ]
         letters = []
         for client in ready:
@@ -286,9 +292,9 @@ class RemoteEngine(States):
             got: dict[str, Any] = codec.decode(bodies[0])
             if not _is_answer(got):
                 raise WireError("the answer is not made as an answer is")
-            return got
+            return {**got, "why": one_line(got["why"])}
         except (WireError, LookupError) as error:
-            return f"its answer was refused: {error}"
+            return f"its answer was refused: {one_line(error)}"
 
 
 def _is_answer(got: Any) -> bool:

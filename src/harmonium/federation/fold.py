@@ -98,12 +98,10 @@ class Tally:
                 reason = self._sums[name].misfit(value)
             if reason := reason or fault(value):
                 return f"`{name}` {reason}"
-            if part.by not in (None, EXAMPLES):
-                weight = float(up[part.by])
-                if not 0 <= weight <= self._examples[client]:
-                    return (
-                        f"weight `{part.by}` is {weight:g}, not within 0 and the client's examples"
-                    )
+            weight = 0 if part.by in (None, EXAMPLES) else up[part.by]
+            if not 0 <= weight <= self._examples[client]:
+                shown = "beyond any number" if fault(weight) else f"{float(weight):g}"
+                return f"weight `{part.by}` is {shown}, not within 0 and the client's examples"
         return None
 
     def add(self, client: ClientId, up: Mapping[str, Any]) -> None:

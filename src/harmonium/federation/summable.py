@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FEWEST = 3  # in a sum of two, each of them learns the other's
 ROOM = 62  # bits that a sum may fill; with more its sign would be lost
+UNREAD = "num_batches_tracked"  # BatchNorm's counter, which no step reads: its mean will do
 _SUMMED = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
 KINDS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _SUMMED}
 
@@ -88,19 +89,9 @@ def _obstacle(method: Method, declared: Exchange, name: str) -> str:
     for key, slot in layout.items():
         if slot.rule == "row":
             return f"{key} is a row of each client's own; give its part another share rule"
-        if not slot.dtype.is_floating_point:
-            return f"{key} is a counter, of which the largest is kept; {_cure(method, key)}"
+        if not slot.dtype.is_floating_point and not key.endswith(UNREAD):
+            return f"{key} is a counter, of which the largest is kept; keep its part at the client"
     return ""
-
-
-def _cure(method: Method, key: str) -> str:
-    """What to set so that a counter is not sent."""
-    if not key.endswith("num_batches_tracked"):
-        return "keep its part at the client"
-    of = "encoder" if key.startswith("encoder.") else "objective"
-    has_norm = getattr(getattr(method, of), "norm", "") == "batch"
-    other = {"encoder": "encoder.norm=group or ", "objective": "objective.norm=none or "}[of]
-    return f"set {other if has_norm else ''}batch_norm=recalibrate"
 
 
 # ---- numbers ---------------------------------------------------------------------------------

@@ -223,7 +223,9 @@ class SecureSum:
             means = {key: value / whole for (n, key), value in sums.items() if n == name}
             if part.fold == "parts":
                 layout = self._layouts[part.of]
-                result[name] = {key: means[key].to(slot.dtype) for key, slot in layout.items()}
+                result[name] = {
+                    key: _typed(means[key], slot.dtype, "sum") for key, slot in layout.items()
+                }
                 continue
             ((kind, value),) = means.items()
             result[name] = value.item() if kind == "" else _typed(value, KINDS[kind], part.fold)
@@ -231,7 +233,10 @@ class SecureSum:
 
 
 def _typed(value: Tensor, dtype: torch.dtype, fold: str) -> Tensor:
-    """In the type that was uploaded; a mean of whole numbers is none and stays float64."""
+    """In the type that was uploaded; a mean of whole numbers is none and stays float64.
+
+    Counters of the model are rounded like sums.
+    """
     if dtype.is_floating_point:
         return value.to(dtype)
     return value.round().to(dtype) if fold == "sum" else value

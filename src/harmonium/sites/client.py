@@ -23,7 +23,7 @@ from harmonium.recipe import Recipe
 from harmonium.recipe_text import apply_changes
 from harmonium.settings import choose
 from harmonium.sites.kit import Kit
-from harmonium.sites.plan import method_of
+from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
 from harmonium.sites.site import Identity, Site
@@ -81,7 +81,7 @@ def open_host(pictures: Pictures, plan: Recipe, folder: Path, client: ClientId) 
     method = method_of(plan)
     dataset, images = pictures.load(plan.data.size, plan.data.channels)
     if method.reads_labels:
-        images = images.relabelled(_numbered(images, dataset, getattr(plan.data, "classes", ())))
+        images = images.relabelled(_numbered(images, dataset, classes_of(plan)))
     else:
         images = images.without_labels()
     public = load_public(plan, images.shape)

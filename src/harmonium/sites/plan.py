@@ -33,7 +33,7 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
         tree["data"] = {**plain(recipe.data), "size": height, "channels": channels}
     plan = Recipe.from_tree(tree)
     method = method_of(plan)
-    if method.reads_labels and not getattr(plan.data, "classes", ()):
+    if method.reads_labels and not classes_of(plan):
         raise ConfigError(
             f"{method.name} reads labels at the sites, so all must number the classes alike: use "
             "data=sites data.classes=[one,other]"
@@ -46,7 +46,12 @@ def method_of(plan: Recipe) -> Method:
     size, channels = plan.data.size, plan.data.channels
     if size is None or channels is None:
         raise ConfigError("the plan does not say to which shape sites bring their pictures")
-    return plan.method_for((size, size, channels), len(getattr(plan.data, "classes", ())))
+    return plan.method_for((size, size, channels), len(classes_of(plan)))
+
+
+def classes_of(plan: Recipe) -> tuple[str, ...]:
+    """All classes in the order of their numbers, if the plan names any."""
+    return plan.data.classes if isinstance(plan.data, Sites) else ()
 
 
 def public_digest(images: Images | None) -> str:

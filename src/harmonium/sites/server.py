@@ -34,6 +34,7 @@ from harmonium.sites.plan import method_of, planned, public_digest
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
 
+MOST_PICTURES = 10**9  # of one site
 AGAIN = 2.0  # seconds between two looks for sites that are not there yet
 
 
@@ -230,19 +231,24 @@ def _roll(
                 said[client] = got
                 continue
             site, up = waiting.pop(client), got["up"]
-            if up is None:
-                note(f"{name} does not take part: {got['why']}")
-            elif up.get("public", "") != public:
-                note(f"{name} does not take part: its public pictures are not the server's")
-            else:
-                count = int(up["examples"])
-                roll.append(Enrolled(client, site.number, name, site.fingerprint, count))
-                note(f"{name} takes part with {count:,} pictures")
+            if why := got["why"] if up is None else _unfit(up, public):
+                note(f"{name} does not take part: {why}")
+                continue
+            roll.append(Enrolled(client, site.number, name, site.fingerprint, up["examples"]))
+            note(f"{name} takes part with {up['examples']:,} pictures")
         if waiting:
             time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))
     for client in waiting:
         note(f"{sites[client].name} does not take part: it did not come within {wait:g} s")
     return sorted(roll, key=lambda one: one.client)
+
+
+def _unfit(up: Mapping[str, Any], public: str) -> str:
+    """Why a greeting cannot be accepted; nothing if it can. Pictures weigh averages."""
+    count = up.get("examples")
+    if type(count) is not int or not 1 <= count <= MOST_PICTURES:
+        return f"it says that it has {str(count)[:20]} pictures"
+    return "" if up.get("public") == public else "its public pictures are not the server's"
 
 
 def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:

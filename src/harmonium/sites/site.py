@@ -23,9 +23,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium import codec, store
 from harmonium.engines.host import Host, StateRef, Task
-from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, StoreError, WireError
-from harmonium.federation.wire import ClientId, Exchange
+from harmonium.errors import (
+    ConfigError,
+    DataError,
+    HarmoniumError,
+    PolicyRefusal,
+    StoreError,
+    WireError,
+)
+from harmonium.federation.wire import STEPS, ClientId, Exchange
 from harmonium.recipe import Recipe
+from harmonium.report.progress import size_of
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
 from harmonium.sites.policy import Policy
@@ -98,6 +106,8 @@ class Site:
         body = tree if isinstance(tree, bytes) else codec.encode(tree)
         if more["outcome"] == "sent":
             self._keep(header, bodies, body)
+            size = size_of(sum(about["bytes"] for about in more["up"].values()))
+            self.note(f"round {header['round']}, {header['step']}: sent {size}")
         about = {key: header[key] for key in ABOUT}
         return seal("answer", about, [store.digest_of(body)], self.identity.key), [body]
 
@@ -129,18 +139,21 @@ class Site:
         """What to say, and what to write down about it."""
         recipe, host = self._host(header, bodies[0])
         folder = self._run(header)
+        if header["round"] > recipe.rounds:  # else a policy's rounds would bound nothing
+            raise WireError(f"the ask is for round {header['round']} of {recipe.rounds}")
         if header["step"] == "hello":
             found = {
                 "examples": len(host.indices[header["client"]]),
                 "public": public_digest(host.public),
             }
-            return {"up": found, "why": ""}, {"outcome": "greeted"}
+            return {"up": found, "why": ""}, {"outcome": "greeted", "told": found}
         if header["step"] == "finish":
             kept = host.read_state(self._task(header, bodies, host).state)
             self.finish(recipe, host, folder, codec.decode(bodies[1]), kept)
             return {"up": {}, "why": ""}, {"outcome": "finished"}
         declared = host.method.exchanges().get(header["step"])
-        if (stored := self._stored(header, bodies)) is not None:
+        anew = header["step"] == STEPS[0]  # keys whose shares were dealt already serve nobody
+        if not anew and (stored := self._stored(header, bodies)) is not None:
             up = _sizes(codec.decode(stored)["up"], declared)
             return stored, {"outcome": "stored answer sent again", "up": up}
         result = host.perform(self._task(header, bodies, host), bodies[1])
@@ -172,7 +185,10 @@ class Site:
                 raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
             if self.policy is not None:  # before any picture is read
                 self.policy.check_plan(recipe, method_of(recipe))
-            host = self.open_host(recipe, self._run(header), client)
+            try:
+                host = self.open_host(recipe, self._run(header), client)
+            except ConfigError as error:  # of the site's own settings, which are not the server's
+                raise DataError(str(error)) from None
             if self.policy is not None:
                 pictures = len(host.indices[client])
                 self.policy.check_plan(recipe, host.method, pictures)

@@ -22,6 +22,7 @@ from harmonium.engines.flower.post import FlowerPost
 from harmonium.engines.host import Host
 from harmonium.engines.remote import Member, RemoteEngine, Waits
 from harmonium.recipe import Recipe
+from harmonium.sites.seal import addressed
 from harmonium.sites.site import Identity, Site
 
 
@@ -76,7 +77,7 @@ class Together:
         )
 
     def _answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        header = json.loads(json.loads(sealed)["header"])  # its site checks the rest
+        header = addressed(sealed)  # its site checks the rest
         self.asked += 1
         return self._sites[header["run"], header["client"]].answer(sealed, bodies)
 
