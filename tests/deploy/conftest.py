@@ -35,7 +35,9 @@ class Actor:
 
     def __init__(self, name: str, command: list[str], log: Path, cwd: Path) -> None:
         self.name, self.log, self._began = name, log, log.stat().st_size if log.exists() else 0
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(cwd / "house")}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
+        environment["HOME"] = str(cwd / "house")
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, cwd=cwd, env=environment, start_new_session=True

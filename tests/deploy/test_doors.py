@@ -35,7 +35,9 @@ def waiting(stage):
 
 def asked(stage, path: str, *, verify: object = False, body: bytes = b"") -> int:
     with httpx.Client(verify=verify) as client:
-        return client.post(f"https://127.0.0.1:{stage.port}{path}", content=body).status_code
+        kind = {"content-type": "application/x-protobuf"}
+        url = f"https://127.0.0.1:{stage.port}{path}"
+        return client.post(url, content=body, headers=kind).status_code
 
 
 def test_strangers_are_refused(stage, waiting, tmp_path_factory, seen):
@@ -124,11 +126,15 @@ def test_a_planted_app_does_not_run(whose, tmp_path, stage, monkeypatch, seen):
     code = CANARY.format(canary=str(canary)).encode()
     files = {"pyproject.toml": project, "planted/__init__.py": b"", "planted/app.py": code}
     monkeypatch.setattr(links, "build_fab_from_files", lambda _: built(files))
-    with links.Link(tmp_path / "link", "127.0.0.1", stage.port) as link:
+    stage.init()
+    federation = Federation.read(stage.folder / "federation")
+    pair = (federation.certificate, federation.certificate_key)
+    with links.Link(tmp_path / "link", "127.0.0.1", stage.port, pair) as link:
         number = link.admit({0: key.public_key()})[0]
-        node = started(whose, stage, key, tmp_path)
+        node = started(whose, stage, key, federation.authority)
         post = FlowerPost(link)
         while number not in post.online():
+            assert node.process.poll() is None, node.text
             time.sleep(0.1)
         (ticket,) = post.push([Letter(number, "train", b"{}", (b"",), 60.0)])
         answers, end = [], time.monotonic() + 60
@@ -144,15 +150,16 @@ def test_a_planted_app_does_not_run(whose, tmp_path, stage, monkeypatch, seen):
         seen("Flower's own node does run it: the plant works")
 
 
-def started(whose, stage, key, folder):
+def started(whose, stage, key, authority):
     """A node of either kind with this key."""
+    folder, address = stage.folder, f"localhost:{stage.port}"
     forms = serialization.PrivateFormat
     form = forms.OpenSSH if whose == "flower" else forms.PKCS8
     pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     (folder / "node.key").write_bytes(pem)
     if whose == "flower":
-        command = [str(Path(sys.executable).parent / "flower-supernode"), "--insecure"]
-        command += ["--superlink", f"127.0.0.1:{stage.port}"]
+        command = [str(Path(sys.executable).parent / "flower-supernode"), "--superlink", address]
+        command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(folder / "node.key")]
         return stage.command("flower", command)
     code = f"""
@@ -165,7 +172,7 @@ from harmonium.sites.site import Identity, Site
 key = serialization.load_pem_private_key(Path({str(folder / "node.key")!r}).read_bytes(), None)
 server = ec.generate_private_key(ec.SECP384R1()).public_key()
 site = Site(Identity("f", 0, key, server), Path({str(folder / "site")!r}), None)
-attend(site.answer, "127.0.0.1:{stage.port}", key, None, print, threading.Event())
+attend(site.answer, "{address}", key, Path({str(authority)!r}), print, threading.Event())
 """
     return stage.command("node", [sys.executable, "-c", code])
 

@@ -168,6 +168,10 @@ class RemoteEngine(States):
         chosen = list(self._members if clients is None else clients)
         yield from self._collect({c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen})
 
+    def keep(self, clients: Iterable[ClientId]) -> None:
+        """From now on these are all who take part."""
+        self._members = {client: self._members[client] for client in clients}
+
     @property
     def shows_states(self) -> bool:
         """Whether what clients keep can be read here."""

@@ -146,6 +146,7 @@ def _serve(
             shown = public_digest(public.train if public else None)
             roll = _roll(engine, sites, shown, listening.wait, note)
             _check_roll(plan, roll)
+            engine.keep(one.client for one in roll)
             register(
                 path,
                 plan,
