@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
+from harmonium.cli import app
+from harmonium.cli_federation import _plan
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
 from harmonium.recipe import Recipe, known_keys
@@ -105,3 +108,30 @@ def test_the_commands_of_the_data_page_are_known() -> None:
             assert issubclass(datasets[command[2]], Published)
         else:
             assert command[0] in ("datasets", "splits")
+
+
+def test_the_commands_of_a_federation_are_known() -> None:
+    """Pages, units and the compose file name commands, options and settings that exist."""
+    pages = [ROOT / "docs" / "federation.md", *sorted((ROOT / "examples").rglob("*"))]
+    words = [
+        line.partition("#")[0].replace("…", "").split()
+        for page in pages
+        if page.is_file()
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    ]
+    commands = [some[n:] for some in words for n in range(len(some)) if _begins(some, n)]
+    assert len(commands) > 15
+    for group, name, *rest in commands:
+        command = typer.main.get_command(app).commands[group].commands[name]
+        context = command.make_context(name, rest)
+        if name in ("start", "check") and "what" in context.params:
+            changes = list(context.params["changes"] or [])
+            if not str(context.params["what"]).endswith(".yaml"):
+                _plan(context.params["what"], changes)
+
+
+def _begins(words: list[str], place: int) -> bool:
+    """Whether a command of a federation begins here, at the start of a line or after `command:`."""
+    before = words[place - 1] if place else ""
+    starts = before.rpartition("/")[2] in ("harmonium", "command:") and len(words) > place + 1
+    return starts and words[place] in ("server", "client") and words[place + 1].isalpha()

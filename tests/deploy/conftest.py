@@ -120,22 +120,23 @@ class Stage:
         """The server with the short plan, changed."""
         words = PLAN | dict(change.split("=", 1) for change in changes)
         plan = [f"{key}={value}" for key, value in words.items()]
-        return self._act("server", "server", "start", "fedavg", *plan, "--out", "run", *options)
+        return self.act("server", "server", "start", "fedavg", *plan, "--out", "run", *options)
 
     def resume(self, *words: str) -> Actor:
-        return self._act("server", "server", "resume", "run", *words)
+        return self.act("server", "server", "resume", "run", *words)
 
     def site(self, name: str, *words: str, once: bool = True) -> Actor:
         """A site with its share of the digits."""
         place = SITES.index(name) + 1 if name in SITES else 1
         kit = ["--kit", f"federation/kits/{name}", *(["--once"] if once else [])]
         pictures = ["--data", "digits", "--part", f"{place}/3"]
-        return self._act(name, "client", "start", *kit, *pictures, *words)
+        return self.act(name, "client", "start", *kit, *pictures, *words)
 
     def sites(self, *words: str, once: bool = True) -> dict[str, Actor]:
         return {name: self.site(name, *words, once=once) for name in SITES}
 
-    def _act(self, name: str, *words: str) -> Actor:
+    def act(self, name: str, *words: str) -> Actor:
+        """A command of ours as an actor."""
         return self.command(name, [*self.inside.get(name, []), *HARMONIUM, *words])
 
     def command(self, name: str, command: list[str]) -> Actor:

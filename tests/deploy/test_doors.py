@@ -35,7 +35,7 @@ def waiting(stage):
 
 def asked(stage, path: str, *, verify: object = False, body: bytes = b"") -> int:
     with httpx.Client(verify=verify) as client:
-        kind = {"content-type": "application/x-protobuf"}
+        kind = {"content-type": "application/protobuf"}
         url = f"https://127.0.0.1:{stage.port}{path}"
         return client.post(url, content=body, headers=kind).status_code
 

@@ -1,15 +1,24 @@
 """One short real deployment: a server and three sites over TLS, each a process of its own."""
 
 import json
+from pathlib import Path
 
 import harmonium
 
 
 def test_three_sites_learn_one_encoder(stage):
-    """Three sites over TLS with keys of their own."""
-    stage.init()
-    server = stage.server("rounds=2", "participation.quorum=2")
-    sites = stage.sites("data.limit=240")
+    """Three sites over TLS with keys of their own, by the words of docs/federation.md."""
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    trial = page.partition("## Try it on one machine")[2].partition("```\n")[2].partition("```")[0]
+    init, start, *clients = (line.split()[1:] for line in trial.splitlines())
+    stage.say(*init, "--port", str(stage.port))
+    small = ("encoder.width=8", "evaluate.labels_per_class=[]", "engine.patience=30")
+    start = [word.replace("rounds=5", "rounds=2").replace("runs/first", "run") for word in start]
+    server = stage.act("server", *start, *small)
+    sites = {
+        name: stage.act(name, *words, "data.limit=240")
+        for name, words in zip(("north", "south", "west"), clients, strict=True)
+    }
     said = server.ends()
     for name, actor in sites.items():
         assert f"{name} takes part with 80 pictures" in said

@@ -17,7 +17,12 @@ def test_resnet_50_passes(stage, seen):
     """ResNet-50, trained by three sites for one round."""
     stage.init()
     server = stage.server(
-        "data=sites", "data.size=8", "data.channels=1", "encoder=resnet50", "rounds=1"
+        "data=sites",
+        "data.size=8",
+        "data.channels=1",
+        "encoder=resnet50",
+        "encoder.width=64",
+        "rounds=1",
     )
     sites = [stage.site(name, "data.limit=24") for name in ("north", "south", "west")]
     server.ends(seconds=600)
