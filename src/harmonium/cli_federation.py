@@ -151,6 +151,7 @@ def start(
 @server.command("resume")
 def resume(
     run: Path,
+    changes: Changes = None,
     listen: Listen = None,
     insecure: Insecure = False,
     as_json: Json = False,
@@ -161,7 +162,8 @@ def resume(
     listening = _listening(listen, None, insecure)
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
-        show_result(resume(run, watcher=watcher, listening=listening), as_json)
+        found = resume(run, *(changes or []), watcher=watcher, listening=listening)
+        show_result(found, as_json)
 
 
 def _plan(what: str, changes: list[str]) -> Recipe:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from importlib.metadata import version
@@ -66,6 +66,17 @@ def run(
 def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) -> Result:
     """Continue a run that stopped; only settings that cannot change its result may change."""
     folder = Path(folder)
+    changed = changed_recipe(folder, changes)
+    if read_about(folder)["federation"]:
+        raise ConfigError(
+            f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
+        )
+    with locked(folder):
+        return _complete(Life(folder, changed, watcher or Watcher()))
+
+
+def changed_recipe(folder: Path, changes: Sequence[str]) -> Recipe:
+    """The recipe of a run that goes on, with changes that cannot change its result."""
     recipe = read_recipe(folder)
     changed = Recipe.from_tree(apply_changes(recipe.tree(), changes))
     if changed.digest != recipe.digest:
@@ -73,12 +84,7 @@ def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) ->
             "a resumed run keeps its recipe, else its result would belong to neither: only "
             "engine.* may change. Start a new run with --out instead."
         )
-    if read_about(folder)["federation"]:
-        raise ConfigError(
-            f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
-        )
-    with locked(folder):
-        return _complete(Life(folder, changed, watcher or Watcher()))
+    return changed
 
 
 def _complete(life: Life) -> Result:

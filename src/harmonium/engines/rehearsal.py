@@ -30,6 +30,7 @@ from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, EngineError, WireError
 from harmonium.federation.wire import ClientId
 from harmonium.recipe import Recipe
+from harmonium.sites.plan import frame_of
 from harmonium.sites.seal import addressed
 from harmonium.sites.site import Identity, Site
 
@@ -73,7 +74,7 @@ def rehearsal(
                 members,
                 server,
                 {**about, "plan": recipe.digest},
-                json.dumps(recipe.tree()).encode(),
+                frame_of(recipe),
                 Waits(recipe.engine.deadline, recipe.engine.patience),
                 read_state=host.read_state,
                 note=note,

@@ -7,6 +7,7 @@ has no pictures (`data=sites`); either way it fixes the shape to which every sit
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,13 @@ def method_of(plan: Recipe) -> Method:
     if size is None or channels is None:
         raise ConfigError("the plan does not say to which shape sites bring their pictures")
     return plan.method_for((size, size, channels), len(classes_of(plan)))
+
+
+def frame_of(plan: Recipe) -> bytes:
+    """A plan as it is sent: without the engine, which changes no result and no answer."""
+    return json.dumps(
+        {key: value for key, value in plan.tree().items() if key != "engine"}
+    ).encode()
 
 
 def classes_of(plan: Recipe) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ its state when it is back.
 
 from __future__ import annotations
 
-import json
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,12 +24,12 @@ from harmonium.federation.drive import Turn
 from harmonium.federation.masking import STEPS
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import Ask, ClientId
-from harmonium.hosts import load_public, public_notes, read_about, read_recipe
+from harmonium.hosts import load_public, public_notes, read_about
 from harmonium.life import Ground, Life, Result, Watcher
 from harmonium.recipe import Recipe
-from harmonium.runs import holds, locked, new_folder, register
+from harmonium.runs import changed_recipe, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
-from harmonium.sites.plan import method_of, planned, public_digest
+from harmonium.sites.plan import frame_of, method_of, planned, public_digest
 
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
@@ -84,10 +84,13 @@ def start(
 
 
 def resume(
-    path: Path, *, watcher: Watcher | None = None, listening: Listening | None = None
+    path: Path,
+    *changes: str,
+    watcher: Watcher | None = None,
+    listening: Listening | None = None,
 ) -> Result:
     """Continue a federation's run that stopped, with the sites that it began with."""
-    plan, about = read_recipe(path), read_about(path)["federation"]
+    plan, about = changed_recipe(path, changes), read_about(path)["federation"]
     if not about:
         raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
@@ -130,6 +133,7 @@ def _serve(
     port = federation.port if listening.port is None else listening.port
     pair = (federation.certificate, federation.certificate_key)
     place = federation.folder / "link"
+    shutil.rmtree(place, ignore_errors=True)  # an earlier link's; its messages serve nobody now
     with Link(place, listening.host, port, None if listening.insecure else pair) as link:
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
         engine = RemoteEngine(
@@ -137,7 +141,7 @@ def _serve(
             _members(link, sites),
             federation.signing_key(),
             {"federation": federation.id, "run": run, "plan": plan.digest},
-            json.dumps(plan.tree()).encode(),
+            frame_of(plan),
             Waits(plan.engine.deadline, plan.engine.patience),
             wanted=_wanted(plan.participation, len(roll) or len(sites)),
             note=note,

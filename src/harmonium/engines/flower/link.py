@@ -151,12 +151,13 @@ class Link:
         return f"127.0.0.1:{self.settings.private_port}"
 
     def _start(self) -> None:
-        log = (self._folder / "link.log").open("ab")
         command = [sys.executable, "-m", "harmonium.engines.flower.superlink"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(self.settings)).encode())
-        self._process.stdin.close()
+        with (self._folder / "link.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        told = json.dumps(asdict(self.settings)).encode()
+        if self._process.stdin is not None:
+            with suppress(OSError), self._process.stdin as stream:  # else it ended at once
+                stream.write(told)
 
     def _watch(self) -> None:
         """Start the SuperLink again when it dies; its database has all that was under way."""

@@ -6,7 +6,6 @@ this process, so that many short runs cost one start.
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from harmonium.engines.flower.post import FlowerPost
 from harmonium.engines.host import Host
 from harmonium.engines.remote import Member, RemoteEngine, Waits
 from harmonium.recipe import Recipe
+from harmonium.sites.plan import frame_of
 from harmonium.sites.seal import addressed
 from harmonium.sites.site import Identity, Site
 
@@ -71,7 +71,7 @@ class Together:
             members,
             self._server,
             {**self._about, "run": run, "plan": recipe.digest},
-            json.dumps(recipe.tree()).encode(),
+            frame_of(recipe),
             Waits(),
             read_state=host.read_state,
         )
