@@ -72,12 +72,15 @@ class Folder:
             (self._commits / f"{old:06d}.safetensors").unlink(missing_ok=True)
         return codec.decode(frame)
 
-    def last(self) -> tuple[Commit | None, list[str]]:
-        """The newest sound commit, and what was wrong with newer ones."""
+    def last(self, *, with_states: bool = True) -> tuple[Commit | None, list[str]]:
+        """The newest sound commit, and what was wrong with newer ones.
+
+        `with_states` is whether the clients' states are here; those of real sites are not.
+        """
         faults: list[str] = []
         for round in reversed(self._rounds()):
             try:
-                return self._read(round), faults
+                return self._read(round, with_states), faults
             except StoreError as error:
                 faults.append(str(error))
         if faults:
@@ -143,10 +146,10 @@ class Folder:
         record: dict[str, Any] = json.loads(text)
         return record
 
-    def _read(self, round: int) -> Commit:
+    def _read(self, round: int, with_states: bool) -> Commit:
         record = self._record(round)
         server = store.read_tree(self._commits / f"{round:06d}.safetensors", record["server"])
-        for held in record["clients"].values():
+        for held in record["clients"].values() if with_states else ():
             store.read_checked(self.path / "clients" / held["file"], held["digest"])
         return Commit(record["round"], server, record["clients"], record["sizes"])
 

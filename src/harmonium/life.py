@@ -231,7 +231,7 @@ class Life:
         raise AssertionError("unreachable")
 
     def _restore(self, engine: RunEngine) -> Commit | None:
-        commit, faults = self.folder.last()
+        commit, faults = self.folder.last(with_states=engine.shows_states)
         for why in faults:
             self.watcher.note(f"{why}; continuing from the round before")
         self.folder.rewind(commit)

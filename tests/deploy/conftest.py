@@ -19,6 +19,7 @@ import pytest
 HARMONIUM = [sys.executable, "-m", "harmonium"]
 SITES = ("north", "south", "west")
 PLAN = {
+    "method": "fedavg",
     "data": "digits",  # what the server judges with
     "views": "digits",
     "rounds": "3",
@@ -119,8 +120,9 @@ class Stage:
     def server(self, *changes: str, options: tuple[str, ...] = ()) -> Actor:
         """The server with the short plan, changed."""
         words = PLAN | dict(change.split("=", 1) for change in changes)
+        method = words.pop("method")
         plan = [f"{key}={value}" for key, value in words.items()]
-        return self.act("server", "server", "start", "fedavg", *plan, "--out", "run", *options)
+        return self.act("server", "server", "start", method, *plan, "--out", "run", *options)
 
     def resume(self, *words: str) -> Actor:
         return self.act("server", "server", "resume", "run", *words)

@@ -6,6 +6,7 @@ task gives the same bits wherever it runs.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from harmonium import codec, seeds, store
 from harmonium.data.images import Images
+from harmonium.errors import StoreError
 from harmonium.federation.client import Client, Decline, Examples
 from harmonium.federation.drive import handle
 from harmonium.federation.masking import Keyring
@@ -58,6 +60,7 @@ class Host:
     noise: Randomness = "simulated"
     public: Images | None = None
     masks: Masks | None = None  # secure aggregation: nothing is uploaded without
+    key: bytes = b""  # a site's: digests of states leave it, and must not tell what they are of
 
     def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
         """Run a task; the result is a plain tree, ready to be sent."""
@@ -119,8 +122,17 @@ class Host:
         """A client's kept state; empty for one that never kept anything."""
         if reference is None:
             return {}
-        state: dict[str, Any] = store.read_tree(self.folder / reference.file, reference.digest)
-        return state
+        path = self.folder / reference.file
+        if not self.key:
+            return store.read_tree(path, reference.digest)  # type: ignore[no-any-return]
+        own = store.digest_of(path.read_bytes()) if path.exists() else ""
+        if not hmac.compare_digest(self._told(own), reference.digest):
+            raise StoreError(f"{path} is missing or damaged: it is not what the server counted")
+        return store.read_tree(path, own)  # type: ignore[no-any-return]
+
+    def _told(self, digest: str) -> str:
+        """A digest as others may know it."""
+        return hmac.digest(self.key, digest.encode(), "sha256").hex() if self.key else digest
 
     def _write_state(self, task: Task, state: Mapping[str, Any]) -> dict[str, str] | None:
         """Shelve a new version beside the old one; the server decides which one counts."""
@@ -128,4 +140,4 @@ class Host:
             return None
         file = f"{task.client}/{task.round:06d}-{task.ask}-{task.step}.safetensors"
         digest = store.write_tree(self.folder / file, state, private=True)
-        return {"file": file, "digest": digest}
+        return {"file": file, "digest": self._told(digest)}

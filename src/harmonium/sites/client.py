@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -76,7 +77,9 @@ def _part(words: str) -> tuple[int, int]:
     return int(first) - 1, int(step)
 
 
-def open_host(pictures: Pictures, plan: Recipe, folder: Path, client: ClientId) -> Host:
+def open_host(
+    pictures: Pictures, plan: Recipe, folder: Path, client: ClientId, key: bytes = b""
+) -> Host:
     """What performs a plan's tasks here, for the one client that this site is."""
     method = method_of(plan)
     dataset, images = pictures.load(plan.data.size, plan.data.channels)
@@ -93,6 +96,7 @@ def open_host(pictures: Pictures, plan: Recipe, folder: Path, client: ClientId) 
         noise=plan.privacy.noise,
         public=public.train.without_labels() if public else None,
         masks=plan.privacy.masks,
+        key=key,
     )
 
 
@@ -145,6 +149,8 @@ def attend(
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure speaks to loopback only, not to {address}")
     over = ended or threading.Event()
+    number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
+    secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
     def finish(plan: Recipe, host: Host, folder: Path, told: Any, kept: Any) -> None:
         path = take_home(plan, host, folder, told, kept)
@@ -155,7 +161,7 @@ def attend(
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
         kit.folder / KEPT,
-        lambda plan, folder, client: open_host(pictures, plan, folder, client),
+        lambda plan, folder, client: open_host(pictures, plan, folder, client, secret),
         policy,
         finish,
         note,

@@ -1,0 +1,151 @@
+"""What a site takes part with, and what it keeps to itself."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harmonium.data.sets.sites import Sites
+from harmonium.engines.host import StateRef, Task
+from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.recipe import Recipe
+from harmonium.sites.client import Pictures, open_host, take_home
+from harmonium.sites.plan import classes_of, frame_of, method_of, planned
+
+SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=2")
+
+
+def plan_of(*changes: str, method: str = "scaffold") -> Recipe:
+    named = () if any(change.startswith("data=") for change in changes) else ("data=sites",)
+    shape = ("data.size=8", "data.channels=1") if named else ()
+    return planned(Recipe.of(method, *named, *shape, *SMALL, *changes), 3)[0]
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_plan_fixes_the_shape_of_the_servers_own_pictures() -> None:
+    plan, dataset = planned(Recipe.of("fedavg", "data=digits", "clients=7"), 3)
+    assert (plan.data.size, plan.data.channels, plan.clients) == (8, 1, 3)
+    assert dataset is not None and method_of(plan).world.side == 8
+    assert planned(plan, 3)[0].digest == plan.digest  # a resumed run has the plan it began with
+
+
+def test_a_server_without_pictures_has_none() -> None:
+    plan, dataset = planned(Recipe.of("fedavg", "data=sites", "data.size=16"), 2)
+    assert dataset is None and isinstance(plan.data, Sites)
+    with pytest.raises(ConfigError, match="harmonium server start"):
+        plan.data.load()
+
+
+def test_a_plan_is_sent_without_the_engine() -> None:
+    plans = [plan_of(), plan_of("engine.patience=7")]
+    assert frame_of(plans[0]) == frame_of(plans[1]) and b"patience" not in frame_of(plans[0])
+
+
+def test_labels_need_one_list_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"data=sites data.classes=\[one,other\]"):
+        plan_of(method="supervised")
+    with pytest.raises(ConfigError, match="data.classes"):
+        plan_of("data=digits", method="supervised")
+    plan = plan_of("data.classes=[cat,dog]", method="supervised")
+    assert classes_of(plan) == ("cat", "dog") and method_of(plan).world.classes == 2
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def archive(path: Path, **more: np.ndarray) -> str:
+    pixels = np.arange(6, dtype=np.uint8)[:, None, None, None].repeat(8, 1).repeat(8, 2)
+    np.savez(path, images=pixels, **more)
+    return f"npz:{path}"
+
+
+def test_all_pictures_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
+    words = archive(tmp_path / "a.npz")
+    assert len(Pictures.of(words).load(8, 1)[1]) == 6
+    assert len(Pictures.of(words, ["data.limit=4"]).load(8, 1)[1]) == 4
+    parts = [
+        Pictures.of(words, part=f"{k}/4").load(8, 1)[1].pixels[:, 0, 0, 0] for k in range(1, 5)
+    ]
+    assert [len(part) for part in parts] == [2, 2, 1, 1]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "part", "message"),
+    [
+        ("digits:x", [], "", "the data set digits has no path"),
+        ("folder", [], "", "needs"),
+        ("folders:x", [], "", "unknown data set 'folders'"),
+        ("digits", ["rounds=3"], "", "no setting of the data"),
+        ("digits", ["data.limits=3"], "", "data.limit"),
+        ("digits", [], "0/3", "write K/N"),
+        ("digits", [], "4/3", "write K/N"),
+    ],
+)
+def test_what_cannot_be_right_is_one_line(words, changes, part, message) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Pictures.of(words, changes, part)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_stay_unless_the_method_reads_them(tmp_path: Path) -> None:
+    words = archive(tmp_path / "a.npz", labels=np.array([0, 1, 0, 1, 0, 1]))
+    host = open_host(Pictures.of(words), plan_of(), tmp_path, 1)
+    assert not host.images.labelled and list(host.indices) == [1]
+
+
+def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("dog", "newt"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 9).save(tmp_path / "pictures" / name / "a.png")
+    pictures = Pictures.of(f"folder:{tmp_path / 'pictures'}")
+    plan = plan_of("data.classes=[cat,dog,newt]", method="supervised")
+    assert open_host(pictures, plan, tmp_path, 0).images.labels.tolist() == [1, 2]
+    with pytest.raises(DataError, match="no class 'newt'"):
+        other = plan_of("data.classes=[cat,dog]", method="supervised")
+        open_host(pictures, other, tmp_path, 0)
+
+
+# ---- what is kept --------------------------------------------------------------------------------
+
+
+def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
+    """Else a server could try states until one fits."""
+    import hashlib
+
+    from harmonium import codec
+
+    host = open_host(Pictures.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret")
+    model = host.method.blueprint.shared()
+    control = {
+        k: v * 0 for k, v in model.items() if k in host.method.blueprint.layouts()["parameters"]
+    }
+    down = codec.encode({"model": model, "control": control})
+    result = host.perform(Task("train", 0, 1, 0, {}, None), down)
+    told = StateRef(**result["state"])
+    content = (host.folder / told.file).read_bytes()
+    assert told.digest != hashlib.sha256(content).hexdigest()
+    assert set(host.read_state(told)) == {"control"}
+    (host.folder / told.file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StoreError, match="not what the server counted"):
+        host.read_state(told)
+    (host.folder / told.file).unlink()
+    with pytest.raises(StoreError, match="missing or damaged"):
+        host.read_state(told)
+
+
+def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> None:
+    import harmonium
+
+    plan = plan_of(method="fedavg")
+    host = open_host(Pictures.of("digits"), plan, tmp_path, 0)
+    model = host.method.blueprint.shared()
+    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {})
+    found = harmonium.load_encoder(path).state_dict()
+    assert found and all(
+        (model[f"encoder.{key.partition('.')[2]}"] == value).all() for key, value in found.items()
+    )
