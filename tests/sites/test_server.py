@@ -1,0 +1,136 @@
+"""The server's side of a federation, as far as it can be seen without one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
+from harmonium.federation.drive import Turn
+from harmonium.federation.sampling import Participation
+from harmonium.federation.wire import Ask
+from harmonium.recipe import Recipe
+from harmonium.runs import resume as resume_here
+from harmonium.runs import run
+from harmonium.sites.folder import init, remove_site
+from harmonium.sites.server import (
+    Enrolled,
+    Listening,
+    _called,
+    _check_roll,
+    _roll,
+    _unfit,
+    _wanted,
+    resume,
+    start,
+)
+
+SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=1", "data.limit=60")
+
+
+class Greeted:
+    """Sites that say something to `hello`, one word after another."""
+
+    def __init__(self, *turns: dict) -> None:
+        self.turns = list(turns)
+
+    def say(self, step, down, clients):
+        assert step == "hello"
+        said = self.turns.pop(0)
+        yield from ((client, said.get(client, "it was not there")) for client in clients)
+
+
+def took(examples: object, public: str = "") -> dict:
+    return {"up": {"examples": examples, "public": public}, "why": ""}
+
+
+@pytest.fixture
+def federation(tmp_path: Path):
+    return init(tmp_path / "federation", ["north", "south", "west"], ["localhost"])
+
+
+def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch) -> None:
+    monkeypatch.setattr("harmonium.sites.server.AGAIN", 0.0)
+    notes: list[str] = []
+    refusal = {"up": None, "why": "the site's policy refuses this plan"}
+    engine = Greeted({0: took(10)}, {1: refusal}, {2: took(7)})
+    roll = _roll(engine, dict(enumerate(federation.sites)), "", None, notes.append)
+    assert [(one.client, one.name, one.examples) for one in roll] == [
+        (0, "north", 10),
+        (2, "west", 7),
+    ]
+    assert "south does not take part: the site's policy refuses this plan" in notes
+    assert notes.count("south: it was not there; waiting for it") == 1
+
+
+def test_a_roll_is_called_for_so_long(federation) -> None:
+    notes: list[str] = []
+    engine = Greeted(*[{0: took(10)}] * 100)
+    roll = _roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
+    assert [one.name for one in roll] == ["north"]
+    assert "west does not take part: it did not come within 0.05 s" in notes
+
+
+@pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])
+def test_a_number_of_pictures_that_is_none_is_refused(count: object) -> None:
+    assert "pictures" in _unfit({"examples": count, "public": ""}, "")
+
+
+def test_public_pictures_must_be_the_same() -> None:
+    assert not _unfit({"examples": 3, "public": "a"}, "a")
+    assert "public pictures" in _unfit({"examples": 3, "public": "b"}, "a")
+
+
+def test_too_few_do_not_begin() -> None:
+    plan = Recipe.of("fedavg", "clients=3", "participation.quorum=2")
+    one = Enrolled(0, 0, "north", "f", 5)
+    with pytest.raises(NotEnoughReplies, match="no site takes part"):
+        _check_roll(plan, [])
+    with pytest.raises(NotEnoughReplies, match="1 site.* too few: participation.quorum is 2"):
+        _check_roll(plan, [one])
+    _check_roll(plan, [one, one])
+
+
+def test_only_a_cohort_with_some_to_spare_may_leave_some_out() -> None:
+    enough = _wanted(Participation(number=2, over=0.5), 3)
+    assert enough(Ask("train", [0, 1, 2]), Turn(1, 0)) == 2
+    assert enough(Ask("train", [0, 1]), Turn(1, 1)) is None  # those who answered the first ask
+    assert enough(Ask("train", [0, 1, 2]), Turn(0, 0)) is None  # the start-up asks everyone
+    assert enough(Ask("mask_keys", [0, 1, 2]), Turn(1, 0)) == 2
+    assert enough(Ask("unmask", [0, 1, 2]), Turn(1, 0)) is None  # who began must stay
+    assert _wanted(Participation(), 3)(Ask("train", [0, 1, 2]), Turn(1, 0)) is None
+
+
+def test_a_site_that_was_removed_or_replaced_is_not_called(federation) -> None:
+    roll = [Enrolled(n, s.number, s.name, s.fingerprint, 5) for n, s in enumerate(federation.sites)]
+    left = remove_site(federation.folder, "south")
+    assert {client: site.name for client, site in _called(left, roll).items()} == {
+        0: "north",
+        2: "west",
+    }
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "fed.example.org", "::"])
+def test_without_tls_only_loopback_is_listened_at(host: str) -> None:
+    with pytest.raises(ConfigError, match="loopback only"):
+        Listening(host, 1, insecure=True)
+
+
+def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federation) -> None:
+    run("fedavg", *SMALL, "clients=2", "evaluate.k=5", out=tmp_path / "here")
+    with pytest.raises(ConfigError, match="is no run of a federation: use harmonium resume"):
+        resume(tmp_path / "here")
+    about = json.loads((tmp_path / "here" / "about.json").read_text())
+    about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
+    (tmp_path / "here" / "about.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
+        resume_here(tmp_path / "here")
+
+
+def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:
+    recipe = Recipe.of("fedavg", "data=sites")
+    with pytest.raises(StoreError, match="holds no federation: harmonium server init"):
+        start(recipe, tmp_path)
+    init(tmp_path / "empty", [], ["localhost"])
+    with pytest.raises(ConfigError, match="has no sites: add them"):
+        start(recipe, tmp_path / "empty")
