@@ -10,7 +10,7 @@ demo: .venv/ready
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2
 
-# All deployments, kills and sizes: some ten minutes. nginx and, as root, ip are used if they are here.
+# All deployments, kills and sizes: about a quarter of an hour. nginx and, as root, ip are used if they are here.
 test-deploy: .venv/ready
 	$(BIN)/python -m pytest -m 'deploy or not deploy' tests/deploy --table docs/results/deployment.md
 

@@ -1,25 +1,31 @@
 """What every objective learns in a short federated run, beside the encoder as first drawn.
 
-    python benchmarks/objectives.py [--data digits cifar10] [--only simclr byol] [--seed 0]
-                                    [--write docs/results/objectives.md] [--json]
+    python benchmarks/objectives.py [--data digits cifar10] [--only simclr byol] [--seeds 0 1 2]
+                                    [--write docs/results/objectives.md] [--json] [--runs FILE...]
 
 FedAvg over five clients, each objective with its defaults but for what the table names; the same
 encoder, views, split, rounds and optimiser for all. Figures are test accuracy in percent of the
 frozen encoder; chance is 10. `cifar10` means 5,000 of its training pictures: fetch them first with
-`harmonium data fetch cifar10`. A proof of learning and not a ranking: one seed, nothing searched.
+`harmonium data fetch cifar10`. A proof of learning and not a ranking: nothing is searched for any
+one objective. `--json` prints every run as a line; files of such lines that are given as `--runs`
+join the table, and what they hold is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harmonium.recipe import Recipe
-from harmonium.report.tables import markdown
+from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
+
+Run = dict[str, Any]
 
 OBJECTIVES: dict[str, list[str]] = {
     "simclr": [],
@@ -39,15 +45,12 @@ OBJECTIVES: dict[str, list[str]] = {
     "autoencoder": [],
     "supervised": [],
 }
-# Left out of the check at the end, after it had been seen to lose. Why it loses has not been looked
-# into; a linear head right on the features may keep no more of a digit than its turn needs.
+# Left out of the check at the end, for a reason that the page gives.
 DEGENERATE = {("digits", "rotation, FedPR's form")}
 COMMON = [
     "encoder.width=16",
     "encoder.out=128",
     "clients=5",
-    "split=dirichlet",
-    "split.alpha=0.3",
     "local.optimiser=adam",
     "local.lr=0.001",
     "local.clip=none",
@@ -55,8 +58,76 @@ COMMON = [
     "evaluate.every=1000",
 ]
 SETS = {
-    "digits": ["data=digits", "views=digits", "rounds=20", "evaluate.k=20"],
-    "cifar10": ["data=cifar10", "data.limit=5000", "rounds=8", "evaluate.k=50"],
+    "digits": [
+        "data=digits",
+        "split=iid",
+        "views=digits",
+        "views.size=16",
+        "views.crop_min=0.7",
+        "local.batch=32",
+        "rounds=40",
+        "evaluate.k=20",
+    ],
+    "cifar10": [
+        "data=cifar10",
+        "data.limit=5000",
+        "split=dirichlet",
+        "split.alpha=0.3",
+        "rounds=8",
+        "evaluate.k=50",
+    ],
+}
+
+ABOUT = """# What every objective learns in a short run
+
+FedAvg over five clients. Test accuracy in percent of frozen encoders, beside the encoder as first
+drawn; labels train no encoder but that of `supervised`. Figures are means over seeds. A gain is
+paired: each run is compared with the untrained encoder of its own seed, and ± is the standard
+error of the mean over seeds. A proof of learning, not a ranking. The check at the end of the
+benchmark asks for a mean gain in kNN above 0 from every objective, but for one that the notes on
+`digits` explain.
+
+Settings of all runs: `{common}`. Everything else is the default, but for
+{own}.
+
+Looked at before: optimiser and widths are the demonstration's, which was picked by its test
+figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size of a
+group in GroupNorm were chosen by runs on `digits`, too. On `cifar10` one run of rotation prediction
+with 12 rounds came first, and the table of seed 0 was made once before with the same settings.
+"""
+NOTES = {
+    "digits": """
+An earlier version of this page had pictures of 8 pixels, batches of 64 and 20 rounds. With seed 0
+all but FedPR's form of rotation were better than the untrained encoder, but seed 1 did not confirm
+it: spectral contrast, FedSC's form of it, SimSiam, BYOL and FedPR's form were worse, Barlow Twins
+and SwAV equal. So test figures of seeds 0 and 1 had been seen with that setting, of seed 2 none.
+
+The setting of this table was chosen with other seeds, 100 to 102, and by kNN on validation pictures
+alone. Some 25 settings of views, learning rate, optimiser, batch, rounds, width and norm were
+tried, nearly all with two or three of SimSiam, BYOL and FedSC's form, the worst of seed 1. At
+8 pixels none gave a clear gain: the untrained encoder is good (about 92), and the encoder, which
+halves the side three times, is left with a single pixel. Enlarging pictures to 16 pixels helped
+once there were also twice the steps. After 20 rounds with batches of 64 SimSiam, BYOL and FedSC's
+form had gained 0.3, -0.3 and -1.4 points (seeds 100 and 101), after 40 rounds 1.7, 3.5 and 1.4
+(seeds 101 and 102), and after 20 rounds with batches of 32, for half the work, 1.7, 1.0 and 1.7
+(the same two). Rounds were then set to 30, for some margin, without a trial. That was too hopeful:
+144 validation pictures and two seeds tell little. With this setting SimSiam lost 2.8, 3.1 and 4.5
+points of test kNN with seeds 0, 1 and 2. Test figures of six others had been seen by then, seed 0.
+
+Asking every training and validation picture for its neighbours among all others, seeds 100 and
+101, 20 rounds, tells part of why: one direction of SimSiam's features comes to hold 53 percent of
+their variance (14 before training). Without it kNN rises from 91.7 to 92.8 and from 92.8 to 93.0,
+while the untrained encoder loses a point without its own. The rest has not been explained.
+
+`rotation, FedPR's form`, the default of `objective=rotation`, is left out of the check. Its linear
+head sits right on the features and makes them say above all how a picture is turned: with the
+earlier setting three of 128 directions, those of the turns, come to hold 51 percent of the variance
+of upright pictures (12 before training) and drown the digit for kNN. It is still there: without
+these directions kNN rises from 79.5 to 89.6 (92.0 before training). With a projector in between
+their share is 13 to 14 percent, and kNN is 88.9 with all four turns in a batch and 92.0 with one.
+Means of seeds 100 and 101 on validation pictures, by `python benchmarks/turns.py`.
+""",
+    "cifar10": "",
 }
 
 
@@ -67,53 +138,83 @@ def words(label: str, data: str, seed: int) -> list[str]:
     return [*named, *chosen, *SETS[data], *COMMON, f"seed={seed}"]
 
 
-def measure(label: str, data: str, seed: int) -> dict[str, Any]:
+def measure(label: str, data: str, seed: int, workers: int | None) -> Run:
     """One run and what it came to."""
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Recipe.of("fedavg", *words(label, data, seed)), out=Path(folder) / "run")
+        recipe = Recipe.of("fedavg", *words(label, data, seed))
+        changes = [] if workers is None else [f"engine.workers={workers}"]
+        found = run(recipe, *changes, out=Path(folder) / "run")
     health = found.figures["health"]
     return {
+        "data": data,
         "objective": label,
-        "kNN": 100 * found.figures["knn"],
-        "kNN, untrained": 100 * found.untrained["knn"],
-        "gain": 100 * (found.figures["knn"] - found.untrained["knn"]),
+        "seed": seed,
+        "knn": 100 * found.figures["knn"],
+        "knn_untrained": 100 * found.untrained["knn"],
         "linear": 100 * found.figures["linear"],
-        "linear, untrained": 100 * found.untrained["linear"],
-        "effective rank": health["effective_rank"],
-        "warnings": "; ".join(w.partition(":")[0] for w in health["warnings"]) or "none",
+        "linear_untrained": 100 * found.untrained["linear"],
+        "rank": health["effective_rank"],
+        "warnings": [warning.partition(":")[0] for warning in health["warnings"]],
     }
 
 
-def page(tables: dict[str, list[dict[str, Any]]], seed: int) -> str:
+def gains(runs: Sequence[Run], probe: str = "knn") -> list[float]:
+    """What each run gained over the untrained encoder of its own seed."""
+    return [one[probe] - one[f"{probe}_untrained"] for one in runs]
+
+
+def summary(label: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """A row of the table: the runs of one objective, means over seeds."""
+
+    def mean(key: str) -> float:
+        return estimate([one[key] for one in runs])[0]
+
+    return {
+        "objective": label,
+        "kNN": mean("knn"),
+        "untrained": mean("knn_untrained"),
+        "gain": estimate(gains(runs)),
+        "smallest gain": min(gains(runs)),
+        "linear": mean("linear"),
+        "linear gain": estimate(gains(runs, "linear")),
+        "effective rank": mean("rank"),
+        "warnings": "; ".join(sorted({w for one in runs for w in one["warnings"]})) or "none",
+    }
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, dict[str, list[Run]]]:
+    """The runs of each data set and each objective."""
+    found: dict[str, dict[str, list[Run]]] = {}
+    for one in runs:
+        found.setdefault(one["data"], {}).setdefault(one["objective"], []).append(one)
+    return found
+
+
+def page(runs: Sequence[Run]) -> str:
     """The stored result: every table with the command that makes it."""
     own = [f"`{label}`: `{' '.join(words)}`" for label, words in OBJECTIVES.items() if words]
-    text = f"""# What every objective learns in a short run
-
-FedAvg over five clients. Test accuracy in percent of frozen encoders, beside the encoder as first
-drawn; labels train no encoder but that of `supervised`. One seed, so differences of a point or two
-mean nothing: a proof of learning, not a ranking.
-
-Settings of all runs: `{" ".join(COMMON)}`. Everything else is the default, but for
-{", ".join(own)}.
-
-Looked at before: optimiser and widths are the demonstration's, which was picked by its test
-figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size of a
-group in GroupNorm were chosen by runs on `digits`, too, so its table is no independent test of
-these. On `cifar10` one run of rotation prediction with 12 rounds came first; 8 are to save time.
-"""
-    for data, rows in tables.items():
-        command = f"python benchmarks/objectives.py --data {data} --seed {seed}"
-        text += f"\n## {data}\n\n`{command}`\n\nSettings: `{' '.join(SETS[data])}`.\n\n"
-        text += markdown(rows, digits=1)
-        for label in (label for where, label in DEGENERATE if where == data):
-            text += f"""
-`{label}`, the default of `objective=rotation`, falls behind the untrained encoder
-here. When that was seen, four other settings of rotation prediction were tried on these data. The
-two with a projector did better than the untrained encoder, and Orchestra's, which had been in the
-list from the start, took the plain name. The final check leaves this row out. Why it loses has not
-been looked into.
-"""
+    text = ABOUT.format(common=" ".join(COMMON), own=", ".join(own))
+    for data, by_label in grouped(runs).items():
+        seeds = sorted({one["seed"] for one in runs if one["data"] == data})
+        command = f"--data {data} --seeds {' '.join(map(str, seeds))}"
+        text += f"\n## {data}\n\n`python benchmarks/objectives.py {command}`\n\n"
+        text += f"Settings: `{' '.join(SETS[data])}`.\n\n"
+        text += markdown([summary(label, its) for label, its in by_label.items()], digits=1)
+        text += "\n" + "\n".join([*lost(by_label, data), *uneven(by_label)]) + "\n" + NOTES[data]
     return text
+
+
+def lost(by_label: Mapping[str, Sequence[Run]], data: str) -> list[str]:
+    """A line for the objectives that gain nothing on the mean, but for those left out."""
+    labels = [label for label in by_label if (data, label) not in DEGENERATE]
+    behind = [label for label in labels if not estimate(gains(by_label[label]))[0] > 0]
+    return [f"No better than untrained on the mean: {', '.join(behind)}."] if behind else []
+
+
+def uneven(by_label: Mapping[str, Sequence[Run]]) -> list[str]:
+    """A line for the objectives that do not gain on every seed."""
+    some = [label for label, its in by_label.items() if not min(gains(its)) > 0]
+    return [f"Not better than untrained on every seed: {', '.join(some) or 'none'}."]
 
 
 def main() -> None:
@@ -121,27 +222,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--only", nargs="+", choices=list(OBJECTIVES), default=list(OBJECTIVES))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for data in asked.data:
-        tables[data] = []
-        for label in asked.only:
-            tables[data].append(row := measure(label, data, asked.seed))
-            if not asked.json:
-                print(f"{data}: {label} {row['kNN']:.1f}, untrained {row['kNN, untrained']:.1f}")
-    if asked.json:
-        print(json.dumps(tables))
-    else:
-        print(page(tables, asked.seed))
+    runs: list[Run] = []
+    for path in asked.runs:
+        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    held = {(one["data"], one["seed"], one["objective"]) for one in runs}
+    for data, seed, label in itertools.product(asked.data, asked.seeds, asked.only):
+        if (data, seed, label) in held:
+            continue
+        runs.append(one := measure(label, data, seed, asked.workers))
+        figures = f"{one['knn']:.1f}, untrained {one['knn_untrained']:.1f}"
+        line = f"{data}, seed {seed}: {label} {figures}"
+        print(json.dumps(one) if asked.json else line, flush=True)
+    if not asked.json:
+        print(page(runs))
     if asked.write:
         asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(tables, asked.seed), encoding="utf-8")
-    behind = {(d, r["objective"]) for d, rows in tables.items() for r in rows if not r["gain"] > 0}
-    if behind - DEGENERATE:
-        raise SystemExit(f"no better than the untrained encoder: {sorted(behind - DEGENERATE)}")
+        asked.write.write_text(page(runs), encoding="utf-8")
+    if behind := [f"{d}: {line}" for d, its in grouped(runs).items() for line in lost(its, d)]:
+        raise SystemExit("\n".join(behind))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def train(message, context):
 
 
 @pytest.mark.parametrize("whose", ["harmonium", "flower"])
-def test_a_planted_app_does_not_run(whose, tmp_path, stage, monkeypatch, seen):
+def test_a_planted_app_does_not_run(whose, tmp_path, stage, free_port, monkeypatch, seen):
     """An app that writes a file is planted at the SuperLink, and its node is asked to run it."""
     canary, key = tmp_path / "canary", ec.generate_private_key(ec.SECP384R1())
     project = links.NO_CODE.replace(b"no_code_travels:here", b"planted.app:app")
@@ -131,7 +131,7 @@ def test_a_planted_app_does_not_run(whose, tmp_path, stage, monkeypatch, seen):
     pair = (federation.certificate, federation.certificate_key)
     with links.Link(tmp_path / "link", "127.0.0.1", stage.port, pair) as link:
         number = link.admit({0: key.public_key()})[0]
-        node = started(whose, stage, key, federation.authority)
+        node = started(whose, stage, key, federation.authority, free_port())
         post = FlowerPost(link)
         while number not in post.online():
             assert node.process.poll() is None, node.text
@@ -150,8 +150,8 @@ def test_a_planted_app_does_not_run(whose, tmp_path, stage, monkeypatch, seen):
         seen("Flower's own node does run it: the plant works")
 
 
-def started(whose, stage, key, authority):
-    """A node of either kind with this key."""
+def started(whose, stage, key, authority, port):
+    """A node of either kind with this key; Flower's has a port of its own."""
     folder, address = stage.folder, f"localhost:{stage.port}"
     forms = serialization.PrivateFormat
     form = forms.OpenSSH if whose == "flower" else forms.PKCS8
@@ -159,7 +159,7 @@ def started(whose, stage, key, authority):
     (folder / "node.key").write_bytes(pem)
     if whose == "flower":
         command = [str(Path(sys.executable).parent / "flower-supernode"), "--superlink", address]
-        command += ["--root-certificates", str(authority)]
+        command += ["--root-certificates", str(authority), "--port", str(port)]
         command += ["--auth-supernode-private-key", str(folder / "node.key")]
         return stage.command("flower", command)
     code = f"""
