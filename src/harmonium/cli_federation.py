@@ -110,14 +110,22 @@ def sites(folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 
 def _show(federation: Federation) -> None:
+    from harmonium.sites.certificates import fingerprint, read_certificate
     from harmonium.sites.folder import describe
 
+    say(f"folder    {federation.folder}")
+    say(f"address   {', '.join(federation.hosts)}, port {federation.port}")
+    authority, _ = read_certificate(federation.authority, "")
+    say(f"authority {fingerprint(authority)}")
+    say(f"server    {fingerprint(federation.signing_key().public_key())}")
+    if not federation.sites:
+        say("next      add sites: harmonium server add NAME --key site.pub")
     rows = [{**row, "fingerprint": row["fingerprint"][:16]} for row in describe(federation)]
     show_table(rows, f"Sites of {federation.folder}")
     for site in federation.sites:
         kit = federation.kit(site.name)
         secret = "" if site.own_key else "; it holds a secret key: hand it over safely"
-        say(f"kit      {kit}{secret}")
+        say(f"kit       {kit}{secret}")
     for note in federation.notes:
         say(f"note: {note}")
 
@@ -132,6 +140,9 @@ def start(
     wait: Wait = None,
     insecure: Insecure = False,
     as_json: Json = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its digest, and stop.")
+    ] = False,
 ) -> None:
     """Run a method or a recipe file with the sites of a federation.
 
@@ -142,6 +153,16 @@ def start(
     from harmonium.sites.server import start
 
     recipe, listening = _plan(what, changes or []), _listening(listen, wait, insecure)
+    if dry_run:
+        from harmonium.sites.folder import Federation
+        from harmonium.sites.plan import planned
+
+        plan, _ = planned(recipe, len(Federation.read(folder).sites))
+        if as_json:
+            print(json.dumps({"recipe": plan.tree(), "digest": plan.digest}))
+        else:
+            say(f"{plan.yaml()}# plan {plan.digest}")
+        return
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
         found = start(recipe, folder, out=where, watcher=watcher, listening=listening)
@@ -203,9 +224,11 @@ def _address(text: str) -> tuple[str, int | None]:
 @client.command("keygen")
 def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
     """Make this site's key; send its public half to the server, which adds the site by it."""
+    from harmonium.sites.certificates import fingerprint, read_public_key
     from harmonium.sites.kit import keygen
 
     public = keygen(folder)
+    say(f"key      {fingerprint(read_public_key(public))}; the server must see the same")
     say(f"send     {public} to the server, which says: harmonium server add NAME --key site.pub")
     say(f"keep     {folder / 'site.key'}: it never leaves this site")
     say(f"then     put what the server sends back into {folder}")
@@ -227,7 +250,7 @@ def attend(
     part: Annotated[
         str, typer.Option("--part", metavar="K/N", help="Every N-th picture only; for trials.")
     ] = "",
-    once: Annotated[bool, typer.Option("--once", help="Leave when a run is over.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
     insecure: Insecure = False,
 ) -> None:
     """Take part: answer the server with the pictures that are here.
@@ -259,18 +282,18 @@ def check(
     changes: Changes = None,
     kit: KitFolder = KIT,
 ) -> None:
-    """Whether this site's policy accepts a plan; nothing is connected and no picture is read.
+    """Whether this site's policy accepts a plan; nothing is connected, no picture here is read.
 
-    For example: harmonium client check fedavg local.epochs=5
+    For example: harmonium client check fedavg local.epochs=5 clients=3
     """
     from harmonium.sites.kit import Kit
-    from harmonium.sites.plan import method_of
+    from harmonium.sites.plan import method_of, planned
     from harmonium.sites.policy import Policy
 
-    held = Kit.read(kit)
-    policy, plan = Policy.read(held.policy), _plan(what, changes or [])
+    held, recipe = Kit.read(kit), _plan(what, changes or [])
+    policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
     policy.check_plan(policy.open_plan(plan.tree()), method_of(plan))
-    say(f"{held.name} accepts it. Its digest, for `plans` of the policy: {plan.digest}")
+    say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 
 @client.command("log")

@@ -76,7 +76,7 @@ def test_all_pictures_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
     ("words", "changes", "part", "message"),
     [
         ("digits:x", [], "", "the data set digits has no path"),
-        ("folder", [], "", "needs"),
+        ("folder", [], "", "--data folder:PATH"),
         ("folders:x", [], "", "unknown data set 'folders'"),
         ("digits", ["rounds=3"], "", "no setting of the data"),
         ("digits", ["data.limits=3"], "", "data.limit"),
@@ -88,6 +88,28 @@ def test_what_cannot_be_right_is_one_line(words, changes, part, message) -> None
     with pytest.raises(ConfigError, match=message) as caught:
         Pictures.of(words, changes, part)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_read_is_told_before_anything_connects(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "sub").mkdir()
+    for place in (tmp_path, tmp_path / "sub"):
+        Image.new("L", (8, 8)).save(place / "a.png")
+    with pytest.raises(DataError, match="both directly in it"):
+        Pictures.of(f"folder:{tmp_path}")
+
+
+def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
+    """Of a set that both have, sites take the training part."""
+    plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)
+    assert dataset is not None
+    _, here = Pictures.of("digits").load(8, 1)
+    trained = {picture.tobytes() for picture in here.pixels}
+    held = [*dataset.test.pixels, *dataset.validation.pixels]
+    assert (
+        sum(picture.tobytes() in trained for picture in held) <= 2
+    )  # digits that were drawn twice
 
 
 def test_labels_stay_unless_the_method_reads_them(tmp_path: Path) -> None:

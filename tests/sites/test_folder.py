@@ -277,9 +277,9 @@ def test_names_in_files_are_not_trusted(folder: Path) -> None:
 
 
 def test_names_differ_by_more_than_case(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="NORTH and north"):
+    with pytest.raises(ConfigError, match="there is a site north already: give NORTH another"):
         add_site(folder, "NORTH")
-    with pytest.raises(ConfigError, match="South and south"):
+    with pytest.raises(ConfigError, match="there is a site south already: give South another"):
         init(tmp_path / "other", ["south", "South"], HOSTS)
     longest = init(tmp_path / "other", ["n" * 40, "0", "yes", "12e3", "null"], HOSTS)
     assert [site.name for site in longest.sites][1:] == ["0", "yes", "12e3", "null"]

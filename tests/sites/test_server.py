@@ -1,11 +1,12 @@
 """The server's side of a federation, as far as it can be seen without one."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
-from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
+from harmonium.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
 from harmonium.federation.drive import Turn
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import Ask
@@ -16,6 +17,7 @@ from harmonium.sites.folder import init, remove_site
 from harmonium.sites.server import (
     Enrolled,
     Listening,
+    _alone,
     _called,
     _check_roll,
     _roll,
@@ -54,7 +56,8 @@ def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch)
     notes: list[str] = []
     refusal = {"up": None, "why": "the site's policy refuses this plan"}
     engine = Greeted({0: took(10)}, {1: refusal}, {2: took(7)})
-    roll = _roll(engine, dict(enumerate(federation.sites)), "", None, notes.append)
+    roll, absent = _roll(engine, dict(enumerate(federation.sites)), "", None, notes.append)
+    assert absent == ["south does not take part: the site's policy refuses this plan"]
     assert [(one.client, one.name, one.examples) for one in roll] == [
         (0, "north", 10),
         (2, "west", 7),
@@ -66,9 +69,9 @@ def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch)
 def test_a_roll_is_called_for_so_long(federation) -> None:
     notes: list[str] = []
     engine = Greeted(*[{0: took(10)}] * 100)
-    roll = _roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
+    roll, _ = _roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
     assert [one.name for one in roll] == ["north"]
-    assert "west does not take part: it did not come within 0.05 s" in notes
+    assert "west does not take part: it did not come in 0.05 s" in notes
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])
@@ -89,6 +92,9 @@ def test_too_few_do_not_begin() -> None:
     with pytest.raises(NotEnoughReplies, match="1 site.* too few: participation.quorum is 2"):
         _check_roll(plan, [one])
     _check_roll(plan, [one, one])
+    masked = Recipe.of("fedavg", "clients=3", "privacy.secure_aggregation=true")
+    with pytest.raises(NotEnoughReplies, match="needs at least 3 clients"):
+        _check_roll(masked.changed(data="sites"), [one, one])
 
 
 def test_only_a_cohort_with_some_to_spare_may_leave_some_out() -> None:
@@ -125,6 +131,28 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
     (tmp_path / "here" / "about.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
         resume_here(tmp_path / "here")
+
+
+def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:
+    """A second one would take the link of the first away."""
+    with _alone(federation.folder), pytest.raises(StoreError, match="another server of"):
+        start(Recipe.of("fedavg", "data=sites"), federation.folder, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_that_is_taken_is_named(federation, tmp_path: Path) -> None:
+    recipe = Recipe.of("fedavg", "data=sites")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = Listening("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(EngineError, match=r"cannot listen at 127.0.0.1:\d+: Address already"):
+            start(recipe, federation.folder, out=tmp_path / "run", listening=place)
+
+
+def test_what_gathers_all_pictures_cannot_run_with_sites(federation, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="centralised puts all pictures in one place"):
+        start(Recipe.of("centralised", "data=sites"), federation.folder, out=tmp_path / "run")
 
 
 def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from harmonium import store
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.host import Host
@@ -43,21 +44,25 @@ class Pictures:
     def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> Pictures:
         """From `name`, or `name:path`, and `data.key=value` settings.
 
-        All pictures of the training part are used: nothing is held out unless a setting says so.
+        All pictures of one's own are used; nothing is held out unless a setting says so.
         """
         name, _, path = words.partition(":")
         chosen = datasets[name]
         known = {field.name for field in fields(chosen)}
-        tree = {"name": name} | {key: 0.0 for key in ("validation", "test") if key in known}
+        own = "path" in known  # of a published set the server may judge with what is held out
+        tree = {"name": name} | {k: 0.0 for k in ("validation", "test") if own and k in known}
         if path:
-            if "path" not in known:
+            if not own:
                 raise ConfigError(f"--data {words}: the data set {name} has no path")
             tree["path"] = str(Path(path).expanduser().absolute())
         for change in changes:
             if not change.startswith("data."):
                 raise ConfigError(f"'{change}' is no setting of the data: write data.key=value")
         spec = choose("data", datasets, apply_changes({"data": tree}, changes)["data"])
+        if own and not getattr(spec, "path", ""):
+            raise ConfigError(f"--data {words}: say where the pictures are, --data {name}:PATH")
         spec.check()
+        spec.identity()  # looks at what is there, so that a mistake is told at once
         return cls(spec, _part(part))
 
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
@@ -78,11 +83,18 @@ def _part(words: str) -> tuple[int, int]:
 
 
 def open_host(
-    pictures: Pictures, plan: Recipe, folder: Path, client: ClientId, key: bytes = b""
+    pictures: Pictures,
+    plan: Recipe,
+    folder: Path,
+    client: ClientId,
+    key: bytes = b"",
+    note: Callable[[str], None] = lambda text: None,
 ) -> Host:
     """What performs a plan's tasks here, for the one client that this site is."""
     method = method_of(plan)
     dataset, images = pictures.load(plan.data.size, plan.data.channels)
+    for text in dataset.notes:
+        note(text)
     if method.reads_labels:
         images = images.relabelled(_numbered(images, dataset, classes_of(plan)))
     else:
@@ -115,7 +127,8 @@ def take_home(
     server = Server({}, told["model"], memory={"statistics": told["statistics"]})
     path = folder / "encoder.safetensors"
     encoder = host.method.represent(server, kept)
-    save_encoder(path, encoder, plan, host.method, "this site's own pictures")
+    save_encoder(path, encoder, plan, host.method, plan.data.name)
+    store.write_atomic(folder / "recipe.yaml", plan.yaml().encode())
     return path
 
 
@@ -161,11 +174,12 @@ def attend(
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
         kit.folder / KEPT,
-        lambda plan, folder, client: open_host(pictures, plan, folder, client, secret),
+        lambda plan, folder, client: open_host(pictures, plan, folder, client, secret, note),
         policy,
         finish,
         note,
     )
+    site.log.verify()
     certificate = None if insecure else kit.authority
     attend_node(site.answer, address, kit.private_key, certificate, note, over)
 

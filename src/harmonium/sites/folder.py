@@ -46,6 +46,7 @@ from harmonium.sites.kit import (
     parse,
     read_pair,
     write_pair,
+    write_policy,
     write_sheet,
 )
 from harmonium.store import write_atomic
@@ -263,7 +264,8 @@ def _with_site(
     kit.mkdir(mode=0o700)
     if public is None:
         public = write_pair(kit / "site")
-    else:
+        write_policy(kit)
+    else:  # the site has a policy of its own beside its key
         write_atomic(kit / "site.pub", made.public_pem(public))
     write_atomic(folder / "sites" / f"{name}.pub", made.public_pem(public))
     authority, _ = made.read_certificate(folder / "ca" / "ca.crt", "make a new federation")

@@ -136,16 +136,22 @@ def keygen(folder: Path) -> Path:
         if (folder / name).exists():
             raise ConfigError(f"{folder} holds {name} already: name another folder")
     write_pair(folder / "site")
+    if not (folder / "policy.yaml").exists():
+        write_policy(folder)
     return folder / "site.pub"
 
 
-def write_sheet(folder: Path, sheet: Sheet) -> None:
-    """Write kit.yaml and the policy that a site begins with."""
+def write_policy(folder: Path) -> None:
+    """Write the policy that a site begins with."""
     from harmonium.sites.policy import TEMPLATE
 
+    write_atomic(folder / "policy.yaml", TEMPLATE.encode())
+
+
+def write_sheet(folder: Path, sheet: Sheet) -> None:
+    """Write kit.yaml."""
     head = f"# Kit of the site {sheet.name}. site.key never leaves it; policy.yaml is its own.\n"
     write_atomic(folder / "kit.yaml", (head + dump(sheet)).encode())
-    write_atomic(folder / "policy.yaml", TEMPLATE.encode())
 
 
 def write_pair(stem: Path) -> ec.EllipticCurvePublicKey:
@@ -180,7 +186,7 @@ def check_new(name: str, others: Iterable[str]) -> None:
     """Refuse a name that differs from another at most in upper and lower case."""
     for other in others:
         if other.lower() == name.lower():
-            raise ConfigError(f"two sites called {name} and {other}: give one another name")
+            raise ConfigError(f"there is a site {other} already: give {name} another name")
 
 
 def parse(cls: type[T], path: Path) -> T:

@@ -184,6 +184,8 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         fields = [
             f"{name} ({about['kind']}, {size_of(about['bytes'])})" for name, about in _left(entry)
         ]
+        if told := entry.get("told"):
+            fields.append(f"the number of pictures ({told.get('examples')})")
         outcome, why = entry.get("outcome", ""), entry.get("why", "")
         rows.append(
             {

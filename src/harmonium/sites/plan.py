@@ -33,6 +33,8 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
             )
         tree["data"] = {**plain(recipe.data), "size": height, "channels": channels}
     plan = Recipe.from_tree(tree)
+    if plan.clients != clients:
+        raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")
     method = method_of(plan)
     if method.reads_labels and not classes_of(plan):
         raise ConfigError(

@@ -11,14 +11,17 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import filelock
+
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, Member, Post, RemoteEngine, Waits
 from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
 from harmonium.federation.drive import Turn
 from harmonium.federation.masking import STEPS
@@ -120,9 +123,40 @@ def _serve(
         from harmonium.engines.flower.post import FlowerPost
     except ImportError:
         raise ConfigError(NEEDS_FLOWER) from None
-    listening, life = listening or Listening(), Life(path, plan, watcher or Watcher())
+    life = Life(path, plan, watcher or Watcher())
     if held and life.is_complete():
         return life.result()
+    with _alone(federation.folder):
+        return _play(life, dataset, federation, held, listening or Listening(), Link, FlowerPost)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One server of a federation at a time."""
+    lock = filelock.FileLock(folder / ".serving")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreError(
+            f"another server of {folder} is running: wait for it, or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _play(
+    life: Life,
+    dataset: Dataset | None,
+    federation: Federation,
+    held: bool,
+    listening: Listening,
+    link_of: Callable[..., Link],
+    post_of: Callable[[Link], Post],
+) -> Result:
+    """Call the roll, if it was not called before, and play what is left of the run."""
+    plan, path = life.recipe, life.path
     note, method = life.watcher.note, method_of(plan)
     for text in federation.notes:
         note(text)
@@ -134,10 +168,11 @@ def _serve(
     pair = (federation.certificate, federation.certificate_key)
     place = federation.folder / "link"
     shutil.rmtree(place, ignore_errors=True)  # an earlier link's; its messages serve nobody now
-    with Link(place, listening.host, port, None if listening.insecure else pair) as link:
+    with link_of(place, listening.host, port, None if listening.insecure else pair) as link:
+        note(f"run {run[:8]}, plan {plan.digest}")
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
         engine = RemoteEngine(
-            FlowerPost(link),
+            post_of(link),
             _members(link, sites),
             federation.signing_key(),
             {"federation": federation.id, "run": run, "plan": plan.digest},
@@ -148,8 +183,10 @@ def _serve(
         )
         if not held:
             shown = public_digest(public.train if public else None)
-            roll = _roll(engine, sites, shown, listening.wait, note)
+            roll, absent = _roll(engine, sites, shown, listening.wait, note)
             _check_roll(plan, roll)
+            if absent:
+                note(f"{len(roll)} of {len(sites)} sites take part in this run, to its end")
             engine.keep(one.client for one in roll)
             register(
                 path,
@@ -159,7 +196,7 @@ def _serve(
                 public=public.digest if public else None,
                 cache={"data": None, "public": None},
                 clients=[one.name for one in roll],
-                notes=[*(dataset.notes if dataset else ()), *public_notes(plan, public)],
+                notes=[*absent, *(dataset.notes if dataset else ()), *public_notes(plan, public)],
                 federation={
                     "id": federation.id,
                     "folder": str(federation.folder.absolute()),
@@ -222,10 +259,11 @@ def _roll(
     public: str,
     wait: float | None,
     note: Callable[[str], None],
-) -> list[Enrolled]:
-    """Greet every site; who accepts the plan, with how many pictures, is the run's roll."""
+) -> tuple[list[Enrolled], list[str]]:
+    """Greet every site: the roll of those who accept the plan, and why the others do not."""
     waiting, said = dict(sites), dict[ClientId, str]()
     roll: list[Enrolled] = []
+    absent: list[str] = []
     end = time.monotonic() + (float("inf") if wait is None else wait)
     while waiting and time.monotonic() < end:
         for client, got in engine.say("hello", {}, list(waiting)):
@@ -237,15 +275,17 @@ def _roll(
                 continue
             site, up = waiting.pop(client), got["up"]
             if why := got["why"] if up is None else _unfit(up, public):
-                note(f"{name} does not take part: {why}")
+                absent.append(f"{name} does not take part: {why}")
+                note(absent[-1])
                 continue
             roll.append(Enrolled(client, site.number, name, site.fingerprint, up["examples"]))
             note(f"{name} takes part with {up['examples']:,} pictures")
         if waiting:
             time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))
     for client in waiting:
-        note(f"{sites[client].name} does not take part: it did not come within {wait:g} s")
-    return sorted(roll, key=lambda one: one.client)
+        absent.append(f"{sites[client].name} does not take part: it did not come in {wait:g} s")
+        note(absent[-1])
+    return sorted(roll, key=lambda one: one.client), absent
 
 
 def _unfit(up: Mapping[str, Any], public: str) -> str:
@@ -261,7 +301,9 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
     if not roll:
         raise NotEnoughReplies("no site takes part: see the reasons above")
     try:
-        plan.participation.check(len(roll))
+        wanted = plan.participation.check(len(roll))
+        if plan.privacy.masks is not None:
+            plan.privacy.masks.check(method_of(plan), wanted)
     except ConfigError as error:
         raise NotEnoughReplies(f"{len(roll)} site(s) take part, too few: {error}") from None
 

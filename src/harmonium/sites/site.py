@@ -88,7 +88,7 @@ class Site:
         """The answer to an ask; one that is not for this site, or not new, is refused."""
         header = self._opened(sealed, bodies)
         began = time.monotonic()
-        entry = {key: header[key] for key in ("run", "round", "ask", "step", "nonce")}
+        entry = {key: header[key] for key in ("run", "plan", "round", "ask", "step", "nonce")}
         entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         try:
             tree, more = self._answered(header, bodies)
@@ -146,6 +146,9 @@ class Site:
                 "examples": len(host.indices[header["client"]]),
                 "public": public_digest(host.public),
             }
+            what = f"{recipe.method.name} with {recipe.objective.name}, {recipe.rounds} rounds"
+            pictures = f"{found['examples']:,} pictures"
+            self.note(f"run {header['run'][:8]}: {what}, {pictures}, plan {header['plan']}")
             return {"up": found, "why": ""}, {"outcome": "greeted", "told": found}
         if header["step"] == "finish":
             kept = host.read_state(self._task(header, bodies, host).state)
@@ -154,7 +157,7 @@ class Site:
         declared = host.method.exchanges().get(header["step"])
         anew = header["step"] == STEPS[0]  # keys whose shares were dealt already serve nobody
         if not anew and (stored := self._stored(header, bodies)) is not None:
-            up = _sizes(codec.decode(stored)["up"], declared)
+            up = _sizes(codec.decode(stored)["up"], declared, host.masks is not None)
             return stored, {"outcome": "stored answer sent again", "up": up}
         result = host.perform(self._task(header, bodies, host), bodies[1])
         if result["up"] is None:
@@ -164,7 +167,7 @@ class Site:
             self.policy.check_release(self.log.releases(), releases)
         return result, {
             "outcome": "sent",
-            "up": _sizes(result["up"], declared),
+            "up": _sizes(result["up"], declared, host.masks is not None),
             "down": codec.payload_bytes(codec.decode(bodies[1])),
             "releases": releases,
         }
@@ -255,10 +258,13 @@ def _name(header: Mapping[str, Any], bodies: list[bytes]) -> str:
     return store.digest_of(text.encode())
 
 
-def _sizes(up: Mapping[str, Any], declared: Exchange | None) -> dict[str, dict[str, Any]]:
-    """What leaves, by field: its kind and its bytes."""
-    kinds = {name: one.kind for name, one in declared.up.items()} if declared else {}
+def _sizes(
+    up: Mapping[str, Any], declared: Exchange | None, masked: bool
+) -> dict[str, dict[str, Any]]:
+    """What leaves, by field: its kind, whether under masks, and its bytes."""
+    word = "masked " if masked else ""
+    kinds = {name: word + one.kind for name, one in declared.up.items()} if declared else {}
     return {
-        name: {"kind": kinds.get(name, "masked"), "bytes": codec.payload_bytes(value)}
+        name: {"kind": kinds.get(name, "keys of masks"), "bytes": codec.payload_bytes(value)}
         for name, value in up.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -26,7 +27,6 @@ from flwr.proto.control_pb2 import (
     ListNodesRequest,
     RegisterNodeRequest,
     StartRunRequest,
-    UnregisterNodeRequest,
 )
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -133,6 +133,7 @@ class Link:
         self._grid: Grid | None = None
 
     def __enter__(self) -> Link:
+        self._await_port()
         self._start()
         threading.Thread(target=self._watch, daemon=True).start()
         self._await_control()
@@ -165,11 +166,26 @@ class Link:
             if self._process is not None and self._process.poll() is not None:
                 self._start()
 
-    def _await_control(self) -> None:
-        """Wait until it answers; one that cannot start is started again for a while.
+    def _await_port(self) -> None:
+        """Wait for the port: the SuperLink of a server that was killed holds it a moment longer."""
+        host, port = self.settings.host, self.settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        for left in reversed(range(30)):
+            try:
+                with socket.socket(family) as trial:
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    trial.bind((host, port))
+                return
+            except OSError as error:
+                if not left or error.errno != errno.EADDRINUSE:
+                    raise EngineError(
+                        f"cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
+                        "there, or name another place with --listen HOST:PORT"
+                    ) from None
+            time.sleep(0.1)
 
-        The SuperLink of a server that was killed holds the port for a moment longer.
-        """
+    def _await_control(self) -> None:
+        """Wait until it answers; one that cannot start is started again for a while."""
         began, code = time.monotonic(), None
         while (waited := time.monotonic() - began) < START:
             with suppress(httpx.HTTPError):
@@ -199,16 +215,14 @@ class Link:
             return list(control.ListNodes(ListNodesRequest()).nodes_info)
 
     def admit(self, keys: Mapping[ClientId, ec.EllipticCurvePublicKey]) -> dict[ClientId, int]:
-        """Let exactly these sites in; the number of the node by which each is reached."""
-        wanted = {public_key_to_bytes(key): client for client, key in keys.items()}
-        known = {bytes(node.public_key): node.node_id for node in self._nodes()}
+        """Let these sites in, and no others; the number of the node by which each is reached."""
         with self._control() as control:
-            for key in set(known) - set(wanted):
-                control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
-            for key in set(wanted) - set(known):
-                reply = control.RegisterNode(RegisterNodeRequest(public_key=key))
-                known[key] = reply.node_id
-        return {client: known[key] for key, client in wanted.items()}
+            return {
+                client: control.RegisterNode(
+                    RegisterNodeRequest(public_key=public_key_to_bytes(key))
+                ).node_id
+                for client, key in keys.items()
+            }
 
     def grid(self, *, anew: bool = False) -> Grid:
         """The way to the nodes: a run of which we are the one executor."""

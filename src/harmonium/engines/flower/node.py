@@ -41,6 +41,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from harmonium.engines.flower import CHUNK
 from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
 from harmonium.errors import EngineError, HarmoniumError
+from harmonium.sites.seal import one_line
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
@@ -133,7 +134,7 @@ def _serve(
                 pause = min(1.2 * pause, LATER)
         return "the server no longer counts this site as connected"
     except httpx.HTTPError as error:
-        return f"the connection broke ({error})"
+        return f"the connection broke ({one_line(str(error).partition(chr(10))[0])})"
     finally:
         broken.set()
         with suppress(httpx.HTTPError):
