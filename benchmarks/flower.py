@@ -40,7 +40,7 @@ from harmonium.recipe import Recipe
 from harmonium.report.tables import markdown
 from harmonium.runs import _begin
 
-SIZES = {"1 MB": ["encoder.width=48"], "45 MB": ["encoder=resnet18"]}
+SIZES = {"1 MB": ["encoder.width=17"], "45 MB": ["encoder=resnet18"]}
 MASKED = ["privacy.secure_aggregation=true"]
 
 
