@@ -119,8 +119,8 @@ between their share is 13 to 14 percent, and kNN is 88.9 with all four turns in 
 with one. Means of seeds 100 and 101 on validation pictures, by `python benchmarks/turns.py`.
 """,
     "cifar10": """
-This table was made before the benchmark took several seeds, at an earlier commit. Of its rows
-`simclr` was repeated since and gave 36.9 in place of 36.7.
+This table was made before the benchmark took several seeds, at an earlier commit and on another
+processor. Of its rows `simclr` was repeated since and gave 36.9 in place of 36.7.
 """,
 }
 
