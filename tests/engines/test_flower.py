@@ -19,6 +19,7 @@ from harmonium.federation.client import Decline
 from harmonium.federation.drive import Turn
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
+from harmonium.hosts import make_host
 from harmonium.methods import methods
 from harmonium.testing import ContractError, check_parity, first_trial
 
@@ -169,6 +170,28 @@ def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:
     there = plain.again(engine=together.engine, wrap=Losing, reload=True)
     assert there.states[1]["rounds"] == 1
     assert there.digest == plain.digest
+
+
+def test_replayed_and_edited_asks_are_refused(together: Together, tmp_path: Path) -> None:
+    """Whoever holds the SuperLink can push any message; the site answers none but the server's."""
+    trial = first_trial("fedavg")
+    host = make_host(trial.recipe, trial.dataset, trial.split, tmp_path)
+    engine, sent = together.engine(trial.recipe, host, tmp_path), []
+    post = engine._post
+    push = post.push
+    post.push = lambda letters: (sent.extend(letters), push(letters))[1]
+    ask = Ask("train", [0], {"model": host.method.blueprint.shared()})
+    (reply,) = engine.deliver(ask, Turn(1, 0))
+    assert reply.up is not None
+    (letter,) = sent
+    forged = letter.sealed.replace(b'\\"round\\":1', b'\\"round\\":2')
+    assert forged != letter.sealed
+    waiting = push([letter, replace(letter, sealed=forged)])
+    told: dict[str, object] = {}
+    while len(told) < 2:
+        told |= dict(post.pull([ticket for ticket in waiting if ticket not in told]))
+    assert "it is a replay" in str(told[waiting[0]])
+    assert "not signed by the one who should have sent it" in str(told[waiting[1]])
 
 
 @dataclass(frozen=True)
