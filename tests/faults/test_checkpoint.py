@@ -108,6 +108,14 @@ def test_a_damaged_client_state_is_named_and_the_commit_before_used(
     same(stopped, calm)
 
 
+def test_states_of_real_sites_are_not_looked_for_here(stopped: Path) -> None:
+    shutil.rmtree(stopped / "clients")
+    newest, faults = Folder(stopped).last(with_states=False)
+    assert newest is not None and newest.clients and not faults
+    with pytest.raises(StoreError, match="no checkpoint can be read"):
+        Folder(stopped).last()
+
+
 @dataclass(frozen=True)
 class Remembers(Method):
     """Keeps in the server's memory what would not be the same after reading it back."""

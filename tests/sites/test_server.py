@@ -20,9 +20,9 @@ from harmonium.sites.server import (
     _alone,
     _called,
     _check_roll,
+    _enough,
     _roll,
     _unfit,
-    _wanted,
     resume,
     start,
 )
@@ -98,13 +98,16 @@ def test_too_few_do_not_begin() -> None:
 
 
 def test_only_a_cohort_with_some_to_spare_may_leave_some_out() -> None:
-    enough = _wanted(Participation(number=2, over=0.5), 3)
+    def enough(ask: Ask, turn: Turn, sites: int = 3, over: float = 0.5) -> int | None:
+        return _enough(Participation(number=2, over=over), sites, ask, turn)
+
     assert enough(Ask("train", [0, 1, 2]), Turn(1, 0)) == 2
+    assert enough(Ask("train", [0, 1, 2]), Turn(1, 0), sites=9) == 2  # of those on the roll
     assert enough(Ask("train", [0, 1]), Turn(1, 1)) is None  # those who answered the first ask
     assert enough(Ask("train", [0, 1, 2]), Turn(0, 0)) is None  # the start-up asks everyone
     assert enough(Ask("mask_keys", [0, 1, 2]), Turn(1, 0)) == 2
     assert enough(Ask("unmask", [0, 1, 2]), Turn(1, 0)) is None  # who began must stay
-    assert _wanted(Participation(), 3)(Ask("train", [0, 1, 2]), Turn(1, 0)) is None
+    assert enough(Ask("train", [0, 1]), Turn(1, 0), over=0.0) is None
 
 
 def test_a_site_that_was_removed_or_replaced_is_not_called(federation) -> None:

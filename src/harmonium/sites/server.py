@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Member, Post, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
 from harmonium.federation.drive import Turn
 from harmonium.federation.masking import STEPS
@@ -118,16 +118,11 @@ def _serve(
     watcher: Watcher | None,
     listening: Listening | None,
 ) -> Result:
-    try:
-        from harmonium.engines.flower.link import Link
-        from harmonium.engines.flower.post import FlowerPost
-    except ImportError:
-        raise ConfigError(NEEDS_FLOWER) from None
     life = Life(path, plan, watcher or Watcher())
     if held and life.is_complete():
         return life.result()
     with _alone(federation.folder):
-        return _play(life, dataset, federation, held, listening or Listening(), Link, FlowerPost)
+        return _play(life, dataset, federation, held, listening or Listening())
 
 
 @contextmanager
@@ -152,10 +147,13 @@ def _play(
     federation: Federation,
     held: bool,
     listening: Listening,
-    link_of: Callable[..., Link],
-    post_of: Callable[[Link], Post],
 ) -> Result:
     """Call the roll, if it was not called before, and play what is left of the run."""
+    try:
+        from harmonium.engines.flower.link import Link
+        from harmonium.engines.flower.post import FlowerPost
+    except ImportError:
+        raise ConfigError(NEEDS_FLOWER) from None
     plan, path = life.recipe, life.path
     note, method = life.watcher.note, method_of(plan)
     for text in federation.notes:
@@ -168,17 +166,17 @@ def _play(
     pair = (federation.certificate, federation.certificate_key)
     place = federation.folder / "link"
     shutil.rmtree(place, ignore_errors=True)  # an earlier link's; its messages serve nobody now
-    with link_of(place, listening.host, port, None if listening.insecure else pair) as link:
+    with Link(place, listening.host, port, None if listening.insecure else pair) as link:
         note(f"run {run[:8]}, plan {plan.digest}")
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
         engine = RemoteEngine(
-            post_of(link),
+            FlowerPost(link),
             _members(link, sites),
             federation.signing_key(),
             {"federation": federation.id, "run": run, "plan": plan.digest},
             frame_of(plan),
             Waits(plan.engine.deadline, plan.engine.patience),
-            wanted=_wanted(plan.participation, len(roll) or len(sites)),
+            wanted=lambda ask, turn: _enough(plan.participation, len(roll), ask, turn),
             note=note,
         )
         if not held:
@@ -239,18 +237,12 @@ def _members(link: Link, sites: Mapping[ClientId, Site]) -> dict[ClientId, Membe
     }
 
 
-def _wanted(participation: Participation, sites: int) -> Callable[[Ask, Turn], int | None]:
+def _enough(participation: Participation, sites: int, ask: Ask, turn: Turn) -> int | None:
     """How many answers of an ask are enough: of a cohort with some to spare, those wanted."""
-    if not participation.over:
-        return lambda ask, turn: None
-    wanted, asked = participation.size(sites), participation.asked(sites)
     later = STEPS[1:]  # who began a masked ask must stay
-
-    def enough(ask: Ask, turn: Turn) -> int | None:
-        spare = turn.round > 0 and len(ask.to) == asked and ask.step not in later
-        return wanted if spare else None
-
-    return enough
+    if not participation.over or turn.round == 0 or ask.step in later:
+        return None
+    return participation.size(sites) if len(ask.to) == participation.asked(sites) else None
 
 
 def _roll(
