@@ -139,7 +139,8 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
 def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:
     """A second one would take the link of the first away."""
     with _alone(federation.folder), pytest.raises(StoreError, match="another server of"):
-        start(Recipe.of("fedavg", "data=sites"), federation.folder, out=tmp_path / "run")
+        recipe, soon = Recipe.of("fedavg", "data=sites"), Listening("127.0.0.1", wait=0.0)
+        start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
     assert not (tmp_path / "run").exists()
 
 
@@ -155,7 +156,8 @@ def test_a_port_that_is_taken_is_named(federation, tmp_path: Path) -> None:
 
 def test_what_gathers_all_pictures_cannot_run_with_sites(federation, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="centralised puts all pictures in one place"):
-        start(Recipe.of("centralised", "data=sites"), federation.folder, out=tmp_path / "run")
+        recipe, soon = Recipe.of("centralised", "data=sites"), Listening("127.0.0.1", wait=0.0)
+        start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
 
 
 def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:
