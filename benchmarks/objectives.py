@@ -40,13 +40,21 @@ OBJECTIVES: dict[str, list[str]] = {
     "barlow": [],
     "vicreg": [],
     "swav": [],
-    "rotation": ["objective.turns=one", "objective.head=projector"],
+    "rotation": ["objective.turns=one", "objective.head=projector", "objective.augment=true"],
+    "rotation, Orchestra's form": [
+        "objective=rotation",
+        "objective.turns=one",
+        "objective.head=projector",
+    ],
     "rotation, FedPR's form": ["objective=rotation"],
     "autoencoder": [],
     "supervised": [],
 }
 # Left out of the check at the end, for a reason that the page gives.
-DEGENERATE = {("digits", "rotation, FedPR's form")}
+DEGENERATE = {
+    ("digits", "rotation, Orchestra's form"),
+    ("digits", "rotation, FedPR's form"),
+}
 COMMON = [
     "encoder.width=16",
     "encoder.out=128",

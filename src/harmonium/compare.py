@@ -20,7 +20,7 @@ from harmonium.recipe import Recipe
 from harmonium.report.tables import csv_text, markdown
 from harmonium.runs import run
 
-PROBES = {"knn": "kNN", "linear": "linear", "linear_labelled": "linear, held-out labels"}
+PROBES = {"knn": "kNN", "linear": "linear", "linear_labelled": "linear, known labels"}
 
 
 @dataclass(frozen=True)

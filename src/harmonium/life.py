@@ -169,7 +169,8 @@ class Life:
         server = Server(ground.examples, method.blueprint.shared(), public=ground.public)
         cohort_size = recipe.participation.asked(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
-        for note in (*ground.notes, *(judge.notes if judge else ())):
+        warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
+        for note in (*ground.notes, *(judge.notes if judge else ()), *warned):
             watcher.note(note)
         if commit is None:
             started = time.perf_counter()
@@ -186,11 +187,12 @@ class Life:
                     f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
                 )
             figures = {"failed": True} if failed else {}
-            if recipe.evaluate.due(number, recipe.rounds) and (judge or number == recipe.rounds):
+            due = recipe.evaluate.due(number, recipe.rounds)
+            if due and (judge or method.measured or number == recipe.rounds):
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
                 looks = [judge.look(encoder) for encoder in encoders] if judge else []
-                figures |= average(looks) if looks else {}
+                figures |= {**(average(looks) if looks else {}), **method.report(server)}
             server = self._finish(server, driver, engine, started, figures)
         if all(row.get("failed") for row in self.folder.read_log("metrics.jsonl")[1:]):
             raise NotEnoughReplies(

@@ -326,6 +326,8 @@ class Recipe(BaseModel):
         height, _, channels = shape
         views = self.views.build()
         self.objective.check_views(views)
+        for term in self.terms:
+            term.check(self.objective)
         world = World(
             clients=self.clients,
             rounds=self.rounds,

@@ -8,15 +8,18 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
 
 from harmonium import store
-from harmonium.data.partition import make_split
+from harmonium.data.images import UNKNOWN, Dataset
+from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
@@ -97,12 +100,21 @@ def _complete(life: Life) -> Result:
     ground = Ground(
         host.method,
         {client: len(index) for client, index in enumerate(split.indices)},
-        as_held(dataset, split),
+        _judged(dataset, split),
         host.public,
         (*split.notes, *public_notes(recipe, public)),
     )
     with _engine(life, host) as engine:
         return life.play(ground, engine)
+
+
+def _judged(dataset: Dataset, split: Split) -> Dataset:
+    """What encoders are judged with: pictures as held, and those whose labels clients may see."""
+    held = as_held(dataset, split)
+    if split.labelled is None or held.labelled is not None:
+        return held
+    seen = split.seen(held.train)
+    return replace(held, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
 
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:

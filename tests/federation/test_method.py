@@ -317,7 +317,7 @@ class Counting(Term):
     def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
         return torch.zeros(())
 
-    def after_step(self, parts):  # type: ignore[no-untyped-def]
+    def after_step(self, parts, given):  # type: ignore[no-untyped-def]
         parts["counter"].steps += 1
 
 

@@ -46,6 +46,7 @@ class SplitRule:
 
     _: KW_ONLY
     labels: float = 1.0  # share of a client's labels that its method may see; at least 1 a class
+    labelled: float = 1.0  # share of the clients that have any label to see, drawn at random
     merge: int = 1  # so many clients are put together into one, with the labels each may see
 
     name: ClassVar[str] = ""
@@ -56,6 +57,10 @@ class SplitRule:
         if not 0 < self.labels <= 1:
             raise ConfigError(
                 f"split.labels is {self.labels}; it must be above 0 and at most 1, e.g. 0.1"
+            )
+        if not 0 < self.labelled <= 1:
+            raise ConfigError(
+                f"split.labelled is {self.labelled}; it must be above 0 and at most 1, e.g. 0.5"
             )
         if self.merge < 1:
             raise ConfigError(f"split.merge is {self.merge}; it must be at least 1")
@@ -77,8 +82,9 @@ class SplitRule:
                 f"split '{self.name}' needs a label for every picture; {missing} of "
                 f"{len(images)} have none: use split=iid"
             )
-        if self.labels < 1 and not images.labelled:
-            raise DataError(f"split.labels={self.labels}, but {called} has no labels: leave it out")
+        for name in ("labels", "labelled"):
+            if (value := getattr(self, name)) < 1 and not images.labelled:
+                raise DataError(f"split.{name}={value}, but {called} has no labels: leave it out")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Share the pictures out; `check` has passed."""
@@ -238,9 +244,12 @@ def make_split(
     indices = tuple(shares.indices)
     angles = None if shares.angles is None else tuple(shares.angles)
     labelled = None if shares.labelled is None else tuple(shares.labelled)
-    if labelled is None and spec.labels < 1:
+    if labelled is None and min(spec.labels, spec.labelled) < 1:
         rng = numpy_rng(seed, "split", "labels")
         labelled = tuple(_labelled(images.labels, own, spec.labels, rng) for own in indices)
+        holders = max(1, round(spec.labelled * places))
+        for client in numpy_rng(seed, "split", "labelled").permutation(places)[holders:]:
+            labelled = (*labelled[:client], np.empty(0, np.int64), *labelled[client + 1 :])
     if spec.merge > 1:
         indices, angles, labelled = _merged(indices, angles, labelled, spec.merge)
     for arrays in (indices, angles, labelled):

@@ -284,6 +284,7 @@ def _remembered(method: Method) -> dict[str, str]:
         if isinstance(held, Mapping) and all(isinstance(value, Tensor) for value in held.values())
     }
     measured = {"statistics": "statistic"} if method.recalibrates else {}
+    measured |= {"measured": "statistic"} if method.measured else {}
     return {"the model": "weights", **dict[str, str](method.remembers), **found, **measured}
 
 

@@ -21,6 +21,7 @@ from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.federation import measuring, rows
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
@@ -136,12 +137,24 @@ class Method:
         return (yield from plan(replace(server, memory=memory), cohort))
 
     def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Make the encoder ready to be judged: with `batch_norm=recalibrate`, measure statistics.
+        """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
+        if self.recalibrates and "statistics" not in server.memory:
+            server = yield from self._calibrated(server, cohort)
+        if not self.measured:
+            return server
+        model = {**server.model, **server.memory.get("statistics", {})}
+        got = yield Ask("gauge", cohort, {"model": model}, least=0)
+        if not got.ids:
+            return server
+        held, clients = server.memory.get("measured", {}), len(server.examples)
+        newest = measuring.updated(held, got.measured, clients, server.round)
+        return replace(server, memory={**server.memory, "measured": newest})
+
+    def _calibrated(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """With statistics of BatchNorm, by `batch_norm=recalibrate`.
 
         Any answer will do, so everyone is asked, and asked again, if the cohort keeps silent.
         """
-        if not self.recalibrates or "statistics" in server.memory:
-            return server
         encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
         for asked in (cohort, *[server.everyone] * 9):
             got = yield Ask("calibrate", asked, {"encoder": encoder}, least=0)
@@ -165,6 +178,37 @@ class Method:
         if not seen:
             raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
         return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
+
+    @exchange(down={"model": weights()}, up={"measured": statistic("each")})
+    def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Measure what terms want of the received model; nothing is trained."""
+        parts = self.pull(client, got.model)
+        parts.train(self.recalibrates)  # statistics of projectors are then known nowhere
+        total, count = torch.zeros(len(self.measured), dtype=torch.float64), 0
+        given = {"me": client.id}
+        with torch.no_grad():
+            for batch in client.batches(1, self.local.batch):
+                seen = self.see(parts, batch)
+                wanted = (t.measure(parts, seen, given, self.objective) for t in self.terms)
+                values = torch.stack([value for some in wanted for value in some])
+                total += len(batch.index) * values
+                count += len(batch.index)
+        if not count:
+            raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
+        return {"measured": total / count}
+
+    @property
+    def measured(self) -> list[str]:
+        """Names of what terms want of a model before it is judged."""
+        return measuring.names(self.terms, self.objective)
+
+    def report(self, server: Server) -> dict[str, Any]:
+        """What the terms make of it, for the log; nothing where nobody has measured."""
+        if not (held := server.memory.get("measured")):
+            return {}
+        counts = [server.examples[client] for client in server.everyone]
+        shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
+        return measuring.report(self.terms, self.objective, held, shares, server.round)
 
     @property
     def recalibrates(self) -> bool:
@@ -213,16 +257,17 @@ class Method:
         `local` replaces the recipe's local training; `given` reaches `score` and the terms, which
         may count on `me` and, where the model came by message, on `anchor`.
         """
-        loss = self.loss(parts, **{"me": client.id, **given})
-        after = partial(self.after_step, parts)
+        given = {"me": client.id, **given}
+        loss = self.loss(parts, **given)
+        after = partial(self.after_step, parts, given)
         among = self.objective.among(client.examples)
         return fit(parts, client, loss, local or self.local, train=train, after=after, among=among)
 
-    def after_step(self, parts: Parts) -> None:
+    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
         """What the objective and the terms do after every step."""
         self.objective.after_step(parts)
         for term in self.terms:
-            term.after_step(parts)
+            term.after_step(parts, given)
 
     def at_server(self, server: Server, purpose: str) -> Client:
         """The server as a client of the public pictures, for plans that train on them."""
@@ -278,37 +323,36 @@ class Method:
         return parts.shared(client.id)
 
     def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
-        """The server after folded uploads, through its optimiser; absent clients' rows stay."""
-        whole = {key: _table(server.model[key], value) for key, value in folded.items()}
+        """The server after folded uploads, through its optimiser and past the terms."""
         # Averages such as EMA twins are no directions: the optimiser steers what is trained.
         steered = {key for key, p in self.blueprint.named_parameters() if p.requires_grad}
-        rate = self.server_optimiser.rate(server.round, self.world.rounds)
-        stepped, moments = self.server_optimiser.step(
-            server.model, whole, steered, dict(server.moments), rate
+        stepped, moments = rows.step(
+            self.server_optimiser,
+            dict(server.model),
+            folded,
+            steered,
+            dict(server.moments),
+            self.server_optimiser.rate(server.round, self.world.rounds),
+            examples=server.examples,
+            lazy=self.blueprint.lazy,
         )
-        return replace(server, model={**server.model, **stepped}, moments=moments)
+        model = {**server.model, **stepped}
+        for term in self.terms:
+            model = term.at_server(model)
+        return replace(server, model=model, moments=moments)
 
     def exchanges(self) -> dict[str, Exchange]:
-        """The declared exchanges by name; `calibrate` only where it is used."""
+        """The declared exchanges by name; `calibrate` and `gauge` only where they are used."""
         cls = type(self)
         found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
         declared = {one.name: one for one in found if isinstance(one, Exchange)}
-        calibrate = declared.pop("calibrate")
-        return {**declared, "calibrate": calibrate} if self.recalibrates else declared
+        used = {"calibrate": self.recalibrates, "gauge": bool(self.measured)}
+        last = {name: declared.pop(name) for name in used}
+        return {**declared, **{name: one for name, one in last.items() if used[name]}}
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""
         return {*self.keeps, "parts"} if self.blueprint.stays else set(self.keeps)
-
-
-def _table(current: Tensor, folded: Tensor | Mapping[ClientId, Tensor]) -> Tensor:
-    """A folded tensor; rows of single clients take their places in the current table."""
-    if isinstance(folded, Tensor):
-        return folded
-    table = current.clone()
-    for client, row in folded.items():
-        table[client] = row
-    return table
 
 
 def _builder(term: Term, dim: int, world: World) -> Callable[[Mapping[str, nn.Module]], Any]:

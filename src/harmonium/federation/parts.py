@@ -34,6 +34,7 @@ class Part:
     module: nn.Module
     share: Rule = "mean"
     reveals: Kind = "weights"  # per_example for queues and memories, which can then not be sent
+    lazy: bool = False  # rows of absent clients rest, whatever the server optimiser's moments say
 
 
 BatchNorms = Literal["average", "local", "fedbn", "recalibrate"]
@@ -81,6 +82,7 @@ class Parts(nn.ModuleDict):
                     f"part '{name}' holds rows of single pictures, so it may be local or fresh, "
                     f"never {self.rules[name]}"
                 )
+        self.lazy = {name for name, part in parts.items() if part.lazy}
         self.reveals: dict[str, Kind] = {name: part.reveals for name, part in parts.items()}
         self.exceptions: dict[str, Rule] = {}  # tensors with a rule other than their part's
         for path, module in self.named_modules():

@@ -2,7 +2,7 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
 FedAvg as it was first published, and the upper reference of most federated self-supervised papers.
-The only objective that reads labels. Pictures without one are left out; a client's upload weighs by
+Pictures without one are left out; a client's upload weighs by
 all of its pictures all the same, as the server knows no other number.
 """
 
@@ -34,12 +34,7 @@ class Supervised(Objective):
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A linear classifier, averaged like the encoder."""
-        if not world.classes:
-            raise ConfigError(
-                "objective=supervised needs labelled pictures: choose data with labels, or an "
-                "objective without, e.g. objective=simclr"
-            )
-        return {"classifier": Part(nn.Linear(dim, world.classes))}
+        return {"classifier": classifier(self, dim, world)}
 
     def among(self, examples: Examples) -> Tensor:
         """Pictures whose label is known; a client with fewer than two takes no part."""
@@ -54,6 +49,16 @@ class Supervised(Objective):
         """Mean cross-entropy over all views of the pictures whose label is known."""
         logits = parts["classifier"](torch.cat(seen.h))
         return known_cross_entropy(logits, seen.batch.labels.repeat(len(seen.h)))
+
+
+def classifier(objective: Objective, dim: int, world: World) -> Part:
+    """A linear layer from features to classes, or an error where there are none."""
+    if not world.classes:
+        raise ConfigError(
+            f"objective={objective.name} needs labelled pictures: choose data with labels, or an "
+            "objective without, e.g. objective=simclr"
+        )
+    return Part(nn.Linear(dim, world.classes))
 
 
 def known_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,16 +5,20 @@ A method never has to know which terms a recipe adds: `Method.loss` always adds 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from harmonium.federation.parts import Part, Parts
+from harmonium.federation.wire import Weights
 from harmonium.federation.world import World
-from harmonium.objectives import Seen
+from harmonium.objectives import Objective, Seen
 from harmonium.registry import Registry
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Term:
     name: ClassVar[str] = ""
     uses_labels: ClassVar[bool] = False
 
+    def check(self, objective: Objective) -> None:
+        """Refuse an objective that it cannot be added to."""
+
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; most terms have none."""
         return {}
@@ -32,8 +39,31 @@ class Term:
         """The loss to add. `given` has `me` (client id) and `anchor` (received weights, if any)."""
         raise TypeError(f"{type(self).__name__} must define `score`")
 
-    def after_step(self, parts: Parts) -> None:
+    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
         """Called after every optimiser step, e.g. to keep rows at unit length."""
+
+    def at_server(self, model: Weights) -> Weights:
+        """The model after a step of the server's optimiser, put right where the term must."""
+        return model
+
+    def note(self, method: Method, cohort: int) -> str:
+        """What a user should know of a run in which so many clients take part in a round."""
+        return ""
+
+    # What it wants to know of the model before an encoder is judged; most terms nothing.
+    def measures(self, objective: Objective) -> tuple[str, ...]:
+        """Names of the numbers that a client measures on its pictures."""
+        return ()
+
+    def measure(
+        self, parts: Parts, seen: Seen, given: Mapping[str, Any], objective: Objective
+    ) -> Sequence[Tensor]:
+        """Those numbers for one batch, means over its pictures."""
+        return ()
+
+    def report(self, means: Mapping[str, float], entropy: float) -> dict[str, Any]:
+        """What they amount to: means over clients, and the entropy of the clients in nats."""
+        return {}
 
 
 terms: Registry[Term] = Registry("term", "harmonium.terms", Term)

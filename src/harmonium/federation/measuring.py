@@ -1,0 +1,72 @@
+"""Numbers that terms want of a model before it is judged: measured by clients, kept with their age.
+
+Only those of the cohort measure. What others measured earlier still counts, and the report says how
+old the oldest number is and whose are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.federation.wire import ClientId
+from harmonium.objectives import Objective
+from harmonium.terms import Term
+
+NEVER = -1  # the round of a client that has not measured yet
+
+
+def names(terms: Iterable[Term], objective: Objective) -> list[str]:
+    """What is measured, in the order of the numbers; as `term.name`."""
+    return [f"{term.name}.{one}" for term in terms for one in term.measures(objective)]
+
+
+def updated(
+    held: Mapping[str, Tensor], measured: Mapping[ClientId, Tensor], clients: int, round: int
+) -> dict[str, Tensor]:
+    """The newest numbers of every client, after some measured anew in a round.
+
+    >>> updated({}, {1: torch.tensor([0.5])}, clients=2, round=3)["rounds"].tolist()
+    [-1, 3]
+    """
+    width = len(next(iter(measured.values()))) if measured else 0
+    rounds = held["rounds"].clone() if held else torch.full((clients,), NEVER)
+    values = held["values"].clone() if held else torch.zeros(clients, width, dtype=torch.float64)
+    for client, row in measured.items():
+        rounds[client], values[client] = round, row
+    return {"rounds": rounds, "values": values}
+
+
+def report(
+    terms: Sequence[Term],
+    objective: Objective,
+    held: Mapping[str, Tensor],
+    weights: Sequence[float],
+    round: int,
+) -> dict[str, Any]:
+    """What every term makes of the numbers, beside how many clients' they are and how old.
+
+    `weights` are those of all clients, measured or not; their entropy is that of the federation.
+    """
+    known = held["rounds"] != NEVER
+    total = math.fsum(weights)
+    shares = [weight / total for weight in weights]
+    entropy = -math.fsum(share * math.log(share) for share in shares if share)
+    some = torch.tensor(shares, dtype=torch.float64)[known]
+    means = (some / some.sum()) @ held["values"][known]
+    by_name = dict(zip(names(terms, objective), means.tolist(), strict=True))
+    age = {
+        "clients": int(known.sum()),
+        "of": len(known),
+        "oldest": round - int(held["rounds"][known].min()),  # rounds
+    }
+    found: dict[str, Any] = {}
+    for term in terms:
+        own = {one: by_name[f"{term.name}.{one}"] for one in term.measures(objective)}
+        if own:
+            found |= {key: {**value, **age} for key, value in term.report(own, entropy).items()}
+    return found

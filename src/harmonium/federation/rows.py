@@ -1,0 +1,85 @@
+"""Tables with a row a client at the server, and the step of its optimiser through them.
+
+A client sends its own row. The table then moves as if every client had sent all of it with the rows
+of others unchanged, which is what averaging whole tables would give. Moments of an optimiser move
+absent clients' rows as well; lazy rows are tensors of their own to it, so that absent ones rest and
+every row counts its own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.federation.optimiser import Memory, ServerOptimiser
+from harmonium.federation.wire import ClientId, Weights
+
+
+def step(
+    optimiser: ServerOptimiser,
+    current: Weights,
+    folded: Mapping[str, Any],
+    steered: set[str],
+    memory: Memory,
+    rate: float,
+    *,
+    examples: Mapping[ClientId, int],
+    lazy: Collection[str],
+) -> tuple[Weights, Memory]:
+    """The new tensors and the optimiser's memory after folded uploads.
+
+    Args:
+        optimiser: the server's.
+        current: the model before.
+        folded: averages, and for tables a dict from client to row.
+        steered: keys of what is trained; others are taken as they are.
+        memory: the optimiser's before.
+        rate: its learning rate.
+        examples: what weighs a client.
+        lazy: parts whose absent rows rest.
+    """
+    tables = {key: rows for key, rows in folded.items() if not isinstance(rows, Tensor)}
+    before, average = dict(current), {k: v for k, v in folded.items() if k not in tables}
+    steered = set(steered)
+    apart = {key for key in tables if key.partition(".")[0] in lazy}
+    for key, rows in tables.items():
+        moved = _moved(current[key], rows, optimiser.weighting == "uniform", examples)
+        if key not in apart:
+            average[key] = _with(current[key], moved)
+            continue
+        for client, row in moved.items():
+            before[_single(key, client)] = current[key][client]
+            average[_single(key, client)] = row
+            steered |= {_single(key, client)} if key in steered else set()
+    stepped, memory = optimiser.step(before, average, steered, memory, rate)
+    for key in apart:
+        rows = {client: stepped.pop(_single(key, client)) for client in tables[key]}
+        stepped[key] = _with(current[key], rows)
+    return stepped, memory
+
+
+def _moved(
+    table: Tensor,
+    rows: Mapping[ClientId, Tensor],
+    uniform: bool,
+    examples: Mapping[ClientId, int],
+) -> dict[ClientId, Tensor]:
+    """Rows after an average of whole tables, in each of which only the owner's has changed."""
+    weights = {client: 1 if uniform else examples[client] for client in rows}
+    total = sum(weights.values())
+    return {c: torch.lerp(table[c], row, weights[c] / total) for c, row in rows.items()}
+
+
+def _with(table: Tensor, rows: Mapping[ClientId, Tensor]) -> Tensor:
+    """The table with some rows replaced."""
+    made = table.clone()
+    for client, row in rows.items():
+        made[client] = row
+    return made
+
+
+def _single(key: str, client: ClientId) -> str:
+    return f"{key}/{client}"
