@@ -1,0 +1,257 @@
+"""Whether user verification helps where clients differ by labels, and what a few labels are worth.
+
+    python benchmarks/verification.py [--part uv semi] [--data shapes fashion-mnist]
+                                      [--only "local SimCLR"] [--seeds 0 1 2] [--json]
+                                      [--write docs/results/verification.md] [--runs FILE...]
+
+Part `uv` is Federated SimCLR less local SimCLR (Louizos et al., 2024) under label skew and under
+rotation shift, everything else equal, paired by seed. Part `semi` compares their semi-supervised
+variants with supervised training on the same tenth of the labels. Figures are test accuracy in
+percent of the frozen encoder. `--json` prints every run as a line; files of such lines that are
+given as `--runs` join the tables, and what they hold is not run again. Fetch the second data set
+first: `harmonium data fetch fashion-mnist`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import ttest_rel
+
+from harmonium.recipe import Recipe
+from harmonium.report.tables import estimate, markdown
+from harmonium.runs import run
+
+Run = dict[str, Any]
+Cell = tuple[str, str, str, str]  # part, data, split, arm
+
+COMMON = [
+    "encoder.width=8",
+    "encoder.out=64",
+    "views.mode=fast",
+    "views.crop_min=0.6",
+    "local.epochs=1",
+    "local.batch=64",
+    "local.lr=0.1",
+    "local.momentum=0",
+    "local.schedule=constant",
+    "local.clip=none",
+    "server=adam",
+    "server.lr=0.003",
+    "server.weighting=uniform",
+    "evaluate.k=20",
+    "evaluate.labels_per_class=[]",
+    "evaluate.every=50",
+]
+SETS = {
+    "shapes": [
+        "data=shapes",
+        "data.count=1024",
+        "data.validation=0.5",
+        "data.size=16",
+        "data.tilt=20",
+        "data.test_count=4000",
+        "clients=8",
+        "rounds=150",
+    ],
+    "fashion-mnist": [
+        "data=fashion-mnist",
+        "data.limit=1280",
+        "data.validation=0.5",
+        "data.size=16",
+        "clients=10",
+        "rounds=75",
+    ],
+}
+SPLITS = {
+    "label skew": ["split=by_class"],
+    "rotation shift": ["split=rotation", "split.alpha=0.1"],
+}
+UV = ["terms.uv.scale=10"]
+LOCAL, FEDERATED, SUPERVISED = "local SimCLR", "Federated SimCLR", "supervised"
+ARMS = {
+    "uv": {LOCAL: ["objective=infonce"], FEDERATED: ["objective=infonce", *UV]},
+    "semi": {
+        SUPERVISED: ["objective=supervised"],
+        "semi-infonce": ["objective=semi-infonce"],
+        "semi-spectral": ["objective=semi-spectral"],
+        "semi-simsiam": ["objective=semi-simsiam"],
+        "semi-infonce + UV": ["objective=semi-infonce", *UV],
+    },
+}
+EXTRA = {"uv": [], "semi": ["split.labels=0.1"]}
+FIGURES = {"uv": ("linear", "knn"), "semi": ("linear_labelled", "linear", "knn")}
+
+ABOUT = ""
+TITLES = {
+    "uv": "User verification",
+    "semi": "A tenth of the labels",
+}
+NOTES = {"uv": "", "semi": ""}
+
+
+def words(cell: Cell, seed: int) -> list[str]:
+    """The settings of one run, as they would be typed."""
+    part, data, split, arm = cell
+    return [*ARMS[part][arm], *SPLITS[split], *SETS[data], *COMMON, *EXTRA[part], f"seed={seed}"]
+
+
+def cells(parts: Sequence[str], data: Sequence[str], only: Sequence[str]) -> Iterator[Cell]:
+    """What there is to run; only label skew has a semi-supervised part."""
+    for part, name in itertools.product(parts, data):
+        for split in list(SPLITS)[: 1 if part == "semi" else None]:
+            yield from ((part, name, split, arm) for arm in ARMS[part] if arm in only)
+
+
+def measure(cell: Cell, seed: int) -> Run:
+    """One run and what it came to."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        found = run(Recipe.of("fedavg", *words(cell, seed)), "engine.workers=0", out=out)
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    bounds = [row["bounds"] for row in map(json.loads, lines) if row.get("bounds")]
+    health = found.figures["health"]
+    figures = {name: 100 * found.figures[name] for name in FIGURES[cell[0]]}
+    start = {f"{name}_untrained": 100 * found.untrained[name] for name in FIGURES[cell[0]]}
+    return {
+        **dict(zip(("part", "data", "split", "arm"), cell, strict=True)),
+        "seed": seed,
+        **figures,
+        **start,
+        "bounds": bounds[-1] if bounds else None,
+        "rank": health["effective_rank"],
+        "warnings": [warning.partition(":")[0] for warning in health["warnings"]],
+    }
+
+
+def paired(runs: Sequence[Run], others: Sequence[Run], figure: str) -> tuple[list[float], float]:
+    """Differences, seed by seed, of runs from others, and the p of a paired t (two-sided)."""
+    before = {one["seed"]: one[figure] for one in others}
+    both = [(one[figure], before[one["seed"]]) for one in runs if one["seed"] in before]
+    gaps = [a - b for a, b in both]
+    alike = len(gaps) < 2 or max(gaps) == min(gaps)
+    return gaps, float("nan") if alike else float(ttest_rel(*zip(*both, strict=True)).pvalue)
+
+
+def grouped(runs: Sequence[Run]) -> dict[Cell, list[Run]]:
+    """The runs of each cell, in the order of the tables."""
+    order = list(cells(list(ARMS), list(SETS), [arm for arms in ARMS.values() for arm in arms]))
+    found: dict[Cell, list[Run]] = {}
+    for cell in order:
+        its = [one for one in runs if (one["part"], one["data"], one["split"], one["arm"]) == cell]
+        if its:
+            found[cell] = sorted(its, key=lambda one: int(one["seed"]))
+    return found
+
+
+def rows(by_cell: dict[Cell, list[Run]], part: str) -> Iterator[dict[str, Any]]:
+    """A row for each comparison and figure: one arm, the other, and their difference."""
+    base = LOCAL if part == "uv" else SUPERVISED
+    for (of, data, split, arm), runs in by_cell.items():
+        others = by_cell.get((of, data, split, base))
+        if of != part or arm == base or not others:
+            continue
+        for figure in FIGURES[part]:
+            gaps, p = paired(runs, others, figure)
+            if not gaps:
+                continue
+            yield {
+                "data": data,
+                "split": split,
+                "figure": figure,
+                "arm": arm,
+                "untrained": estimate([one[f"{figure}_untrained"] for one in runs])[0],
+                base: estimate([one[figure] for one in others]),
+                "with it": estimate([one[figure] for one in runs]),
+                "difference": estimate(gaps),
+                "each seed": ", ".join(f"{gap:+.1f}" for gap in gaps),
+                "p": f"{p:.3f}",
+            }
+
+
+def bounds(by_cell: dict[Cell, list[Run]], part: str) -> Iterator[dict[str, Any]]:
+    """A row for every cell with verification: its bounds in nats at the end, means over seeds."""
+    for (of, data, split, arm), runs in by_cell.items():
+        if of == part and all(one["bounds"] for one in runs):
+            names = ("client", "entropy", "local", "total")
+            shown = [name for name in names if all(name in one["bounds"] for one in runs)]
+            means = {name: estimate([one["bounds"][name] for one in runs]) for name in shown}
+            yield {"data": data, "split": split, "arm": arm, **means}
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The stored result: every table with the command that makes it."""
+    by_cell = grouped(runs)
+    text = ABOUT.format(common=" ".join(COMMON))
+    for part in (part for part in ARMS if any(cell[0] == part for cell in by_cell)):
+        its = [one for one in runs if one["part"] == part]
+        seeds = " ".join(map(str, sorted({one["seed"] for one in its})))
+        text += f"\n## {TITLES[part]}\n\n"
+        text += f"`python benchmarks/verification.py --part {part} --seeds {seeds}`\n\n"
+        for data in dict.fromkeys(cell[1] for cell in by_cell if cell[0] == part):
+            text += f"- `{data}`: `{' '.join([*SETS[data], *EXTRA[part]])}`\n"
+        for split in dict.fromkeys(cell[2] for cell in by_cell if cell[0] == part):
+            text += f"- {split}: `{' '.join(SPLITS[split])}`\n"
+        for arm, chosen in ARMS[part].items():
+            text += f"- {arm}: `{' '.join(chosen)}`\n"
+        text += "\n" + markdown(list(rows(by_cell, part)), digits=1)
+        if measured := list(bounds(by_cell, part)):
+            text += "\nBounds in nats at the end:\n\n" + markdown(measured, digits=2)
+        warned = sorted({(one["data"], one["arm"], w) for one in its for w in one["warnings"]})
+        text += "".join(f"\nWarned of: {data}, {arm}: {w}.\n" for data, arm, w in warned)
+        text += "\n" + "\n".join(unlike(by_cell, part) or ["All as expected."]) + "\n" + NOTES[part]
+    return text
+
+
+def unlike(by_cell: dict[Cell, list[Run]], part: str) -> list[str]:
+    """A line for each main figure whose mean difference has the wrong sign."""
+    found = []
+    for row in rows(by_cell, part):
+        mean, wanted = row["difference"][0], row["split"] == "label skew"
+        if row["figure"] == FIGURES[part][0] and (mean > 0) != wanted:
+            where = f"{row['data']}, {row['split']}, {row['arm']}"
+            found.append(f"Not as expected: {where}: {row['figure']} differs by {mean:+.1f}.")
+    return found
+
+
+def main() -> None:
+    """Run what is asked for and print the tables."""
+    every = [arm for arms in ARMS.values() for arm in arms]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    runs: list[Run] = []
+    for path in asked.runs:
+        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    held = {(one["part"], one["data"], one["split"], one["arm"], one["seed"]) for one in runs}
+    for seed, cell in itertools.product(asked.seeds, cells(asked.part, asked.data, asked.only)):
+        if (*cell, seed) in held:
+            continue
+        runs.append(one := measure(cell, seed))
+        figures = ", ".join(f"{name} {one[name]:.1f}" for name in FIGURES[cell[0]])
+        line = f"{', '.join(cell)}, seed {seed}: {figures}"
+        print(json.dumps(one) if asked.json else line, flush=True)
+    if not asked.json:
+        print(page(runs))
+    if asked.write:
+        asked.write.parent.mkdir(parents=True, exist_ok=True)
+        asked.write.write_text(page(runs), encoding="utf-8")
+    by_cell = grouped(runs)
+    if wrong := [line for part in ARMS for line in unlike(by_cell, part)]:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
