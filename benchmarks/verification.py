@@ -58,7 +58,6 @@ SETS = {
         "data.tilt=20",
         "data.test_count=4000",
         "clients=8",
-        "rounds=150",
     ],
     "fashion-mnist": [
         "data=fashion-mnist",
@@ -66,7 +65,6 @@ SETS = {
         "data.validation=0.5",
         "data.size=16",
         "clients=10",
-        "rounds=75",
     ],
 }
 SPLITS = {
@@ -83,9 +81,11 @@ ARMS = {
         "semi-spectral": ["objective=semi-spectral"],
         "semi-simsiam": ["objective=semi-simsiam"],
         "semi-infonce + UV": ["objective=semi-infonce", *UV],
+        "semi-spectral + UV": ["objective=semi-spectral", *UV],
+        "semi-simsiam + UV": ["objective=semi-simsiam", *UV],
     },
 }
-EXTRA = {"uv": [], "semi": ["split.labels=0.1"]}
+ROUNDS = {"uv": {"shapes": 150, "fashion-mnist": 75}, "semi": dict.fromkeys(SETS, 150)}
 FIGURES = {"uv": ("linear", "knn"), "semi": ("linear_labelled", "linear", "knn")}
 
 ABOUT = ""
@@ -99,7 +99,13 @@ NOTES = {"uv": "", "semi": ""}
 def words(cell: Cell, seed: int) -> list[str]:
     """The settings of one run, as they would be typed."""
     part, data, split, arm = cell
-    return [*ARMS[part][arm], *SPLITS[split], *SETS[data], *COMMON, *EXTRA[part], f"seed={seed}"]
+    return [*ARMS[part][arm], *SPLITS[split], *own(part, data), *COMMON, f"seed={seed}"]
+
+
+def own(part: str, data: str) -> list[str]:
+    """What a data set has to itself in one part."""
+    labels = ["split.labels=0.1"] if part == "semi" else []
+    return [*SETS[data], f"rounds={ROUNDS[part][data]}", *labels]
 
 
 def cells(parts: Sequence[str], data: Sequence[str], only: Sequence[str]) -> Iterator[Cell]:
@@ -195,7 +201,7 @@ def page(runs: Sequence[Run]) -> str:
         text += f"\n## {TITLES[part]}\n\n"
         text += f"`python benchmarks/verification.py --part {part} --seeds {seeds}`\n\n"
         for data in dict.fromkeys(cell[1] for cell in by_cell if cell[0] == part):
-            text += f"- `{data}`: `{' '.join([*SETS[data], *EXTRA[part]])}`\n"
+            text += f"- `{data}`: `{' '.join(own(part, data))}`\n"
         for split in dict.fromkeys(cell[2] for cell in by_cell if cell[0] == part):
             text += f"- {split}: `{' '.join(SPLITS[split])}`\n"
         for arm, chosen in ARMS[part].items():
