@@ -88,6 +88,24 @@ ARMS = {
 ROUNDS = {"uv": {"shapes": 150, "fashion-mnist": 75}, "semi": dict.fromkeys(SETS, 150)}
 FIGURES = {"uv": ("linear", "knn"), "semi": ("linear_labelled", "linear", "knn")}
 
+UV_NOTES = """
+Verification starts with a plateau: all clients look alike to it, and the bound `client` stays near
+0 nats. A client trains its own row only and has only own pictures, so nothing pushes its row away
+from what all pictures have in common. Differences between clients then grow slowly, and faster the
+more clients differ. On development seed 100 (`shapes`, label skew, learning rate 0.003) the bound
+was 0.03, 0.12, 0.47, 0.72 and 0.90 after 20 to 100 rounds, and linear accuracy on validation
+pictures 57.2; with 0.006 and 0.01 it never left the plateau (24.8 and 26.6). Nor did it with 32
+clients of which 8 took part in a round (28.8 after 200 rounds, local SimCLR 28.9), nor with the
+printed logit scale of 1 and 80 clients (26.4, local SimCLR 26.7); scale 1 was not tried in the
+setting of this table. So the gain here is one of full participation and single steps.
+
+Under rotation shift the bound `client` is small, and the cost of verification exceeds what it adds
+to `total`. On `shapes` it does harm by either figure. On `fashion-mnist` the sign of the main
+figure is against the paper, though within noise, while kNN falls. Probes learn from turned pictures
+and are asked about upright ones, which only some of the ten clients hold, so figures depend on
+which angles a seed has drawn. Development seed 100 had 25.0 with and 28.6 without verification.
+"""
+SEMI_NOTES = ""
 ABOUT = """# User verification and a few labels
 
 Federated SimCLR (Louizos et al., 2024) adds user verification (UV) to local SimCLR. It should help
@@ -104,14 +122,16 @@ round, pictures of 16 pixels. Label skew is one class a client. Absolute figures
 
 How the settings were chosen: {chosen}
 """
-CHOSEN = """by validation pictures of seeds 100 and 101 alone (kNN, and a linear probe from
-training to validation pictures); seeds 0, 1 and 2 were run once, after the settings were committed.
-"""
-TITLES = {
-    "uv": "User verification",
-    "semi": "A tenth of the labels",
-}
-NOTES = {"uv": "", "semi": ""}
+CHOSEN = """by validation pictures of seeds 100 and 101 alone (kNN, and a linear
+probe from training to validation pictures), in 67 runs: 34 of Federated and 16 of local SimCLR, 10
+of supervised and 7 of semi-supervised training. Tried were 8 to 80 clients of 20 to 112 pictures,
+all or 4 to 10 of them in a round, Adam at the server (learning rates 0.003 to 0.01), SGD with
+momentum there, Adam at the clients, logit scales 1 to 30, weights 1 to 10, and rows of 8 to 128
+numbers. What was looked for was a setting in which verification learns at all; local SimCLR got no
+search of its own and shares everything. The settings were committed before seeds 0, 1 and 2 were
+run, each once. Part `semi` takes those of part `uv`, with more rounds on `fashion-mnist`."""
+TITLES = {"uv": "User verification", "semi": "A tenth of the labels"}
+NOTES = {"uv": UV_NOTES, "semi": SEMI_NOTES}
 
 
 def words(cell: Cell, seed: int) -> list[str]:
@@ -191,7 +211,7 @@ def rows(by_cell: dict[Cell, list[Run]], part: str) -> Iterator[dict[str, Any]]:
                 "arm": arm,
                 "untrained": estimate([one[f"{figure}_untrained"] for one in runs])[0],
                 base: estimate([one[figure] for one in others]),
-                "with it": estimate([one[figure] for one in runs]),
+                "this arm": estimate([one[figure] for one in runs]),
                 "difference": estimate(gaps),
                 "each seed": ", ".join(f"{gap:+.1f}" for gap in gaps),
                 "p": f"{p:.3f}",
