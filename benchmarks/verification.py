@@ -31,41 +31,20 @@ from harmonium.runs import run
 Run = dict[str, Any]
 Cell = tuple[str, str, str, str]  # part, data, split, arm
 
-COMMON = [
-    "encoder.width=8",
-    "encoder.out=64",
-    "views.mode=fast",
-    "views.crop_min=0.6",
-    "local.epochs=1",
-    "local.batch=64",
-    "local.lr=0.1",
-    "local.momentum=0",
-    "local.schedule=constant",
-    "local.clip=none",
-    "server=adam",
-    "server.lr=0.003",
-    "server.weighting=uniform",
-    "evaluate.k=20",
-    "evaluate.labels_per_class=[]",
-    "evaluate.every=50",
-]
+COMMON = (
+    "encoder.width=8 encoder.out=64 views.mode=fast views.crop_min=0.6 local.epochs=1 "
+    "local.batch=64 local.lr=0.1 local.momentum=0 local.schedule=constant local.clip=none "
+    "server=adam server.lr=0.003 server.weighting=uniform evaluate.k=20 "
+    "evaluate.labels_per_class=[] evaluate.every=50"
+).split()
 SETS = {
-    "shapes": [
-        "data=shapes",
-        "data.count=1024",
-        "data.validation=0.5",
-        "data.size=16",
-        "data.tilt=20",
-        "data.test_count=4000",
-        "clients=8",
-    ],
-    "fashion-mnist": [
-        "data=fashion-mnist",
-        "data.limit=1280",
-        "data.validation=0.5",
-        "data.size=16",
-        "clients=10",
-    ],
+    "shapes": (
+        "data=shapes data.count=1024 data.validation=0.5 data.size=16 data.tilt=20 "
+        "data.test_count=4000 clients=8"
+    ).split(),
+    "fashion-mnist": (
+        "data=fashion-mnist data.limit=1280 data.validation=0.5 data.size=16 clients=10"
+    ).split(),
 }
 SPLITS = {
     "label skew": ["split=by_class"],
