@@ -36,15 +36,15 @@ COMMON = (
     "local.batch=64 local.lr=0.1 local.momentum=0 local.schedule=constant local.clip=none "
     "server=adam server.lr=0.003 server.weighting=uniform evaluate.k=20 "
     "evaluate.labels_per_class=[] evaluate.every=50"
-).split()
+)
 SETS = {
     "shapes": (
         "data=shapes data.count=1024 data.validation=0.5 data.size=16 data.tilt=20 "
         "data.test_count=4000 clients=8"
-    ).split(),
+    ),
     "fashion-mnist": (
         "data=fashion-mnist data.limit=1280 data.validation=0.5 data.size=16 clients=10"
-    ).split(),
+    ),
 }
 SPLITS = {
     "label skew": ["split=by_class"],
@@ -116,13 +116,13 @@ NOTES = {"uv": UV_NOTES, "semi": SEMI_NOTES}
 def words(cell: Cell, seed: int) -> list[str]:
     """The settings of one run, as they would be typed."""
     part, data, split, arm = cell
-    return [*ARMS[part][arm], *SPLITS[split], *own(part, data), *COMMON, f"seed={seed}"]
+    return [*ARMS[part][arm], *SPLITS[split], *own(part, data), *COMMON.split(), f"seed={seed}"]
 
 
 def own(part: str, data: str) -> list[str]:
     """What a data set has to itself in one part."""
     labels = ["split.labels=0.1"] if part == "semi" else []
-    return [*SETS[data], f"rounds={ROUNDS[part][data]}", *labels]
+    return [*SETS[data].split(), f"rounds={ROUNDS[part][data]}", *labels]
 
 
 def cells(parts: Sequence[str], data: Sequence[str], only: Sequence[str]) -> Iterator[Cell]:
@@ -210,7 +210,7 @@ def bounds(by_cell: dict[Cell, list[Run]], part: str) -> Iterator[dict[str, Any]
 def page(runs: Sequence[Run]) -> str:
     """The stored result: every table with the command that makes it."""
     by_cell = grouped(runs)
-    text = ABOUT.format(common=" ".join(COMMON), chosen=CHOSEN)
+    text = ABOUT.format(common=COMMON, chosen=CHOSEN)
     for part in (part for part in ARMS if any(cell[0] == part for cell in by_cell)):
         its = [one for one in runs if one["part"] == part]
         seeds = " ".join(map(str, sorted({one["seed"] for one in its})))
