@@ -107,7 +107,7 @@ three seeds it has two degrees of freedom: below 0.05 only where |t| is above 4.
 Settings of all runs: `{common}`. Everything else is the default.
 
 These are small runs: 64 pictures at each of 8 or 10 clients, one step a round, all clients in every
-round, pictures of 16 pixels. Absolute figures mean little. Label skew is the extreme case: one class
+round, pictures of 16 pixels. Absolute figures mean little. Label skew is extreme: one class
 a client and one client a class, so a client's number is the label of its pictures, and verification
 amounts to supervised classification of all of them. The paper has about ten clients a class. A gain
 here shows that it learns what it is meant to, not how much it would help in a milder case.
