@@ -93,7 +93,7 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
             spot[step] = dict(held or {})
             spot = spot[step]
         held = spot.get(path[-1])
-        same = isinstance(held, Mapping) and held.get("name") == value
+        same = isinstance(held, Mapping) and "name" in held and held["name"] == value
         if not same:
             spot[path[-1]] = value
     for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings

@@ -96,8 +96,8 @@ class Verification(Term):
         """The cost of not being told from others, for two views; rows of others are constants."""
         chosen = slice(None) if self.on == "all" else seen.batch.labels == UNKNOWN
         h = [view[chosen] for view in seen.h]
-        if not len(h[0]):
-            return seen.h[0].sum() * 0
+        if not self.weight or not len(h[0]):
+            return torch.zeros(())
         return self.weight * 2 * torch.stack(self._costs(parts, h, given["me"])).mean()
 
     def _costs(self, parts: Parts, h: list[Tensor], me: int) -> list[Tensor]:
@@ -110,6 +110,8 @@ class Verification(Term):
 
     def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
         """The own row back to unit length; the others as received, whatever weight decay did."""
+        if not self.weight:  # nothing has moved, and rounding must not
+            return
         table, me = _table(parts).data, given["me"]
         own = functional.normalize(table[me], dim=0)
         if TABLE in (received := given.get("anchor", {})):
