@@ -354,3 +354,19 @@ def test_a_split_of_other_data_is_refused(split):
     split.check(Dataset("right", images, images, images, (), "data"))
     with pytest.raises(DataError, match="made for data"):
         split.check(Dataset("wrong", images, images, images, (), "other"))
+
+
+def test_some_clients_may_have_no_label_at_all() -> None:
+    images = Images(np.zeros((60, 2, 2, 1), np.uint8), np.arange(60) % 3)
+    half = make_split(IID(labels=0.5, labelled=0.5), images, "sixty", clients=4, seed=0)
+    assert half.labelled is not None
+    counts = [len(own) for own in half.labelled]
+    assert sorted(count > 0 for count in counts) == [False, False, True, True]
+    assert max(counts) < 15
+    whole = make_split(IID(labelled=0.25), images, "sixty", clients=4, seed=1)
+    assert whole.labelled is not None
+    assert sorted(len(own) for own in whole.labelled) == [0, 0, 0, 15]  # all labels of one client
+    with pytest.raises(ConfigError, match="split.labelled is 0"):
+        IID(labelled=0.0)
+    with pytest.raises(DataError, match="split.labelled=0.5, but this data set has no labels"):
+        make_split(IID(labelled=0.5), images.without_labels(), "x", clients=2, seed=0)
