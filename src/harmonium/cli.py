@@ -242,11 +242,26 @@ _lists("splits", "harmonium.data.partition", "the ways to share pictures out amo
 
 
 @app.command()
-def recipes(as_json: Json = False) -> None:
-    """List the recipes that come with Harmonium."""
-    from harmonium.recipe_text import about, shipped_recipes
+def recipes(
+    table: Annotated[str | None, typer.Argument(help="A paper's tables, e.g. fsimclr")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes that come with Harmonium, or those of a paper's tables."""
+    from harmonium.recipe_text import about, shipped_recipes, tables
+    from harmonium.recipe_text import table as entries
 
-    _list({name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}, as_json)
+    if table is None:
+        found = {name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}
+        for name, file in tables().items():
+            found[f"{name}/SETTING/ROW"] = {"what": f"{about(file)[0]} (harmonium recipes {name})"}
+        _list(found, as_json)
+        return
+    rows = {one.name: {"what": one.what, "published": one.published} for one in entries(table)}
+    if as_json:
+        print(json.dumps(rows))
+        return
+    show_table([{"name": name, **facts} for name, facts in rows.items()], digits=1)
+    say(f"@cpu behind a name makes it small: harmonium run {next(iter(rows))}@cpu")
 
 
 def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from harmonium import recipe_tables
 from harmonium.data.sets.digits import Digits
 from harmonium.data.splits.iid import IID
 from harmonium.encoders.cnn import CnnSmall
@@ -35,6 +36,12 @@ def load_tree(name: str) -> dict[str, Any]:
         return read_yaml(shipped[name].read_text(encoding="utf-8"), name)
     if ":" in name or name in methods.table():  # a name, or the way to import a class
         return {"method": name}
+    table, slash, _ = name.partition("/")
+    if slash and table in tables():
+        tree: dict[str, Any] = {}
+        for words in recipe_tables.layers(name, table, _source(tables()[table])):
+            tree = apply_changes(tree, words)
+        return tree
     known = {*shipped, *methods.table()}
     raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
 
@@ -47,6 +54,22 @@ def shipped_recipes() -> dict[str, Any]:
 def baselines() -> dict[str, Any]:
     """Short cuts: the recipes that stand for a method of some paper, by name."""
     return _yaml_files("recipes", "baselines")
+
+
+def tables() -> dict[str, Any]:
+    """The files of recipes that make up the tables of a paper, by name."""
+    return _yaml_files("recipes", "tables")
+
+
+def table(name: str) -> list[recipe_tables.Entry]:
+    """The recipes of a paper's tables."""
+    if name not in tables():
+        raise ConfigError(f"there are no tables called '{name}': {suggest(name, tables())}")
+    return list(recipe_tables.entries(name, _source(tables()[name])))
+
+
+def _source(file: Any) -> dict[str, Any]:
+    return read_yaml(file.read_text(encoding="utf-8"), file.name)
 
 
 def about(file: Any) -> tuple[str, str]:

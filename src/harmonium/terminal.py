@@ -74,6 +74,8 @@ def show_result(result: Result, as_json: bool) -> None:
         return
     if result.figures:
         _show_figures(result.figures, result.untrained)
+    if bounds := (result.rounds[-1] if result.rounds else {}).get("bounds"):
+        _show_bounds(bounds)
     if result.batch_norm:
         say(f"BatchNorm {result.batch_norm}")
     encoder = result.folder / "encoder.safetensors"
@@ -81,6 +83,19 @@ def show_result(result: Result, as_json: bool) -> None:
     say(f"picture  {result.folder / 'run.png'}")
     if encoder.exists():
         say(f"encoder  {encoder}")
+
+
+def _show_bounds(bounds: Mapping[str, Any]) -> None:
+    """Least mutual informations of a run with user verification, none of them clipped."""
+    meaning = {
+        "total": "two views, over all clients",
+        "local": "two views, within a client",
+        "client": "a view and its client",
+        "labels": "both views and the label, if clients differ by labels alone",
+    }
+    rows = [{"at least": bounds[k], "information of": m} for k, m in meaning.items() if k in bounds]
+    age = f"{bounds['clients']} of {bounds['of']} clients, oldest {bounds['oldest']} round(s) ago"
+    show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
 
 
 def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:

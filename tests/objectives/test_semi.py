@@ -170,7 +170,7 @@ def test_labels_are_learned_and_unlabelled_pictures_take_part(objective: Objecti
 
 def test_verification_can_leave_labelled_pictures_out() -> None:
     for on, count in (("all", 9), ("unlabelled", 3)):
-        term = Verification(on=on)  # type: ignore[arg-type]
+        term = Verification(pictures=on)  # type: ignore[arg-type]
         objective = SemiInfoNCE(**CALM)
         method, client, _ = classroom(objective, LABELS)
         method = replace(method, terms=(term,))

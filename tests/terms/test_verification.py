@@ -304,7 +304,7 @@ def test_other_objectives_report_the_client_parts_only() -> None:
     [
         ({"objective": "rotation"}, "objective=rotation"),
         ({"objective": "autoencoder"}, "objective=autoencoder"),
-        ({"terms": {"uv": {"on": "unlabelled"}}}, "reads labels"),
+        ({"terms": {"uv": {"pictures": "unlabelled"}}}, "reads labels"),
         ({"terms": {"uv": {"scale": 0.0}}}, "terms.uv.scale is 0"),
         ({"terms": {"uv": {"weight": -1.0}}}, "terms.uv.weight is -1"),
         ({"terms": {"uv": {"hidden": 0}}}, "terms.uv.hidden is 0"),

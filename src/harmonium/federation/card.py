@@ -34,6 +34,7 @@ class Card:
     about: str
     paper: str
     objective: str
+    terms: str  # losses beside it; empty where there are none
     encoder: str
     local: str  # how a client trains in a round
     parameters: Mapping[str, int]  # part -> how many; values of a part that has none
@@ -56,6 +57,7 @@ class Card:
         lines = [f"{self.name}: {self.about}"]
         lines += [f"paper     {self.paper}"] if self.paper else []
         lines += ["", f"encoder   {self.encoder}", f"objective {self.objective}"]
+        lines += [f"adds      {self.terms}"] if self.terms else []
         lines.append(f"trains    {self.local}")
         lines.append(
             "parts     "
@@ -170,6 +172,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         about=_about(method),
         paper=method.paper,
         objective=_named(method.objective),
+        terms="; ".join(_named(term) for term in method.terms),
         encoder=_named(method.encoder),
         local=_trains(method.local),
         parameters={

@@ -26,6 +26,7 @@ class Term:
     """One extra loss; override what differs."""
 
     name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year, for cards
     uses_labels: ClassVar[bool] = False
 
     def check(self, objective: Objective) -> None:

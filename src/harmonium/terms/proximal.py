@@ -25,6 +25,8 @@ from harmonium.terms import Term, terms
 class Proximal(Term):
     """(mu / 2) times the squared distance of the trained parameters from the received ones."""
 
+    paper = "Li et al., 2020"
+
     mu: float = 0.01  # strength of the pull
 
     def __post_init__(self) -> None:

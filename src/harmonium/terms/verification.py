@@ -9,7 +9,7 @@ constraints (section 2.1): no bias, unit inputs and unit rows, and a client trai
 Where the paper is silent: with unit rows and no logit scale the client part of the bound stays
 negative even at its optimum for ten clients or more, so `scale` is a setting, 1 as printed; Adam
 moves rows of absent clients by their moments (`rows: dense`, as printed) unless it is `lazy`.
-Algorithm 2 verifies unlabelled pictures only, eq. 13 all of them: `on` follows the equation.
+Algorithm 2 verifies unlabelled pictures only, eq. 13 all of them: `pictures` follows the equation.
 
 A client measures the bounds on the federation's model before it is judged and not on its own after
 training: equation 6 holds for one encoder, and a client's last steps fit its own row.
@@ -55,12 +55,14 @@ class Rows(nn.Module):
 class Verification(Term):
     """Cross-entropy of the client's number for every view, summed over two views."""
 
+    paper = "Louizos et al., 2024"
+
     weight: float = 1.0  # of the term (the paper's beta); 0: only the bounds are reported
     scale: float = 1.0  # of the logits, which are cosines
     hidden: int | None = None  # width of its projector's inner layer; none: the encoder's
     out: int = 128  # size of a row
     rows: Literal["dense", "lazy"] = "dense"  # lazy: rows of absent clients stay where they are
-    on: Literal["all", "unlabelled"] = "all"  # which pictures it looks at
+    pictures: Literal["all", "unlabelled"] = "all"  # that it looks at
 
     def __post_init__(self) -> None:
         for name, wanted, fits in (
@@ -80,9 +82,9 @@ class Verification(Term):
                 f"terms=uv looks at two views of every picture, which objective={objective.name} "
                 "does not make: choose another, e.g. objective=simclr"
             )
-        if self.on == "unlabelled" and not objective.uses_labels:
+        if self.pictures == "unlabelled" and not objective.uses_labels:
             raise ConfigError(
-                "terms.uv.on=unlabelled needs an objective that reads labels, e.g. "
+                "terms.uv.pictures=unlabelled needs an objective that reads labels, e.g. "
                 "objective=semi-infonce"
             )
 
@@ -94,7 +96,7 @@ class Verification(Term):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The cost of not being told from others, for two views; rows of others are constants."""
-        chosen = slice(None) if self.on == "all" else seen.batch.labels == UNKNOWN
+        chosen = slice(None) if self.pictures == "all" else seen.batch.labels == UNKNOWN
         h = [view[chosen] for view in seen.h]
         if not self.weight or not len(h[0]):
             return torch.zeros(())
