@@ -139,11 +139,16 @@ def test_clients_keep_their_state_over_flower(together: Together) -> None:
         {"objective": {"name": "simclr", "norm": "none"}, "privacy": {"secure_aggregation": True}},
         {"objective": "moco"},
         {"batch_norm": "recalibrate", "encoder": {"name": "resnet8", "norm": "batch"}},
+        {"objective": "semi-simsiam", "terms": "uv", "participation": {"number": 3}},
     ],
-    ids=["byol", "masked", "queue", "recalibrated"],
+    ids=["byol", "masked", "queue", "recalibrated", "verified"],
 )
 def test_settings_end_with_the_same_bits(settings: dict, together: Together) -> None:
     check_parity("fedavg", together, **settings)
+
+
+def test_federated_simclr_ends_with_the_same_bits(together: Together) -> None:
+    check_parity("fsimclr", together)
 
 
 def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:
