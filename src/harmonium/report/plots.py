@@ -122,17 +122,19 @@ def run_picture(
         path: where to, `.png` or `.svg`.
         metrics: one mapping a round with `round` and any of `knn`, `loss`, `bytes` (or `bytes_up`
             and `bytes_down`), `uniformity`, `alignment`, `effective_rank`, `spread`; the last four
-            may also stand inside `health`. Rounds without a figure are skipped in its panel, and
-            panels without figures are left out.
+            may also stand inside `health`; bounds of information inside `bounds`. Rounds without a
+            figure are skipped in its panel, and panels without figures are left out.
         title: name of the run.
     """
-    rows = [{**row, **(row.get("health") or {})} for row in metrics]
+    rows = [{**row, **(row.get("health") or {}), **(row.get("bounds") or {})} for row in metrics]
+    bounds = {"all clients": "total", "within a client": "local", "client": "client"}
     panels: list[tuple[str, dict[str, list[Point]]]] = [
         ("validation kNN (%)", _columns(rows, {"kNN": "knn"}, 100)),
         ("training loss", _columns(rows, {"loss": "loss"})),
         ("uniformity (lower is wider)", _columns(rows, {"uniformity": "uniformity"})),
         ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
         ("effective rank", _columns(rows, {"effective rank": "effective_rank"})),
+        ("bounds of information (nats)", _columns(rows, bounds)),
         ("bytes sent so far", _traffic(rows)),
     ]
     panels = [(name, lines) for name, lines in panels if lines]
@@ -156,7 +158,9 @@ def run_picture(
             if name.startswith("bytes"):
                 axes.yaxis.set_major_formatter(_size_text)
                 axes.set_ylim(bottom=0)
-                axes.legend(frameon=False, fontsize=8, loc="upper left")
+            if len(lines) > 1:
+                where = "upper left" if name.startswith("bytes") else "best"
+                axes.legend(frameon=False, fontsize=8, loc=where)
         headline(figure, title)
 
 
