@@ -23,7 +23,9 @@ from torch import Tensor
 
 from harmonium.data import view_draws as draw
 from harmonium.data import view_ops as ops
-from harmonium.errors import ConfigError, DataError, suggest
+from harmonium.data.randaugment import DRAWS, GREATEST, randaugment
+from harmonium.data.view_checks import check_normalisation, check_pixels, normalise, ordered, within
+from harmonium.errors import ConfigError, suggest
 
 Mode = Literal["faithful", "fast"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -36,6 +38,8 @@ PIECE_PIXELS = 2**17
 @dataclass(frozen=True)
 class View:
     """One random pipeline: crop, flip, colour jitter, grey, blur, solarise, rotate, normalise.
+
+    RandAugment, if any, comes before all of them.
 
     >>> pixels = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     >>> View(blur=0.5)(pixels, torch.Generator().manual_seed(0)).shape
@@ -64,6 +68,8 @@ class View:
     solarise_threshold: float = 0.5  # what counts as bright
     rotate: float = 0.0  # greatest angle in degrees, either way; black corners
     quarter_turn: bool = False  # turn by 0, 90, 180 or 270 degrees, each as likely
+    randaugment: int = 0  # operations of RandAugment, before all others; 0: none
+    randaugment_magnitude: int = 10  # their strength, 0 to 30
     mean: tuple[float, ...] | None = (0.5,)  # subtracted; one for all channels, or one for each
     std: tuple[float, ...] | None = (0.5,)  # divided by; None for both leaves values in [0, 1]
 
@@ -80,20 +86,22 @@ class View:
                     f"views.{name} is {value!r}: {suggest(str(value), get_args(kind))}"
                 )
         for name in ("flip", "jitter", "gray", "blur", "solarise", "solarise_threshold"):
-            _within(name, getattr(self, name), 0, 1)
+            within(name, getattr(self, name), 0, 1)
         for name in ("brightness", "contrast", "saturation"):
-            _within(name, getattr(self, name), 0, math.inf)
-        _within("hue", self.hue, 0, 0.5)
-        _within("rotate", self.rotate, 0, 180)
-        _within("pad_crop", self.pad_crop, 0, math.inf, whole=True)
-        _within("blur_kernel", self.blur_kernel, 0, math.inf, whole=True)
+            within(name, getattr(self, name), 0, math.inf)
+        within("hue", self.hue, 0, 0.5)
+        within("rotate", self.rotate, 0, 180)
+        within("randaugment", self.randaugment, 0, math.inf, whole=True)
+        within("randaugment_magnitude", self.randaugment_magnitude, 0, GREATEST, whole=True)
+        within("pad_crop", self.pad_crop, 0, math.inf, whole=True)
+        within("blur_kernel", self.blur_kernel, 0, math.inf, whole=True)
         if self.blur_kernel and self.blur_kernel % 2 == 0:
             raise ConfigError(f"views.blur_kernel is {self.blur_kernel}: give an odd number, or 0")
         if self.size is not None:
-            _within("size", self.size, 1, math.inf, whole=True)
-        _ordered("crop_min and crop_max", (self.crop_min, self.crop_max), greatest=1)
-        _ordered("aspect", self.aspect)
-        _ordered("blur_sigma", self.blur_sigma)
+            within("size", self.size, 1, math.inf, whole=True)
+        ordered("crop_min and crop_max", (self.crop_min, self.crop_max), greatest=1)
+        ordered("aspect", self.aspect)
+        ordered("blur_sigma", self.blur_sigma)
         check_normalisation(self.mean, self.std)
 
     def __call__(self, pixels: Tensor, rng: torch.Generator) -> Tensor:
@@ -135,6 +143,7 @@ class View:
             "blur": 2 * (self.blur > 0),  # whether, how much
             "solarise": int(self.solarise > 0),
             "rotate": int(self.rotate > 0),
+            "randaugment": DRAWS * self.randaugment,
             "turn": int(self.quarter_turn),
         }
 
@@ -192,6 +201,8 @@ class View:
             name: chance[:, end - needs[name] : end]
             for name, end in zip(needs, ends_of_columns, strict=True)
         }
+        if needs["randaugment"]:
+            pixels = randaugment(pixels, draws["randaugment"], self.randaugment_magnitude)
         planes = self._place(pixels, draws, out)
         if order is not None:
             self._jitter(planes, draws["jitter"], ends)
@@ -331,65 +342,3 @@ class View:
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
     """Parameters where the pixels are."""
     return torch.from_numpy(array).to(like.device)
-
-
-# ---- checks and normalisation --------------------------------------------------------------------
-
-
-def _within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
-    """Refuse a setting that is not a number from `least` to `greatest`."""
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= greatest:
-        kind = "a whole number" if whole else "a number"
-        upper = f" to {greatest:g}" if greatest < math.inf else " up"
-        raise ConfigError(f"views.{name} is {value!r}: give {kind} from {least:g}{upper}")
-
-
-def _ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
-    """Refuse a pair that is not 0 < least <= greatest."""
-    numbers = isinstance(pair, tuple) and all(isinstance(value, int | float) for value in pair)
-    if not numbers or len(pair) != 2 or not 0 < pair[0] <= pair[1] <= greatest:
-        limit = f", the second at most {greatest:g}" if greatest < math.inf else ""
-        raise ConfigError(f"views.{name}: {pair!r}: give two numbers, 0 < first <= second{limit}")
-
-
-def check_normalisation(mean: Any, std: Any) -> None:
-    """Refuse means and deviations that do not belong together."""
-    if mean is None and std is None:
-        return
-    for name, value in (("mean", mean), ("std", std)):
-        numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
-        if not numbers or len(value) not in (1, 3):
-            raise ConfigError(
-                f"views.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
-            )
-    if min(std) <= 0:
-        raise ConfigError(f"views.std is {std!r}: give numbers above 0")
-
-
-def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
-    """The shape of a batch of pictures, or an error that says what a batch looks like."""
-    shape = tuple(pixels.shape)
-    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:3]:
-        raise DataError(
-            f"pictures are {pixels.dtype} of shape {shape}: views need torch.uint8 of shape "
-            "(n, height, width, channels) with 1 or 3 channels"
-        )
-    return shape
-
-
-def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
-    """Subtract and divide, `(n, height, width, channels)`, in place."""
-    if mean is None or std is None:
-        return
-    channels = made.shape[3]
-    for name, value in (("mean", mean), ("std", std)):
-        if len(value) not in (1, channels):
-            raise ConfigError(
-                f"views.{name} has {len(value)} numbers but pictures have {channels} channel(s): "
-                f"give 1 or {channels}"
-            )
-    if len(mean) == len(std) == 1:
-        made.sub_(mean[0]).div_(std[0])
-    else:
-        made.sub_(made.new_tensor(mean)).div_(made.new_tensor(std))

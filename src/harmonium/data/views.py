@@ -17,7 +17,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from harmonium.data.view import View, check_normalisation, check_pixels, normalise
+from harmonium.data.view import View
+from harmonium.data.view_checks import check_normalisation, check_pixels, normalise
 from harmonium.data.view_ops import quarter_turns
 from harmonium.errors import ConfigError, suggest
 
