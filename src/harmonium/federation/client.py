@@ -121,6 +121,23 @@ class Client:
                 if len(index) >= least:
                     yield Batch(index, self.examples, self.views, self.rng)
 
+    def look(
+        self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256
+    ) -> Tensor:
+        """What a model makes of the pictures as they are, a row each, in order, without gradients.
+
+        `among` are the positions of the examples to look at, if not all. The model should be in
+        evaluation mode, so that no picture moves another's row.
+        """
+        index = torch.arange(len(self.examples)) if among is None else among
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    model(self.views.plain(self.examples.pixels(some)))
+                    for some in torch.split(index, size)
+                ]
+            )
+
     def release(
         self,
         name: str,

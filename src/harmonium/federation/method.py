@@ -250,17 +250,19 @@ class Method:
         *,
         train: Iterable[str] | None = None,
         local: Local | None = None,
+        among: Tensor | None = None,
         **given: Any,
     ) -> Fitted:
         """Train the named parts (default: all) by the method's loss on the client's examples.
 
-        `local` replaces the recipe's local training; `given` reaches `score` and the terms, which
-        may count on `me` and, where the model came by message, on `anchor`.
+        `local` replaces the recipe's local training, `among` the examples that the objective would
+        take; `given` reaches `score` and the terms, which may count on `me` and, where the model
+        came by message, on `anchor`.
         """
         given = {"me": client.id, **given}
         loss = self.loss(parts, **given)
         after = partial(self.after_step, parts, given)
-        among = self.objective.among(client.examples)
+        among = self.objective.among(client.examples) if among is None else among
         return fit(parts, client, loss, local or self.local, train=train, after=after, among=among)
 
     def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:

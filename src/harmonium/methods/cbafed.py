@@ -1,0 +1,172 @@
+"""CBAFed: pseudo-labels whose threshold is lower for classes of which little was learned.
+
+Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, 2023,
+without residual weight connections, as Louizos et al., A Mutual Information Perspective on
+Federated Contrastive Learning, 2024, appendix B.2, compares with it. With n_c pictures of class c,
+
+  p_c = n_c / sum(n) * C / 10,   T_c = min(p_c + base - std(p), upper),
+
+C classes in all, a client's picture without a label is accepted as its likeliest class c if
+q_c > T_c, else as its second likeliest if that one is rare, p_c < lower. q is the received model's,
+in evaluation mode, on the picture as it is: accepted labels are fixed for the round. The client
+then trains on labelled and accepted pictures alike, by cross-entropy summed over both views. Its
+model weighs by their number.
+
+n_c are the labelled pictures of all clients that answered before round 1, plus those accepted in
+the last round by the clients that took part in it: with few of them, labels count for more. The
+standard deviation divides by C - 1, and pictures are accepted above T_c and not at it, as in the
+released code. That code trains on one weak view; here, as for the other methods compared, there are
+two. It also has clients that are labelled wholly or not at all; here each has some labels.
+
+The server learns how many labelled and accepted pictures of each class there are. Without secure
+aggregation it learns this of every client: a label distribution, which says what a client has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from harmonium.data.images import UNKNOWN
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Client
+from harmonium.federation.method import Method, Server
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import (
+    Ask,
+    ClientId,
+    Plan,
+    Value,
+    exchange,
+    scalar,
+    statistic,
+    weights,
+)
+from harmonium.methods import methods
+from harmonium.objectives import Seen
+from harmonium.objectives.pseudo import class_probabilities, need
+from harmonium.objectives.supervised import known_cross_entropy
+
+
+@methods("cbafed")
+@dataclass(frozen=True)
+class CBAFed(Method):
+    """FedAvg with pseudo-labels accepted by class-balanced thresholds."""
+
+    paper = "Li et al., 2023"
+    uses_labels: ClassVar[bool] = True
+    remembers = {"labelled": "statistic", "accepted": "statistic"}
+
+    base: float = 0.84  # threshold before a class's share is added, their spread taken off
+    upper: float = 0.95  # greatest threshold; 0.9 for SVHN
+    lower: float = 0.03  # a class with a smaller share is rare: second choices count
+
+    def __post_init__(self) -> None:
+        need(self, 2, "fedsimclr")
+        for name in ("base", "upper", "lower"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"method.{name} is {getattr(self, name)}; it must lie between 0 and 1"
+                )
+
+    def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Count the labelled pictures of all clients."""
+        got = yield Ask("count", server.everyone)
+        if not got.labelled.sum() > 0:
+            raise ConfigError("cbafed needs labels, but no client that answered has any")
+        counts = {"labelled": got.labelled, "accepted": torch.zeros_like(got.labelled)}
+        return replace(server, memory={**server.memory, **counts})
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Send the model and the thresholds; average by the number of pictures used."""
+        p = shares(server.memory["labelled"] + server.memory["accepted"])
+        down = {"shares": p, "thresholds": thresholds(p, self.base, self.upper)}
+        got = yield Ask("train", cohort, {"model": server.model, **down})
+        memory = {**server.memory, "accepted": got.accepted}
+        return replace(self.merge(server, got.model), memory=memory)
+
+    @exchange(up={"labelled": statistic("sum")})
+    def count(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """How many labelled pictures of each class the client has."""
+        return {"labelled": self.counts(client.examples.labels())}
+
+    @exchange(
+        down={"model": weights(), "shares": statistic(), "thresholds": statistic()},
+        up={
+            "model": weights(by="used"),
+            "loss": scalar("mean", by="used"),
+            "used": scalar("sum"),  # pictures with a label, known or accepted
+            "accepted": statistic("sum"),
+        },
+    )
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Accept labels once with the received model, then train on all that have one."""
+        parts = self.pull(client, got.model)
+        labels = client.examples.labels()
+        q = class_probabilities(parts, client, self.world.classes)
+        guess = accept(q, got.thresholds, got.shares < self.lower)
+        guess = torch.where(labels == UNKNOWN, guess, UNKNOWN)
+        target = torch.where(labels == UNKNOWN, guess, labels)
+        used = (target != UNKNOWN).nonzero().flatten()
+        done = self.fit(parts, client, among=used, anchor=got.model, target=target)
+        return {
+            "model": self.push(client, parts),
+            "loss": done.loss,
+            "used": len(used),
+            "accepted": self.counts(guess),
+        }
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Cross-entropy of known and accepted labels, summed over the views."""
+        logits = parts["classifier"](torch.cat(seen.h))
+        target = given["target"][seen.batch.index].repeat(len(seen.h))
+        return len(seen.h) * known_cross_entropy(logits, target)
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many labels there are of each class; unknown ones are left out."""
+        known = labels[labels != UNKNOWN]
+        return torch.bincount(known, minlength=self.world.classes).float()
+
+
+def shares(counts: Tensor) -> Tensor:
+    """p_c of the classes' counts; 0.1 for each where all have as many, whatever their number.
+
+    >>> shares(torch.tensor([3.0, 1.0])), shares(torch.ones(100))[:2]
+    (tensor([0.1500, 0.0500]), tensor([0.1000, 0.1000]))
+    """
+    return counts / counts.sum() * (len(counts) / 10)
+
+
+def thresholds(p: Tensor, base: float, upper: float) -> Tensor:
+    """T_c of the classes' shares p_c.
+
+    >>> thresholds(torch.tensor([0.1, 0.1, 0.1]), base=0.84, upper=0.95)
+    tensor([0.9400, 0.9400, 0.9400])
+    >>> thresholds(torch.tensor([0.01, 0.09, 0.2]), base=0.84, upper=0.9)  # std(p) = 0.0954
+    tensor([0.7546, 0.8346, 0.9000])
+    """
+    spread = p.std(correction=min(1, len(p) - 1))
+    return (p + base - spread).clamp(max=upper)
+
+
+def accept(q: Tensor, thresholds: Tensor, rare: Tensor) -> Tensor:
+    """The accepted label of each row of q, `(n, classes)`, or -1; `(n,)`.
+
+    Args:
+        q: how likely each class is.
+        thresholds: what the likeliest class must exceed, `(classes,)`.
+        rare: whether a class counts as second choice, bool `(classes,)`.
+
+    >>> q = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.6, 0.1, 0.3]])
+    >>> accept(q, torch.full((3,), 0.8), torch.tensor([False, True, False])).tolist()
+    [0, 1, -1]
+    """
+    likely, first = q.max(1)
+    second = q.scatter(1, first[:, None], -1.0).argmax(1)
+    other = torch.where(rare[second] & (second != first), second, UNKNOWN)
+    return torch.where(likely > thresholds[first], first, other)

@@ -1,0 +1,108 @@
+"""SemiFed: pictures without a label learn from what the received model is sure of.
+
+Lin et al., SemiFed: Semi-supervised Federated Learning with Consistency and Pseudo-Labeling, 2021,
+in the form in which Louizos et al., A Mutual Information Perspective on Federated Contrastive
+Learning, 2024, appendix B.2, compares with it: the received model alone gives the pseudo-labels,
+not several clients' models that agree. The latter text has no formula and no settings. Here
+
+  q(x) = softmax of the received model, in evaluation mode, on the picture as it is,
+  loss = CE(labelled, first view) + CE(labelled, second view)
+         + CE(those with max q >= threshold, strong view; label: argmax q)
+         + consistency * KL(q || p(strong view)) on all without a label,
+
+each a mean over its pictures in the batch. q is found once, before training, so pseudo-labels stay
+the same for the whole round. The labelled part is the sum over both views, as equation 13 of the
+latter paper has it; `objective=supervised` takes their mean, so there the same step has twice the
+learning rate. The threshold, the weight 1 and the strong view (RandAugment, then an ordinary view)
+are our choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium.data.images import UNKNOWN
+from harmonium.data.views import Views
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Batch, Client
+from harmonium.federation.method import TRAINED, Method
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import Value, exchange, weights
+from harmonium.methods import methods
+from harmonium.objectives import Seen
+from harmonium.objectives.pseudo import class_probabilities, need
+from harmonium.objectives.supervised import known_cross_entropy
+
+
+@dataclass
+class SeenStrongly(Seen):
+    """The two ordinary views of all pictures, and apart from them the strong one of some."""
+
+    strong: Tensor | None = None  # features of the pictures without a label, (m, dim), if any
+
+
+@methods("semifed")
+@dataclass(frozen=True)
+class SemiFed(Method):
+    """FedAvg with pseudo-labels and consistency where labels are missing."""
+
+    paper = "Lin et al., 2021"
+    uses_labels: ClassVar[bool] = True
+
+    threshold: float = 0.95  # least probability that makes a pseudo-label; above 1: none
+    consistency: float = 1.0  # weight of the distance between predictions
+
+    def __post_init__(self) -> None:
+        need(self, 3, "semifed")
+        for name in ("threshold", "consistency"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"method.{name} is {getattr(self, name)}; it must be 0 or more")
+
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Predict once with the received model, then train on all pictures."""
+        parts = self.pull(client, got.model)
+        q = class_probabilities(parts, client, self.world.classes)
+        guess = pseudo_labels(q, self.threshold)
+        everything = torch.arange(len(client.examples))
+        done = self.fit(parts, client, among=everything, anchor=got.model, q=q, guess=guess)
+        return {"model": self.push(client, parts), "loss": done.loss}
+
+    def see(self, parts: Parts, batch: Batch) -> SeenStrongly:
+        """Features of two views of every picture, and of a strong one of those without a label."""
+        first, second, strong = batch.make.pipelines
+        views = Views((first, second))(batch.pixels, batch.rng)
+        unlabelled = batch.labels == UNKNOWN
+        if unlabelled.any():
+            views.append(strong(batch.pixels[unlabelled], batch.rng))
+        h = parts["encoder"](torch.cat(views)).split([len(view) for view in views])
+        return SeenStrongly(batch, list(h[:2]), [], strong=h[2] if len(h) == 3 else None)
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Labels, pseudo-labels and consistency."""
+        loss = len(seen.h) * super().score(parts, seen, given)
+        if not isinstance(seen, SeenStrongly) or seen.strong is None:
+            return loss
+        index = seen.batch.index[seen.batch.labels == UNKNOWN]
+        logits = parts["classifier"](seen.strong)
+        loss = loss + known_cross_entropy(logits, given["guess"][index])
+        apart = functional.kl_div(logits.log_softmax(1), given["q"][index], reduction="batchmean")
+        return loss + self.consistency * apart
+
+
+def pseudo_labels(q: Tensor, threshold: float) -> Tensor:
+    """The likeliest class where it is likely enough, else -1; `(n, classes)` to `(n,)`.
+
+    >>> pseudo_labels(torch.tensor([[0.04, 0.96], [0.5, 0.5]]), threshold=0.95).tolist()
+    [1, -1]
+    """
+    likely, label = q.max(1)
+    return torch.where(likely >= threshold, label, UNKNOWN)
