@@ -161,8 +161,9 @@ def test_the_gradient_does_not_reach_what_is_predicted_once() -> None:
     torch.testing.assert_close(parts["classifier"].bias.grad, (p - q).mean(0), atol=1e-6, rtol=0)
 
 
-def test_it_passes_the_contract_with_few_labels() -> None:
-    check_method("semifed", split={"name": "dirichlet", "alpha": 1.0, "labels": 0.3})
+def test_it_passes_the_contract_with_few_labels_and_user_verification() -> None:
+    few = {"name": "dirichlet", "alpha": 1.0, "labels": 0.3}
+    check_method("semifed", split=few, terms="uv")
 
 
 def test_other_objectives_and_views_are_refused() -> None:
