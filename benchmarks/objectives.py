@@ -118,8 +118,8 @@ pictures, with SimSiam (95.5 with crops of at least half the picture, 95.8 with 
 untrained 93.7) and BYOL (95.8 with half). That fixed the setting of this table. Its seeds had no
 part in any choice.
 
-Rotation prediction has three rows. Orchestra's form turns pictures as they are; on so few of them it
-learns them by heart, and kNN falls while its loss does. With random views to turn
+Rotation prediction has three rows. Orchestra's form turns pictures as they are; on so few of them
+it learns them by heart, and kNN falls while its loss does. With random views to turn
 (`objective.augment=true`, tried on seeds 100 and 101) it gains. So both published forms, which turn
 pictures as they are, are left out of the check here, and the augmented one is in it.
 
