@@ -128,7 +128,7 @@ class Trial:
 _KEPT = ("model", "round", "memory", "moments")
 
 
-def first_trial(method: str | type[Method], **settings: Any) -> Trial:
+def first_trial(method: str | type[Method], /, **settings: Any) -> Trial:
     """A method's two rounds on the local engine, as the checks run them."""
     # A method's own shipped recipe says which objective and views it needs.
     own = load_tree(method) if isinstance(method, str) else {"method": method}
@@ -138,7 +138,7 @@ def first_trial(method: str | type[Method], **settings: Any) -> Trial:
     return Trial(recipe, dataset, split).go()
 
 
-def check_method(method: str | type[Method], **settings: Any) -> list[str]:
+def check_method(method: str | type[Method], /, **settings: Any) -> list[str]:
     """Run every check of the contract on a method; return the names of the checks passed.
 
     Args:
@@ -157,7 +157,7 @@ def check_method(method: str | type[Method], **settings: Any) -> list[str]:
     return passed
 
 
-def check_parity(method: str | type[Method], together: Together, **settings: Any) -> None:
+def check_parity(method: str | type[Method], together: Together, /, **settings: Any) -> None:
     """Refuse a method that ends with other bits over Flower's messages than on the local engine.
 
     Args:
