@@ -1,0 +1,163 @@
+"""From the clients' sums to advice: does content or style tell clients apart?
+
+If clients differ only by changes that content does not see (turns, mirrors, colour, brightness,
+contrast), their content has the same distribution. So clients are compared twice, in all that
+describes their pictures and in content alone, and content's share of the distance decides.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harmonium.data.partition import make_split
+from harmonium.diagnosis.features import CONTENT
+from harmonium.diagnosis.method import Diagnosis, sums_of
+from harmonium.diagnosis.scatter import Spread, Sums, spread
+from harmonium.engines.local import LocalEngine
+from harmonium.errors import ConfigError
+from harmonium.federation.drive import Driver
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Server
+from harmonium.hosts import make_host
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import apply_changes, load_tree
+
+CHANCE = 4.0  # a score below it may be chance
+SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
+SECTIONS = ("data", "split", "clients", "seed", "privacy")  # of a recipe; others do not matter
+
+Verdict = Literal["alike", "content", "style", "unclear"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What tells the clients of a split apart, and what follows for user verification."""
+
+    verdict: Verdict
+    clients: int  # that answered
+    pictures: int
+    whole: Spread  # how far clients lie apart in pictures as they are
+    content: Spread  # and when style is taken off
+    sent: Mapping[int, int]  # client -> bytes up
+    silent: Mapping[int, str]  # client -> why it did not answer
+    notes: tuple[str, ...] = ()  # on the data
+
+    @property
+    def share(self) -> float | None:
+        """Content's share of the distance; none where there is no distance to speak of."""
+        return share(self.whole, self.content)
+
+    @property
+    def use_uv(self) -> bool:
+        """Whether user verification is advised."""
+        return self.verdict == "content"
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a line."""
+        return ADVICE[self.verdict]
+
+    def sentences(self) -> list[str]:
+        """The evidence in plain words."""
+        apart, left = (max(one.distance, 0.0) ** 0.5 for one in (self.whole, self.content))
+        if self.verdict == "alike":
+            return ["Clients differ by no more than chance, in content as in style."]
+        lines = [
+            f"As they are, a client's pictures lie {apart:.2f} standard deviations from the mean "
+            f"of all; with turns, mirrors, colour, brightness and contrast taken off, {left:.2f}."
+        ]
+        if self.share is not None:
+            lines.append(f"Content holds {self.share:.0%} of the squared distance. {self._why()}")
+        return lines
+
+    def _why(self) -> str:
+        some = "content differs, too, but style drowns it" if self.content.score > CHANCE else ""
+        return {
+            "alike": "",
+            "content": f"At least {SHARE:.0%} is taken as a sign that content tells them apart.",
+            "style": f"Below {SHARE:.0%}, style tells them apart{some and f'; {some}'}.",
+            "unclear": "It may be more or less than it seems: pictures are too few for so little.",
+        }[self.verdict]
+
+
+ADVICE: Mapping[Verdict, str] = {
+    "alike": "clients look alike: user verification does not matter, leave it out",
+    "content": "clients differ in content: use terms=uv",
+    "style": "clients differ in style: do not use terms=uv",
+    "unclear": "the shift is too weak to tell: leave terms=uv out, or try a run with and without",
+}
+
+
+def share(whole: Spread, content: Spread) -> float | None:
+    """Content's share of the distance, between 0 and 1; none where nothing is beyond chance.
+
+    What content shows is also in the pictures as they are, so the larger distance is the whole.
+    """
+    if max(whole.score, content.score) < CHANCE:
+        return None
+    return max(content.distance, 0.0) / max(whole.distance, content.distance)
+
+
+def judge(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
+    """What two comparisons of the same clients say; `least` is the share that content must hold.
+
+    >>> apart, alike = Spread(1.0, 0.02, 90.0, 60), Spread(0.0, 0.01, 0.3, 60)
+    >>> judge(alike, alike), judge(apart, alike), judge(apart, apart)
+    ('alike', 'style', 'content')
+    """
+    part = share(whole, content)
+    if part is None:
+        return "alike"
+    if part >= least and content.score >= CHANCE:
+        return "content"
+    most = content.distance + 2 * content.error
+    return "style" if most < least * whole.distance else "unclear"
+
+
+def find(sums: Sums, **facts: Any) -> Finding:
+    """What the sums say."""
+    whole, content = spread(sums), spread(sums.part(slice(CONTENT)))
+    verdict = judge(whole, content)
+    return Finding(verdict, sums.groups, sums.pictures, whole, content, **facts)
+
+
+def diagnose(recipe: Recipe | str = "fedavg", *changes: str) -> Finding:
+    """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
+
+    `diagnose("data=digits", "split=rotation", "clients=5")`; a recipe's name or file may stand
+    before the settings. Only its data, split, clients, seed and privacy matter.
+    """
+    if isinstance(recipe, str):
+        if "=" in recipe:
+            recipe, changes = "fedavg", (recipe, *changes)
+        tree = apply_changes(load_tree(recipe), changes)
+    else:
+        tree = apply_changes(recipe.tree(), changes)
+    asked = Recipe.from_tree(tree)
+    if asked.clients < 2:
+        raise ConfigError(f"clients is {asked.clients}; to compare clients, at least 2 are needed")
+    kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}
+    plain = Recipe.from_tree({**kept, "method": Diagnosis, "rounds": 1})
+    dataset = plain.data.load()
+    split = make_split(plain.split, dataset, None, plain.clients, plain.seed)
+    examples = {client: len(index) for client, index in enumerate(split.indices)}
+    ledger = Ledger()
+    with tempfile.TemporaryDirectory() as folder:
+        host = make_host(plain, dataset, split, Path(folder))
+        with LocalEngine(host, Path(folder), workers=0) as engine:
+            driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
+            server = Server(examples, host.method.blueprint.shared(), round=1)
+            server = driver.drive(host.method.play(server, server.everyone), server)
+    entries = [json.loads(line) for line in ledger.lines]
+    sent = dict.fromkeys((entry["client"] for entry in entries if entry.get("up")), 0)
+    for entry in entries:
+        if entry.get("up"):
+            sent[entry["client"]] += sum(entry["up"].values())
+    silent = {e["client"]: e.get("why", "") for e in entries if e["outcome"] != "answered"}
+    notes = (*dataset.notes, *split.notes)
+    return find(sums_of(server), sent=sent, silent=silent, notes=notes)

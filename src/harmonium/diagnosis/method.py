@@ -1,0 +1,76 @@
+"""Diagnosis: whether clients differ in content or in style, from sums over their pictures.
+
+A method of one ask that trains nothing. The question is of Louizos et al., A Mutual Information
+Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps where labels
+tell clients apart and hurts where only their style does. The answer is ours: see `finding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import torch
+
+from harmonium.diagnosis.features import CHUNK, described
+from harmonium.diagnosis.scatter import Sums, group_sums, unpack
+from harmonium.federation.client import Client, Decline
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import (
+    Ask,
+    ClientId,
+    Plan,
+    Value,
+    exchange,
+    scalar,
+    statistic,
+)
+
+LEAST = 5  # pictures; with fewer, a client's sums would nearly be its pictures
+
+
+@dataclass(frozen=True)
+class Diagnosis(Method):
+    """One ask for sums; the server adds them up and the model stays as it was drawn."""
+
+    paper = "asks what Louizos et al., 2024, leave open"
+    remembers = {"sums": "statistic"}
+    train = None  # type: ignore[assignment]  # nothing of a model is ever sent
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Ask the cohort to describe its pictures."""
+        got = yield Ask("describe", cohort)
+        sums = {
+            "groups": len(got.ids),
+            "pictures": round(float(got.pictures)),
+            "total": got.total,
+            "within": got.within,
+            "between": got.between,
+        }
+        return replace(server, memory={**server.memory, "sums": sums})
+
+    @exchange(
+        up={
+            "pictures": scalar("sum"),
+            "total": statistic("sum"),  # of the vectors that describe the pictures
+            "within": statistic("sum"),  # their scatter around the client's mean
+            "between": statistic("sum"),  # the mean times itself, times the pictures
+        }
+    )
+    def describe(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Add up what describes the client's pictures."""
+        count = len(client.examples)
+        if count < LEAST:
+            raise Decline(f"it has {count} example(s), too few to hide one of them in a sum")
+        parts = torch.arange(count).split(CHUNK)
+        rows = torch.cat([described(client.examples.pixels(index)) for index in parts])
+        total, within, between = group_sums(rows)
+        return {"pictures": count, "total": total, "within": within, "between": between}
+
+
+def sums_of(server: Server) -> Sums:
+    """What the clients of the last round added up to."""
+    held = server.memory["sums"]
+    within, between = (unpack(held[name]) for name in ("within", "between"))
+    return Sums(held["groups"], held["pictures"], held["total"], within, between)
