@@ -117,10 +117,12 @@ ABOUT = """# How often the diagnosis advises rightly
 
 `{command}`
 
-Splits whose cause is known. Right is `terms=uv` for label skew, alone or joint with turned pictures,
-and no `terms=uv` for style alone and for clients that are alike. Strengths are `split.alpha`:
+Splits whose cause is known. Right is `terms=uv` for label skew, alone or joint with turned
+pictures, and no `terms=uv` for style alone and for clients that are alike. Strengths are
+`split.alpha`:
 
-- `label`: `split=dirichlet`; `1 class` is `{one}`, Federated SimCLR's setting. 10 is next to nothing.
+- `label`: `split=dirichlet`; `1 class` is `{one}`, Federated SimCLR's setting.
+  With 10, clients hold nearly the same classes.
 - `joint`: the same classes with pictures turned as in `rotation 0.1`; `1 class` is the paper's.
 - `rotation`: `split=rotation`; 0.1 is one or two of ten bins of angles a client.
 - `style`: one drawing style of `shapes`, or one of MNIST and `digits`, a client; classes alike.
@@ -128,25 +130,24 @@ and no `terms=uv` for style alone and for clients that are alike. Strengths are 
 - `lens`: likewise a blur and a grain. `zoom`: likewise a part of the middle, enlarged.
 - `iid`: equal shares at random, or shares of other sizes (`split=quantity`).
 
-**What was chosen on what.** The least share of content, {share}, and the least score, 4, were chosen on
-CIFAR-10 and `shapes` with seeds 100 to 102, 10 and 50 clients. The description of content was made
-while looking at the distances of whole classes and of one split by `rotation` (seed 100) on CIFAR-10,
-`shapes`, MNIST, Fashion-MNIST and `digits`; that it should be little moved by blur was wanted after
-`lens` on CIFAR-10 and `shapes`. Label skew, joint shift and style on the other sets were not looked
-at before this page. Its seeds had no part in any choice.
+**What was chosen on what.** The least share of content, {share}, and the least score, 4, were
+chosen on CIFAR-10 and `shapes` with seeds 100 to 102, 10 and 50 clients. The description of content
+was made while looking at the distances of whole classes and of one split by `rotation` (seed 100)
+on CIFAR-10, `shapes`, MNIST, Fashion-MNIST and `digits`; that it should be little moved by blur was
+wanted after `lens` on CIFAR-10 and `shapes`. Label skew, joint shift and style on the other sets
+were not looked at before this page. Its seeds had no part in any choice.
 
 """
 LIMITS = """
 ## How to read it
 
-- The truth is that of the split, not of trained encoders: nobody trained with and without `terms=uv`
-  here. Federated SimCLR found gains for label skew and strong joint shift, losses for rotation. Where
-  pictures are turned a lot and classes differ little (`joint 2`), it found losses too: there, "wrong"
-  in this table may well be right.
-- A style that content sees cannot be told from content. `zoom` is the plain case: the diagnosis
-  takes it for content. So would be a stroke, a texture or a background that only one client has.
-- A content that only style shows, such as classes that differ in nothing but colour, is not seen.
-- Pictures of 8 pixels (`digits`) lose so much when they are turned that a little of it looks like content.
+- The truth is that of the split, not of trained encoders: nothing was trained with and without
+  `terms=uv` here. Federated SimCLR reports gains for label skew and strong joint shift, losses for
+  rotation, and losses where pictures are turned a lot and labels differ little: for `joint 2`,
+  "wrong" in this table may well be right.
+- A style that content sees cannot be told from content. `zoom` is the plain case: it is taken for
+  content. So would be a stroke, a texture or a background that only one client has.
+- Content that only style shows, such as classes that differ in colour alone, is not seen.
 """
 
 
@@ -267,7 +268,9 @@ def page(runs: Sequence[Run]) -> str:
     command = f"python benchmarks/diagnosis.py --seeds {seeds}"
     text = ABOUT.format(command=command, one=" ".join(ONE_CLASS), share=f"{SHARE:.0%}")
     text += "Runs with the right advice, and what the verdicts were:\n\n" + markdown(by_kind(runs))
-    text += "\nThe same for each data set, with the median share of content where clients differ:\n\n"
+    text += (
+        "\nThe same for each data set, with the median share of content where clients differ:\n\n"
+    )
     text += markdown(by_data(runs))
     text += "\nAll runs, if another least share of content had been chosen:\n\n"
     text += markdown(by_share(runs))
@@ -308,7 +311,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as own:  # what is decoded here is of no use to anyone else
         (Path(own) / "data").symlink_to(home() / "data")
         os.environ["HARMONIUM_HOME"] = own
-        for kind, strength, data, clients, seed in asked_for(asked.data, asked.clients, asked.seeds):
+        for kind, strength, data, clients, seed in asked_for(
+            asked.data, asked.clients, asked.seeds
+        ):
             if (kind, strength, data, seed, clients // 4) in held:
                 continue
             runs.append(one := measure(kind, strength, data, clients, seed))

@@ -19,6 +19,7 @@ import typer.core
 
 from harmonium import __version__
 from harmonium.cli_data import data, datasets
+from harmonium.cli_diagnosis import diagnose
 from harmonium.cli_federation import client, server
 from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
@@ -174,6 +175,9 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
     say(f"runs     {found.folder}")
     if found.picture:
         say(f"picture  {found.picture}")
+
+
+app.command()(diagnose)
 
 
 @app.command()

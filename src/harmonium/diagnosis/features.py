@@ -42,7 +42,7 @@ def described(pixels: Tensor) -> Tensor:
         `(n, CONTENT + FIELDS * FIELDS * (channels + 2))`.
     """
     with torch.inference_mode():
-        some = [_small(to_planes(part, None, None)) for part in pixels.split(CHUNK)]
+        some = [_small(to_planes(part, None, None)) for part in torch.split(pixels, CHUNK)]
         return torch.cat([torch.cat([content(luma(p)), coarse(p)], 1) for p in some])
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +62,16 @@ class Finding:
     def advice(self) -> str:
         """What to do, in a line."""
         return ADVICE[self.verdict]
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            **asdict(self),
+            "share": self.share,
+            "use_uv": self.use_uv,
+            "advice": self.advice,
+            "sentences": self.sentences(),
+        }
 
     def sentences(self) -> list[str]:
         """The evidence in plain words."""
@@ -153,11 +164,10 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str) -> Finding:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
             server = Server(examples, host.method.blueprint.shared(), round=1)
             server = driver.drive(host.method.play(server, server.everyone), server)
-    entries = [json.loads(line) for line in ledger.lines]
-    sent = dict.fromkeys((entry["client"] for entry in entries if entry.get("up")), 0)
-    for entry in entries:
-        if entry.get("up"):
-            sent[entry["client"]] += sum(entry["up"].values())
-    silent = {e["client"]: e.get("why", "") for e in entries if e["outcome"] != "answered"}
+    sent, silent = Counter[int](), dict[int, str]()
+    for entry in map(json.loads, ledger.lines):
+        sent[entry["client"]] += sum(entry.get("up", {}).values())
+        if entry["outcome"] != "answered":
+            silent[entry["client"]] = entry.get("why", "")
     notes = (*dataset.notes, *split.notes)
-    return find(sums_of(server), sent=sent, silent=silent, notes=notes)
+    return find(sums_of(server), sent=dict(+sent), silent=silent, notes=notes)

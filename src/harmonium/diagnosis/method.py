@@ -63,7 +63,7 @@ class Diagnosis(Method):
         count = len(client.examples)
         if count < LEAST:
             raise Decline(f"it has {count} example(s), too few to hide one of them in a sum")
-        parts = torch.arange(count).split(CHUNK)
+        parts = torch.split(torch.arange(count), CHUNK)
         rows = torch.cat([described(client.examples.pixels(index)) for index in parts])
         total, within, between = group_sums(rows)
         return {"pictures": count, "total": total, "within": within, "between": between}

@@ -97,9 +97,9 @@ def spread(sums: Sums) -> Spread:
     >>> round(found.distance, 2), found.score > 10  # each mean lies 1/2 from the mean of all
     (0.97, True)
     """
-    free = sums.pictures - sums.groups  # degrees of freedom of the covariance within groups
     if sums.groups < 2:
         raise DataError("how clients differ needs at least 2 clients that answer")
+    free = sums.pictures - sums.groups  # degrees of freedom of the covariance within groups
     if free < 2 * PICTURES_A_DIRECTION:
         raise DataError(
             f"{sums.pictures} pictures of {sums.groups} clients are too few to compare clients: "
@@ -114,8 +114,8 @@ def spread(sums: Sums) -> Spread:
     # Expectation and variance if all means are equal (Gaussian vectors, covariance estimated).
     trace = float((axes.T @ between @ axes).diagonal().sum()) * (free - size - 1)
     expected = size * ways
-    variance = 2 * expected * (free - 1) * (free + ways - size - 1)
-    variance /= (free - size) * (free - size - 3)
+    known = (free - 1) * (free + ways - size - 1) / ((free - size) * (free - size - 3))
+    variance = 2 * expected * known  # `known` is 1 where the covariance is known
     distance = (trace - expected) / sums.pictures
     error = math.sqrt(variance + 4 * max(trace - expected, 0.0)) / sums.pictures
     return Spread(distance, error, _score(trace, expected, variance), size)
@@ -130,7 +130,8 @@ def _axes(within: Tensor, most: int) -> Tensor:
     values, vectors = values.flip(0), vectors.flip(1)
     kept = int((values > LEAST_VARIANCE * values[0].clamp(min=1e-300)).sum())
     size = min(kept, most)
-    return scale[:, None] * vectors[:, :size] / values[:size].sqrt()
+    axes: Tensor = scale[:, None] * vectors[:, :size] / values[:size].sqrt()
+    return axes
 
 
 def _score(trace: float, expected: float, variance: float) -> float:

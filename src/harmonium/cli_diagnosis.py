@@ -1,0 +1,71 @@
+"""The command that says what tells clients apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harmonium.errors import ConfigError
+from harmonium.terminal import Json, err, say, show_table
+
+if TYPE_CHECKING:
+    from harmonium.diagnosis import Finding
+
+
+def diagnose(
+    words: Annotated[list[str], typer.Argument(metavar="[METHOD_OR_FILE] KEY=VALUE...")],
+    as_json: Json = False,
+) -> None:
+    """Say whether clients differ in content or in style, without labels.
+
+    For example: harmonium diagnose data=digits split=rotation clients=5
+    """
+    from harmonium.diagnosis import diagnose as ask
+    from harmonium.report.progress import decoding
+
+    names = [word for word in words if "=" not in word] or ["fedavg"]
+    if len(names) > 1:
+        raise ConfigError(f"{names[0]} and {names[1]}: name one method or recipe, or none at all")
+    with decoding(err, silent=as_json):
+        found = ask(names[0], *(word for word in words if "=" in word))
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        _show(found)
+
+
+def _show(found: Finding) -> None:
+    compared = {"pictures as they are": found.whole, "content alone": found.content}
+    rows = [
+        {
+            "compared": name,
+            "squared distance": (one.distance, one.error),
+            "beyond chance": one.score,
+            "directions": one.directions,
+        }
+        for name, one in compared.items()
+    ]
+    title = f"{found.clients} clients, {found.pictures:,} pictures"
+    show_table(rows, title)
+    for sentence in found.sentences():
+        say(sentence)
+    say(f"advice   {found.advice}")
+    sizes = sorted(set(found.sent.values()))
+    much = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
+    say(f"sent     {much} bytes by each client: sums over its pictures, in one answer")
+    for why, clients in _gathered(found.silent).items():
+        named = ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")
+        say(f"missing  {len(clients)} of all clients ({named}): {why}")
+    for note in found.notes:
+        say(f"note     {note}")
+
+
+def _gathered(silent: Mapping[int, str]) -> dict[str, list[int]]:
+    """The clients of each reason."""
+    found: dict[str, list[int]] = {}
+    for client, why in silent.items():
+        found.setdefault(why, []).append(client)
+    return found
