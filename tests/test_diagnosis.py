@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -297,3 +298,15 @@ def test_mistakes_are_one_line_and_exit_code_2(
     code, said, told = command(*words)
     (line,) = [line for line in told.splitlines() if not line.startswith("decoding ")]
     assert (code, said) == (2, "") and why in line
+
+
+def test_the_commands_of_its_page_are_known() -> None:
+    page = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+    commands = [
+        line.split()[2:]
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("harmonium diagnose ")
+    ]
+    assert len(commands) == 3
+    for words in commands:
+        assert Recipe.of("fedavg", *(word for word in words if "=" in word)).clients > 1
