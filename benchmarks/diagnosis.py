@@ -89,6 +89,7 @@ CHANGES: dict[str, Change] = {"camera": camera, "lens": lens, "zoom": zoom}
 SPLITS: dict[str, dict[str, list[str]]] = {
     "iid": {"": ["split=iid"], "other sizes": ["split=quantity"]},
     "label": {
+        "pure": ["split=by_class", "split.classes_per_client=1"],
         "1 class": ["split=dirichlet", *ONE_CLASS],
         "0.1": ["split=dirichlet", "split.alpha=0.1"],
         "0.5": ["split=dirichlet", "split.alpha=0.5"],

@@ -3,7 +3,9 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
 from harmonium.diagnosis import Diagnosis, Finding, diagnose
 from harmonium.diagnosis.features import CONTENT, described
-from harmonium.diagnosis.finding import find, judge
+from harmonium.diagnosis.finding import CHANCE, find, judge
 from harmonium.diagnosis.scatter import Spread, Sums, group_sums, spread, unpack
+from harmonium.engines.host import Host
 from harmonium.errors import DataError
+from harmonium.hosts import make_host
 from harmonium.recipe import Recipe
 from harmonium.testing import CHECKS, check_method
 
@@ -110,6 +114,19 @@ def test_the_share_of_content_decides(
 ) -> None:
     first, second = (Spread(one[0], 0.01, one[1], 60) for one in (whole, content))
     assert judge(first, second) == verdict
+    narrow = replace(second, width=0.7)  # no client's own pictures vary there: a foreign style
+    assert judge(first, narrow) == ("style" if verdict == "content" else verdict)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_the_width_tells_along_which_directions_groups_lie_apart(wide: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    common = torch.randn(600, 1, generator=rng)
+    rows = torch.randn(600, 5, generator=rng) + 3 * common * torch.tensor([1.0, 1, 1, 0, 0])
+    step = torch.tensor([1.0, 1, 1, 0, 0]) if wide else torch.tensor([1.0, -1, 0, 0, 0])
+    found = spread(added_up([rows[:300], rows[300:] + 2 * step]))
+    assert found.score > CHANCE
+    assert found.width > 2 if wide else found.width < 0.5
 
 
 # ---- what describes a picture --------------------------------------------------------------------
@@ -164,6 +181,11 @@ def test_content_does_not_see_style(
     assert coarse > 0.4
 
 
+def test_large_pictures_are_averaged_down(pictures: Tensor) -> None:
+    double = pictures.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    torch.testing.assert_close(described(double), described(pictures))
+
+
 @pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (40, 64, 3), (9, 33, 3)])
 def test_pictures_of_any_shape_are_described(shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
@@ -205,10 +227,22 @@ def test_what_is_sent_does_not_grow_with_the_pictures() -> None:
     assert set(few.sent.values()) == set(many.sent.values()) == {8 * (1 + dim + dim * (dim + 1))}
 
 
-def test_it_passes_the_contract_and_sees_no_labels() -> None:
+def test_it_passes_the_contract() -> None:
     assert len(check_method(Diagnosis)) == len(CHECKS)
+
+
+def test_labels_do_not_reach_it_whatever_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = []
+
+    def watched(*given: Any) -> Host:
+        hosts.append(make_host(*given))
+        return hosts[-1]
+
+    monkeypatch.setattr("harmonium.diagnosis.finding.make_host", watched)
     words = ["data=digits", "split=dirichlet", "clients=4"]
     assert diagnose(*words, "objective=supervised") == diagnose("fedprox", *words)
+    for host in hosts:
+        assert not host.method.reads_labels and not host.images.labelled
 
 
 def test_a_client_with_very_few_pictures_is_left_out_by_name() -> None:

@@ -2,7 +2,10 @@
 
 If clients differ only by changes that content does not see (turns, mirrors, colour, brightness,
 contrast), their content has the same distribution. So clients are compared twice, in all that
-describes their pictures and in content alone, and content's share of the distance decides.
+describes their pictures and in content alone, and content's share of the distance decides. A style
+that content does see can still give itself away: clients with different shares of the same classes
+lie apart along directions in which the pictures of one client vary, too. A foreign style does not
+vary within a client.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from harmonium.recipe_text import apply_changes, load_tree
 
 CHANCE = 4.0  # a score below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
+WIDTH = 1.0  # content must lie apart along directions at least as wide as all are on the mean
 SECTIONS = ("data", "split", "clients", "seed", "privacy")  # of a recipe; others do not matter
 
 Verdict = Literal["alike", "content", "style", "unclear"]
@@ -88,6 +92,11 @@ class Finding:
 
     def _why(self) -> str:
         some = "content differs, too, but style drowns it" if self.content.score > CHANCE else ""
+        if self.verdict == "style" and (self.share or 0) >= SHARE:
+            return (
+                "But clients lie apart where the pictures of one client vary little, as styles do "
+                "and classes seldom."
+            )
         return {
             "alike": "",
             "content": f"At least {SHARE:.0%} is taken as a sign that content tells them apart.",
@@ -125,7 +134,7 @@ def judge(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
     if part is None:
         return "alike"
     if part >= least and content.score >= CHANCE:
-        return "content"
+        return "content" if content.width >= WIDTH else "style"
     most = content.distance + 2 * content.error
     return "style" if most < least * whole.distance else "unclear"
 

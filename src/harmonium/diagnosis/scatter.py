@@ -50,6 +50,7 @@ class Spread:
     error: float  # its standard error
     score: float  # how unlikely by chance: standard deviations of a normal distribution
     directions: int  # dimensions that were used
+    width: float = 1.0  # variance within groups along the distance; 1 is that of all directions
 
 
 def group_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,24 +110,31 @@ def spread(sums: Sums) -> Spread:
         )
     mean = sums.total / sums.pictures
     between = sums.between - sums.pictures * torch.outer(mean, mean)
-    axes = _axes(sums.within, free // PICTURES_A_DIRECTION)
+    axes, variances = _axes(sums.within, free // PICTURES_A_DIRECTION)
     size, ways = axes.shape[1], sums.groups - 1
     if size == 0:
-        return Spread(0.0, 0.0, 0.0, 0)
+        return Spread(0.0, 0.0, 0.0, 0, 0.0)
     # Expectation and variance if all means are equal (Gaussian vectors, covariance estimated).
-    trace = float((axes.T @ between @ axes).diagonal().sum()) * (free - size - 1)
-    expected = size * ways
+    along = (axes.T @ between @ axes).diagonal() * (free - size - 1)
+    trace, expected = float(along.sum()), size * ways
     known = (free - 1) * (free + ways - size - 1) / ((free - size) * (free - size - 3))
     variance = 2 * expected * known  # `known` is 1 where the covariance is known
     distance = (trace - expected) / sums.pictures
     # Where means differ, the error grows: by their distance, and by the covariance's own error.
     apart = max(trace - expected, 0.0)
     error = math.sqrt(variance + 4 * apart + 2 * apart**2 / free) / sums.pictures
-    return Spread(distance, error, _score(trace, expected, variance), size)
+    wide = float(((along - ways) * variances).sum() / variances.mean())
+    width = wide / apart if apart and wide > 0 else 0.0
+    return Spread(distance, error, _score(trace, expected, variance), size, width)
 
 
-def _axes(within: Tensor, most: int) -> Tensor:
-    """At most so many directions, scaled so that the scatter within groups is 1: `(d, size)`."""
+def _axes(within: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most so many directions, those of most variance when every dimension counts alike.
+
+    Returns:
+        The directions, scaled so that the scatter within groups is 1, `(d, size)`; and the
+        variance of each before that, `(size,)`.
+    """
     deviations = within.diagonal().clamp(min=0).sqrt()
     varies = deviations > 1e-7 * deviations.max()
     scale = torch.where(varies, deviations.reciprocal(), 0.0)
@@ -134,8 +142,7 @@ def _axes(within: Tensor, most: int) -> Tensor:
     values, vectors = values.flip(0), vectors.flip(1)
     kept = int((values > LEAST_VARIANCE * values[0].clamp(min=1e-300)).sum())
     size = min(kept, most)
-    axes: Tensor = scale[:, None] * vectors[:, :size] / values[:size].sqrt()
-    return axes
+    return scale[:, None] * vectors[:, :size] / values[:size].sqrt(), values[:size]
 
 
 def _score(trace: float, expected: float, variance: float) -> float:
