@@ -45,6 +45,7 @@ def _show(found: Finding) -> None:
             "squared distance": (one.distance, one.error),
             "beyond chance": one.score,
             "directions": one.directions,
+            "width": one.width,
         }
         for name, one in compared.items()
     ]
