@@ -123,8 +123,8 @@ pictures, and no `terms=uv` for style alone and for clients that are alike. Stre
 `split.alpha`:
 
 - `label`: `split=dirichlet`. `1 class` is `{one}`, Federated SimCLR's
-  setting, in which some clients hold two or three; `pure` is `split=by_class` with exactly one. With
-  10, clients hold nearly the same classes.
+  setting, in which some clients hold two or three; `pure` is `split=by_class` with exactly one.
+  With 10, clients hold nearly the same classes.
 - `joint`: the same classes with pictures turned as in `rotation 0.1`; `1 class` is the paper's.
 - `rotation`: `split=rotation`; 0.1 is one or two of ten bins of angles a client.
 - `style`: one drawing style of `shapes`, or one of MNIST and `digits`, a client; classes alike.
