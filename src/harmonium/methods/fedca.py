@@ -1,0 +1,199 @@
+"""FedCA: clients contrast against each other's projections and stay close to one public model.
+
+Zhang et al., Federated Unsupervised Representation Learning, 2020, Algorithm 1. A client minimises
+InfoNCE among its batch and a dictionary of K projections of all clients (eq. 4 to 8), plus strength
+times its distance from a model that the server trained on public pictures (eq. 11 to 14), whose
+outputs are sent to every client once. After training it adds the projections of all of its pictures
+to a moving average (eq. 9) and sends rows of that, at unit length (eq. 10, where 1 - alpha^t
+cancels), for the next round's dictionary. All clients of a round get the same dictionary.
+
+Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` says who chooses:
+each client its share by number of pictures (`client`), the server among all rows (`server`), or as
+`client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
+sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it.
+
+Rows belong to single pictures. Two protections: `group` sends means of that many similar rows
+instead; `noise` adds Gaussian noise to rows, whose ledger counts a picture's own row alone: the
+model goes unprotected beside it and was trained on that picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.federation.client import Client, fit
+from harmonium.federation.method import TRAINED, Method, Server
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import (
+    EXAMPLES,
+    Ask,
+    ClientId,
+    Exchange,
+    Kind,
+    Plan,
+    Value,
+    exchange,
+    per_example,
+    public,
+    scalar,
+    weights,
+)
+from harmonium.methods import methods
+from harmonium.objectives import Seen, pool
+from harmonium.objectives.infonce import InfoNCE
+
+RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast, as weighted in the loss
+_LEAST = dict.fromkeys(("size", "momentum", "strength", "noise"), 0) | dict.fromkeys(
+    ("align_batch", "align_epochs", "group"), 1
+)
+
+
+@methods("fedca")
+@dataclass(frozen=True)
+class FedCA(Method):
+    """FedAvg with a shared dictionary of negatives and alignment to a public model."""
+
+    paper = "Zhang et al., 2020"
+    keeps = {"align_h": "public", "align_z": "public", "ensemble": "per_example"}
+    remembers = {
+        "align_h": "public",
+        "align_z": "public",
+        "told": "scalar",
+        "rows": "per_example",
+        "dictionary": "per_example",
+    }
+
+    size: int = 1024  # rows of the dictionary (K); 0: none
+    sampling: pool.Sampling = "client"  # who chooses rows
+    momentum: float = 0.5  # of the moving average (alpha); 0: the latest projections
+    strength: float = 0.01  # of the alignment (beta); 0: none, and no public pictures needed
+    reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the pictures of a step
+    align_batch: int = 128  # public pictures a step
+    align_epochs: int = 100  # of the server's training on public pictures
+    noise: float = 0.0  # standard deviation of what is added to each number of a row
+    group: int = 1  # similar rows in a mean that is sent in their place; 1: rows themselves
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.objective, InfoNCE):
+            raise ConfigError(
+                f"fedca contrasts by InfoNCE: objective is {self.objective.name}; set "
+                "objective=infonce objective.anchors=first"
+            )
+        for name, least in _LEAST.items():
+            if not least <= getattr(self, name) < (1 if name == "momentum" else math.inf):
+                below = " and below 1" if name == "momentum" else ""
+                raise ConfigError(
+                    f"method.{name} is {getattr(self, name)}; it must be at least {least}{below}"
+                )
+        if self.noise and self.group > 1:
+            raise ConfigError("method.noise cannot be counted for means of groups: choose one")
+
+    def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Train the alignment model on public pictures; nobody is asked."""
+        if not self.strength:
+            return server
+        here = self.at_server(server, "align")
+        parts = self.blueprint.copy_from()
+        once = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
+        fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), {}), once)
+        h = here.look(parts.eval()["encoder"])
+        with torch.no_grad():
+            z = parts["projector"](h)
+        return replace(server, memory={**server.memory, "align_h": h, "align_z": z, "told": []})
+        yield
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Tell new clients the targets, then have all train with the same dictionary."""
+        memory, ready = dict(server.memory), list(cohort)
+        if self.strength:
+            new = [client for client in cohort if client not in memory["told"]]
+            if new:
+                targets = {"h": memory["align_h"], "z": memory["align_z"]}
+                got = yield Ask("align", new, targets, least=0)
+                memory["told"] = sorted([*memory["told"], *got.ids])
+            ready = [client for client in cohort if client in memory["told"]]
+        if not ready:
+            raise NotEnoughReplies("no client has the alignment targets yet")
+        counts = pool.quotas(self.size, self.sampling, server.examples, ready)
+        each: dict[int, dict[str, Value]] = {c: {"count": counts[c]} for c in ready}
+        width = cast(InfoNCE, self.objective).out
+        dictionary = memory.get("dictionary", torch.zeros(0, width))
+        got = yield Ask("train", ready, {"model": server.model, "dictionary": dictionary}, each)
+        rows = {str(client): sent for client, sent in got.rows.items()}
+        if self.sampling == "replace":
+            rows = memory["rows"] = {**memory.get("rows", {}), **rows}
+        memory["dictionary"] = pool.collected(rows, self.size)
+        return replace(self.merge(server, got.model), memory=memory)
+
+    @exchange(down={"h": public(), "z": public()})
+    def align(self, client: Client, got: SimpleNamespace) -> None:
+        """Keep what the alignment model makes of the public pictures."""
+        client.state |= {"align_h": got.h, "align_z": got.z}
+
+    @exchange(
+        down={"model": weights(), "dictionary": per_example(), "count": scalar()},
+        up={**TRAINED, "rows": per_example("each"), "ratio": RATIO},
+    )
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Train against the dictionary and towards the targets, then describe all pictures."""
+        parts, ratios = self.pull(client, got.model), list[float]()
+        given = {
+            "dictionary": got.dictionary,
+            "targets": pool.public_batches(client, self.align_batch),
+            "ratios": ratios,
+        }
+        done = self.fit(parts, client, anchor=got.model, **given)
+        return {
+            "model": self.push(client, parts),
+            "loss": done.loss,
+            "rows": self.rows(client, parts, int(got.count)),
+            "ratio": sum(ratios) / len(ratios) if ratios else 0.0,
+        }
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Contrast among batch and dictionary, and alignment."""
+        dictionary = given["dictionary"] if len(given["dictionary"]) else None
+        contrast = super().score(parts, seen, {**given, "negatives": dictionary})
+        if not self.strength:
+            return contrast
+        pictures, h, z = next(given["targets"])
+        own = parts["encoder"](pictures)
+        far = (own - h).square().sum() + (parts["projector"](own) - z).square().sum()
+        pull = self.strength * (far if self.reduction == "sum" else far / len(h))
+        given["ratios"].append(float(pull.detach() / contrast.detach().clamp_min(1e-12)))
+        return contrast + pull  # type: ignore[no-any-return]
+
+    def rows(self, client: Client, parts: Parts, count: int) -> Tensor:
+        """Update the moving average, and choose unit rows of it to send."""
+        parts.eval()
+        z = client.look(lambda x: parts["projector"](parts["encoder"](x)))
+        if not self.size:
+            return z[:0]
+        held = client.state.get("ensemble", torch.zeros_like(z))
+        average = client.state["ensemble"] = torch.lerp(z, held, self.momentum)
+        some = torch.randperm(len(z), generator=client.rng)[: count * self.group]
+        chosen = functional.normalize(average[some])
+        if self.group > 1:
+            return functional.normalize(pool.grouped_means(chosen, self.group))
+        if not self.noise:
+            return chosen
+        sent = {"sensitivity": 2.0, "sigma": self.noise}  # unit rows lie at most 2 apart
+        return client.release("rows", chosen, **sent, then=functional.normalize)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """As declared, but that rows with noise are guarded, and that means are statistics."""
+        found = super().exchanges()
+        train = found["train"]
+        kind: Kind = "statistic" if self.group > 1 else "per_example"
+        rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise))
+        found["train"] = replace(train, up={**train.up, "rows": rows})
+        return found if self.strength else {k: v for k, v in found.items() if k != "align"}

@@ -1,0 +1,298 @@
+"""FedCA: the dictionary, the moving average and the alignment, equation by equation."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium import seeds
+from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.federation.card import card
+from harmonium.federation.client import Batch, Client, Examples
+from harmonium.objectives.pool import collected, grouped_means, quotas
+from harmonium.privacy.mechanisms import Noise
+from harmonium.recipe import Recipe
+from harmonium.testing import TINY, Trial, check_method, first_trial
+
+PUBLIC = {"name": "shapes", "count": 30, "test_count": 4, "size": 12}
+SMALL: dict[str, Any] = {"name": "fedca", "size": 16, "align_epochs": 2, "align_batch": 8}
+
+
+def trial(method: dict[str, Any] | None = None, **changes: Any) -> Trial:
+    chosen = {**SMALL, **(method or {})}
+    return first_trial("fedca", public=PUBLIC, **{"method": chosen, **changes})
+
+
+def client_of(found: Trial, number: int = 0) -> Client:
+    rng = seeds.torch_rng(0, "test", number)
+    examples = Examples(found.dataset.train.without_labels(), found.split.indices[number])
+    public = found.server.public
+    noise = Noise("simulated", rng)
+    state = dict(found.states[number])
+    return Client(number, 1, 2, examples, found.method.views, rng, noise, public, state)
+
+
+def test_without_dictionary_and_alignment_it_is_fedavg_with_infonce() -> None:
+    """X6, bit for bit."""
+    off = trial({"size": 0, "strength": 0.0})
+    plain = first_trial("fedca", method="fedavg", public=None)
+    assert plain.server.model.keys() == off.server.model.keys()
+    assert all(torch.equal(plain.server.model[k], off.server.model[k]) for k in plain.server.model)
+    for more in ({"size": 16, "strength": 0.0}, {"size": 0}):
+        other = trial(more).server.model
+        assert not all(torch.equal(plain.server.model[k], other[k]) for k in other)
+
+
+def seen_by(found: Trial) -> tuple[Any, Any]:
+    client = client_of(found)
+    parts = found.method.pull(client, found.server.model)
+    batch = Batch(torch.arange(6), client.examples, client.views, client.rng)
+    return parts, found.method.see(parts, batch)
+
+
+def test_the_loss_is_that_of_n_plus_k_classes() -> None:
+    found = trial({"strength": 0.0})
+    parts, seen = seen_by(found)
+    dictionary = functional.normalize(torch.randn(5, 128)).requires_grad_()
+    given = {"dictionary": dictionary, "ratios": []}
+    loss = found.method.score(parts, seen, given)
+    first, second = (functional.normalize(z) for z in seen.pair())
+    logits = torch.cat([first @ second.T, first @ dictionary.detach().T], 1) / 0.5
+    assert logits.shape == (6, 6 + 5)
+    wanted = -logits.log_softmax(1).diagonal().mean()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    loss.backward()
+    assert dictionary.grad is None
+    order = torch.tensor([3, 1, 4, 0, 2])
+    shuffled = found.method.score(parts, seen, {**given, "dictionary": dictionary[order]})
+    assert shuffled.item() == pytest.approx(loss.item(), rel=1e-6)
+    empty = found.method.score(parts, seen, {**given, "dictionary": torch.zeros(0, 128)})
+    alone = -(first @ second.T / 0.5).log_softmax(1).diagonal().mean()
+    assert empty.item() == pytest.approx(alone.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_alignment_is_a_squared_distance_and_vanishes_at_the_targets(reduction: str) -> None:
+    found = trial({"strength": 0.3, "reduction": reduction})
+    parts, seen = seen_by(found)
+    method, ratios = found.method, list[float]()
+    pictures = torch.randn(4, 3, 12, 12)
+    with torch.no_grad():
+        own = parts["encoder"](pictures)
+        h, z = own + 0.5, parts["projector"](own) - 0.25
+    given = {"dictionary": torch.zeros(0, 128), "ratios": ratios}
+    apart = method.score(parts, seen, {**given, "targets": iter([(pictures, h, z)])})
+    plain = replace(method, strength=0.0).score(parts, seen, given)
+    wanted = 4 * (own.shape[1] * 0.25 + 128 * 0.0625) / (4 if reduction == "mean" else 1)
+    assert apart.item() - plain.item() == pytest.approx(0.3 * wanted, rel=1e-4)
+    assert ratios[0] == pytest.approx(0.3 * wanted / plain.item(), rel=1e-4)
+    there = iter([(pictures, own, parts["projector"](own).detach())])
+    none = method.score(parts, seen, {**given, "targets": there})
+    assert none.item() == pytest.approx(plain.item(), abs=1e-6)
+
+
+def test_targets_are_what_a_model_trained_on_public_pictures_makes_of_them() -> None:
+    found = trial()
+    memory, method = found.server.memory, found.method
+    assert memory["align_h"].shape == (30 - 3, 16) and memory["align_z"].shape == (27, 128)
+    first = method.blueprint.copy_from().eval()
+    public = torch.from_numpy(np.array(found.server.public.pixels))  # type: ignore[union-attr]
+    with torch.no_grad():
+        drawn = first["encoder"](method.views.plain(public))
+    assert not torch.allclose(drawn, memory["align_h"])  # it was trained
+    for state in found.states.values():
+        assert torch.equal(state["align_h"], memory["align_h"])
+
+
+def test_targets_are_sent_once_and_every_client_gets_the_same_dictionary() -> None:
+    found = trial(rounds=3)
+    entries = [json.loads(line) for line in found.lines]
+    told = [entry["client"] for entry in entries if entry["step"] == "align"]
+    assert sorted(told) == [0, 1, 2, 3]
+    assert all(entry["round"] == 1 for entry in entries if entry["step"] == "align")
+    sent: list[Tensor] = []
+
+    def record(engine: Any) -> Any:
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
+
+            def deliver(self, ask: Any, turn: Any) -> Any:
+                if ask.step == "train":
+                    assert "dictionary" not in {k for each in ask.each.values() for k in each}
+                    sent.append(ask.down["dictionary"])
+                return engine.deliver(ask, turn)
+
+        return Recorder()
+
+    assert found.again(wrap=record).digest == found.digest
+    assert [tuple(one.shape) for one in sent] == [(0, 128), (16, 128), (16, 128)]
+    torch.testing.assert_close(sent[1].norm(dim=1), torch.ones(16))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
+    found = trial({"momentum": momentum})
+    client, method = client_of(found, 1), found.method
+    held = client.state["ensemble"].clone()
+    parts = method.pull(client, found.server.model).eval()
+    z = client.look(lambda x: parts["projector"](parts["encoder"](x)))
+    rows = method.rows(client, parts, 5)
+    wanted = momentum * held + (1 - momentum) * z
+    torch.testing.assert_close(client.state["ensemble"], wanted)
+    unit = functional.normalize(wanted)
+    nearest = (rows @ unit.T).max(1)
+    torch.testing.assert_close(nearest.values, torch.ones(5))
+    assert len(set(nearest.indices.tolist())) == 5  # drawn without replacement
+    client.state.pop("ensemble")
+    method.rows(client, parts, 1)
+    torch.testing.assert_close(client.state["ensemble"], (1 - momentum) * z)  # from zero on
+
+
+def test_clients_that_are_away_keep_their_average() -> None:
+    found = trial(participation={"number": 2}, rounds=2)
+    took = [json.loads(line) for line in found.lines]
+    last = {entry["client"] for entry in took if entry["step"] == "train" and entry["round"] == 2}
+    once = {entry["client"] for entry in took if entry["step"] == "train"} - last
+    for client in once:  # was there in round 1 alone
+        assert "ensemble" in found.states[client]
+    assert found.again(reload=True).digest == found.digest
+
+
+@pytest.mark.parametrize("sampling", ["client", "server", "replace"])
+def test_who_chooses_the_rows(sampling: str) -> None:
+    found = trial({"sampling": sampling}, participation={"number": 2}, rounds=3)
+    entries = [json.loads(line) for line in found.lines if '"train"' in line]
+    sent = {(e["round"], e["client"]): e["up"]["rows"] // (128 * 4) for e in entries}
+    for (_, client), count in sent.items():
+        if sampling == "server":
+            assert count == found.server.examples[client]
+    if sampling == "client":
+        assert sum(count for (number, _), count in sent.items() if number == 3) == 16
+    memory = found.server.memory
+    assert memory["dictionary"].shape == (16, 128)
+    assert ("rows" in memory) == (sampling == "replace")
+    if sampling == "replace":
+        assert {int(client) for client in memory["rows"]} == {client for _, client in sent}
+
+
+# ---- protections ---------------------------------------------------------------------------------
+
+
+def test_rows_with_noise_are_guarded_and_counted() -> None:
+    found = trial({"noise": 0.5})
+    entries = [json.loads(line) for line in found.lines if '"train"' in line]
+    for entry in entries:
+        (release,) = entry["releases"]
+        assert release["field"] == "rows"
+        assert (release["sensitivity"], release["sigma"]) == (2.0, 0.5)
+    declared = found.method.exchanges()["train"].up["rows"]
+    assert declared.guarded and declared.kind == "per_example"
+    rows = found.server.memory["dictionary"]
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
+
+
+def test_means_of_groups_take_the_place_of_rows() -> None:
+    found = trial({"group": 3, "size": 8})
+    declared = found.method.exchanges()["train"].up["rows"]
+    assert declared.kind == "statistic" and not declared.guarded
+    assert "Rows that belong to single pictures leave" not in card(found.method).text()
+    assert "Rows that belong to single pictures leave" in card(trial().method).text()
+    with pytest.raises(ConfigError, match="choose one"):
+        trial({"group": 3, "noise": 0.1})
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_group_has_at_least_as_many_rows_as_asked(count: int, least: int, seed: int) -> None:
+    rows = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    means = grouped_means(rows, least)
+    assert len(means) == count // least
+    if len(means):  # a group of m rows weighs m: no group can be smaller than asked
+        sizes = torch.linalg.lstsq(
+            torch.cat([means.T, torch.ones(1, len(means))]),
+            torch.cat([rows.sum(0), torch.tensor([float(count)])])[:, None],
+        ).solution
+        if len(means) <= 4:
+            assert (sizes >= least - 1e-6).all()
+    same = grouped_means(torch.ones(count, 2), least)
+    assert torch.equal(same, torch.ones(count // least, 2))
+
+
+@given(
+    st.integers(0, 50),
+    st.dictionaries(st.integers(0, 9), st.integers(1, 20), min_size=1),
+    st.sampled_from(["client", "replace"]),
+)
+def test_quotas_add_up(size: int, examples: dict[int, int], sampling: Any) -> None:
+    counts = quotas(size, sampling, examples, sorted(examples))
+    assert sum(counts.values()) == min(size, sum(examples.values()))
+    assert all(0 <= counts[client] <= count for client, count in examples.items())
+
+
+def test_a_dictionary_has_its_size_whatever_was_sent() -> None:
+    rows = {"0": torch.zeros(2, 3), "10": torch.ones(3, 3)}
+    torch.manual_seed(0)
+    assert len(collected(rows, 4)) == 4
+    assert collected(rows, 9).shape == (9, 3)
+    assert torch.equal(collected(rows, 9)[:5], torch.cat([rows["0"], rows["10"]]))
+    assert collected({"0": torch.zeros(0, 3)}, 9).shape == (0, 3)
+
+
+# ---- messages and settings -----------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_paper() -> None:
+    """ResNet-50 with 2048-2048-128: the model alone, rows beside it."""
+    words = ["data=cifar10", "encoder=resnet50", "objective.hidden=2048", "clients=5"]
+    method = Recipe.of("fedca", *words).known_method()
+    made = card(method)
+    assert made.bytes["train"]["down"] == 111_835_904 + 8  # the model, and how many rows to send
+    assert made.bytes["train"]["up"] == 111_835_904 + 2 * 8  # loss and ratio
+    counts = quotas(1024, "client", dict.fromkeys(range(5), 10_000), range(5))
+    assert sorted(counts.values()) == [204, 205, 205, 205, 205]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"momentum": 1.0}, "method.momentum is 1.0; it must be at least 0 and below 1"),
+        ({"size": -1}, "method.size is -1"),
+        ({"align_batch": 0}, "method.align_batch is 0"),
+        ({"noise": math.nan}, "method.noise is nan"),
+    ],
+)
+def test_wrong_settings_are_refused(method: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trial(method)
+
+
+def test_it_needs_infonce_and_public_pictures() -> None:
+    with pytest.raises(ConfigError, match="set objective=infonce"):
+        trial(objective="byol")
+    with pytest.raises(ConfigError, match="needs public pictures"):
+        first_trial("fedca", **{"method": SMALL, "public": None})
+
+
+def test_a_round_without_targets_is_refused() -> None:
+    found = trial()
+    server = replace(found.server, memory={**found.server.memory, "told": []})
+    plan = found.method.round(server, [0])
+    assert next(plan).step == "align"
+    with pytest.raises(NotEnoughReplies, match="alignment targets"):
+        plan.send(SimpleNamespace(ids=[]))
+
+
+def test_it_passes_the_contract_with_every_option() -> None:
+    for more in ({"sampling": "replace"}, {"noise": 0.1, "sampling": "server"}, {"group": 2}):
+        checked = check_method("fedca", public=PUBLIC, method={**SMALL, **more})
+        assert checked and TINY
