@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harmonium.data.images import Images
+from harmonium.data.partition import make_split
 from harmonium.data.views import preset
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError
@@ -25,7 +26,8 @@ from harmonium.objectives.semi import SemiInfoNCE, SemiSimSiam, SemiSpectral, al
 from harmonium.objectives.simsiam import SimSiam, negative_cosine
 from harmonium.objectives.spectral import Spectral, spectral_contrast
 from harmonium.privacy.mechanisms import Noise
-from harmonium.runs import run
+from harmonium.recipe import Recipe
+from harmonium.runs import _judged, run
 from harmonium.terms.verification import Verification
 from harmonium.testing import TINY
 
@@ -111,10 +113,14 @@ def test_every_class_is_contrasted_for_itself() -> None:
     assert loss.item() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_simsiam_compares_all_pairs_of_a_class() -> None:
-    parts, seen, loss = look(SemiSimSiam(**CALM, out_norm=False), LABELS)
-    first, second = seen.pair()
-    guesses = parts["predictor"](first), parts["predictor"](second)
+def test_simsiam_compares_all_pairs_of_a_class_and_views_of_the_others() -> None:
+    objective = SemiSimSiam(**CALM, out_norm=False)
+    parts, seen, _ = look(objective, LABELS)
+    # Numbers that lie far apart, which those of an untrained network do not.
+    drawn = torch.randn(4, len(LABELS), 16, generator=torch.Generator().manual_seed(0))
+    seen = replace(seen, z=list(drawn[:2]), t=list(drawn[2:]))
+    loss = objective.score(parts, seen, {})
+    (first, second), guesses = seen.pair(), seen.t
 
     def one(group: list[int], label: int) -> Tensor:
         p1, p2, z1, z2 = guesses[0][group], guesses[1][group], first[group], second[group]
@@ -195,6 +201,12 @@ def test_the_label_head_is_the_only_part_more() -> None:
         SemiInfoNCE().build({}, 512, World(classes=0))
 
 
+def test_guesses_are_made_for_the_whole_batch() -> None:
+    parts, seen, _ = look(SemiSimSiam(**CALM, out_norm=False), LABELS)
+    for guess, z in zip(seen.t, seen.z, strict=True):
+        torch.testing.assert_close(guess, parts["predictor"](z))
+
+
 def test_a_run_with_few_labels_is_judged_by_those_labels_too(tmp_path: Path) -> None:
     settings = {
         **TINY,
@@ -207,3 +219,18 @@ def test_a_run_with_few_labels_is_judged_by_those_labels_too(tmp_path: Path) -> 
     assert 0 <= found.figures["linear_labelled"] <= 1
     assert "linear_labelled" in found.untrained
     assert found.rounds[2]["answered"] == 4  # those without any label train as well
+
+
+def test_the_probe_learns_from_the_labels_that_clients_may_see() -> None:
+    settings = {**TINY, "split": {"name": "iid", "labels": 0.2, "labelled": 0.5}}
+    recipe = Recipe.from_tree(settings)
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    judged = _judged(dataset, split)
+    assert split.labelled is not None and judged.labelled is not None
+    rows = [index[own] for index, own in zip(split.indices, split.labelled, strict=True)]
+    wanted = np.sort(np.concatenate(rows))
+    assert np.array_equal(judged.labelled.labels, dataset.train.labels[wanted])
+    assert np.array_equal(judged.labelled.pixels, dataset.train.batch(wanted))
+    whole = make_split(recipe.split.__class__(), dataset, None, recipe.clients, recipe.seed)
+    assert _judged(dataset, whole).labelled is None

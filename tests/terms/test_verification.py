@@ -15,6 +15,8 @@ from harmonium.errors import ConfigError
 from harmonium.federation.card import card
 from harmonium.federation.client import Batch, Client, Examples
 from harmonium.federation.method import Server
+from harmonium.federation.optimiser import Average
+from harmonium.objectives.infonce import info_nce
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe import Recipe
 from harmonium.terms.verification import TABLE, Verification, bounds, verification
@@ -287,6 +289,48 @@ def test_bounds_keep_their_age_and_say_whose_are_missing() -> None:
     with pytest.raises(StopIteration) as stop:  # nobody answers: what was known stays
         plan.send(SimpleNamespace(ids=[], measured={}))
     assert stop.value.value is server
+
+
+def test_clients_count_by_their_pictures_unless_all_alike() -> None:
+    found = trial()
+    held = {
+        "rounds": torch.tensor([2, 2, -1, 1]),
+        "values": torch.tensor([[1.0, 1, 1], [3, 3, 3], [99, 99, 99], [5, 5, 5]]).double(),
+    }
+    server = replace(
+        found.server, round=2, examples={0: 10, 1: 30, 2: 50, 3: 10}, memory={"measured": held}
+    )
+    report = found.method.report(server)["bounds"]
+    assert report["local"] == pytest.approx((10 * 1 + 30 * 3 + 10 * 5) / 50)
+    shares = [0.1, 0.3, 0.5, 0.1]  # of the whole federation, whoever has measured
+    assert report["entropy"] == pytest.approx(-sum(p * math.log(p) for p in shares))
+    assert (report["clients"], report["of"], report["oldest"]) == (3, 4, 1)
+    alike = replace(found.method, server_optimiser=Average(weighting="uniform"))
+    even = alike.report(server)["bounds"]
+    assert even["local"] == pytest.approx(3.0) and even["entropy"] == pytest.approx(math.log(4))
+
+
+def test_the_model_is_measured_in_evaluation_mode_picture_by_picture() -> None:
+    """BatchNorm keeps to its statistics; a smaller last batch counts by its pictures."""
+    found = trial(
+        objective={"name": "infonce", "norm": "batch"}, local={"epochs": 1, "batch": 5, "lr": 0.1}
+    )
+    method = found.method
+    client, *_ = seen_by(found, 2)
+    count = len(client.examples)
+    assert count % 5 > 1  # a last, smaller batch
+    got = method.gauge(client, SimpleNamespace(model=found.server.model))["measured"]
+    client, *_ = seen_by(found, 2)
+    parts = method.pull(client, found.server.model).eval()
+    total = torch.zeros(3, dtype=torch.float64)
+    for batch in client.batches(1, 5):
+        with torch.no_grad():
+            seen = method.see(parts, batch)
+            table = found.server.model[TABLE]
+            costs = [verification(parts["uv_projector"](h), table, 2) for h in seen.h]
+            local = math.log(len(batch.index)) - info_nce(*seen.pair(), 0.5)
+        total += len(batch.index) * torch.stack([*costs, local]).double()
+    torch.testing.assert_close(got, total / count, rtol=1e-5, atol=1e-6)
 
 
 def test_other_objectives_report_the_client_parts_only() -> None:
