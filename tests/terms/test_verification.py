@@ -295,13 +295,13 @@ def test_clients_count_by_their_pictures_unless_all_alike() -> None:
     found = trial()
     held = {
         "rounds": torch.tensor([2, 2, -1, 1]),
-        "values": torch.tensor([[1.0, 1, 1], [3, 3, 3], [99, 99, 99], [5, 5, 5]]).double(),
+        "values": torch.tensor([[1.0, 1, 1], [2, 2, 2], [99, 99, 99], [6, 6, 6]]).double(),
     }
     server = replace(
         found.server, round=2, examples={0: 10, 1: 30, 2: 50, 3: 10}, memory={"measured": held}
     )
     report = found.method.report(server)["bounds"]
-    assert report["local"] == pytest.approx((10 * 1 + 30 * 3 + 10 * 5) / 50)
+    assert report["local"] == pytest.approx((10 * 1 + 30 * 2 + 10 * 6) / 50)
     shares = [0.1, 0.3, 0.5, 0.1]  # of the whole federation, whoever has measured
     assert report["entropy"] == pytest.approx(-sum(p * math.log(p) for p in shares))
     assert (report["clients"], report["of"], report["oldest"]) == (3, 4, 1)
