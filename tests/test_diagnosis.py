@@ -16,7 +16,7 @@ import harmonium
 from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
-from harmonium.diagnosis import Diagnosis, Finding, diagnose
+from harmonium.diagnosis import Diagnosis, Finding, diagnose, diagnose_run
 from harmonium.diagnosis.features import CONTENT, described
 from harmonium.diagnosis.finding import CHANCE, find, judge
 from harmonium.diagnosis.scatter import Spread, Sums, group_sums, spread, unpack
@@ -24,6 +24,7 @@ from harmonium.engines.host import Host
 from harmonium.errors import DataError
 from harmonium.hosts import make_host
 from harmonium.recipe import Recipe
+from harmonium.runs import run
 from harmonium.testing import CHECKS, check_method
 
 SHAPES = ["data=shapes", "data.count=1200", "data.test_count=10"]
@@ -339,8 +340,22 @@ def test_the_commands_of_its_page_are_known() -> None:
     commands = [
         line.split()[2:]
         for line in page.read_text(encoding="utf-8").splitlines()
-        if line.startswith("harmonium diagnose ")
+        if line.startswith("harmonium diagnose ") and "=" in line
     ]
     assert len(commands) == 3
     for words in commands:
         assert Recipe.of("fedavg", *(word for word in words if "=" in word)).clients > 1
+
+
+def test_a_run_of_it_can_be_read_again(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    words = ["data=shapes", "data.count=200", "data.size=16", "split=dirichlet", "clients=4"]
+    settings = ["rounds=1", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0"]
+    run("harmonium.diagnosis:Diagnosis", *words, *settings, out=tmp_path / "run")
+    here, there = diagnose(*words), diagnose_run(tmp_path / "run")
+    assert replace(there, notes=here.notes) == here
+    code, said, _ = command(str(tmp_path / "run"), "--json")
+    assert code == 0 and json.loads(said)["verdict"] == here.verdict
+    code, _, told = command(str(tmp_path))
+    assert code == 2 and "holds no diagnosis" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    words: Annotated[list[str], typer.Argument(metavar="[METHOD_OR_FILE] KEY=VALUE...")],
+    words: Annotated[list[str], typer.Argument(metavar="[METHOD_OR_FILE_OR_RUN] KEY=VALUE...")],
     as_json: Json = False,
 ) -> None:
     """Say whether clients differ in content or in style, without labels.
@@ -24,13 +25,18 @@ def diagnose(
     For example: harmonium diagnose data=digits split=rotation clients=5
     """
     from harmonium.diagnosis import diagnose as ask
+    from harmonium.diagnosis import diagnose_run
     from harmonium.report.progress import decoding
 
     names = [word for word in words if "=" not in word] or ["fedavg"]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]}: name one method or recipe, or none at all")
-    with decoding(err, silent=as_json):
-        found = ask(names[0], *(word for word in words if "=" in word))
+    changes = [word for word in words if "=" in word]
+    if not changes and Path(names[0]).is_dir():
+        found = diagnose_run(names[0])
+    else:
+        with decoding(err, silent=as_json):
+            found = ask(names[0], *changes)
     if as_json:
         print(json.dumps(found.plain()))
     else:

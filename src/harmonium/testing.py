@@ -132,7 +132,7 @@ _KEPT = ("model", "round", "memory", "moments")
 def first_trial(method: str | type[Method], /, **settings: Any) -> Trial:
     """A method's two rounds on the local engine, as the checks run them."""
     # A method's own shipped recipe says which objective and views it needs.
-    own = load_tree(method) if isinstance(method, str) else {"method": method}
+    own: dict[str, Any] = load_tree(method) if isinstance(method, str) else {"method": method}
     if own.get("public"):
         own["public"] = FEW
     recipe = Recipe.from_tree({**own, **TINY, **settings})

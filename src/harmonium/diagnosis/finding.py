@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harmonium.checkpoint import Folder
 from harmonium.data.partition import make_split
 from harmonium.diagnosis.features import CONTENT
 from harmonium.diagnosis.method import Diagnosis, sums_of
@@ -173,10 +174,28 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str) -> Finding:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
             server = Server(examples, host.method.blueprint.shared(), round=1)
             server = driver.drive(host.method.play(server, server.everyone), server)
+    entries = [json.loads(line) for line in ledger.lines]
+    return find(sums_of(server), **_traffic(entries), notes=(*dataset.notes, *split.notes))
+
+
+def diagnose_run(folder: str | Path) -> Finding:
+    """The same from a run of `harmonium.diagnosis:Diagnosis`, such as one at real sites."""
+    held = Folder(Path(folder))
+    commit, _ = held.last(with_states=False)
+    if commit is None or "sums" not in commit.server["memory"]:
+        raise ConfigError(
+            f"{folder} holds no diagnosis: make one with harmonium server start "
+            "harmonium.diagnosis:Diagnosis rounds=1"
+        )
+    server = Server({}, **commit.server)
+    return find(sums_of(server), **_traffic(held.read_log("ledger.jsonl")))
+
+
+def _traffic(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the ledger says: who sent how much, and who kept silent."""
     sent, silent = Counter[int](), dict[int, str]()
-    for entry in map(json.loads, ledger.lines):
+    for entry in entries:
         sent[entry["client"]] += sum(entry.get("up", {}).values())
         if entry["outcome"] != "answered":
             silent[entry["client"]] = entry.get("why", "")
-    notes = (*dataset.notes, *split.notes)
-    return find(sums_of(server), sent=dict(+sent), silent=silent, notes=notes)
+    return {"sent": dict(+sent), "silent": silent}
