@@ -16,13 +16,13 @@ import harmonium
 from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
-from harmonium.diagnosis import Diagnosis, Finding, diagnose, diagnose_run
 from harmonium.diagnosis.features import CONTENT, described
-from harmonium.diagnosis.finding import CHANCE, find, judge
+from harmonium.diagnosis.finding import CHANCE, Finding, diagnose, diagnose_run, find, judge
 from harmonium.diagnosis.scatter import Spread, Sums, group_sums, spread, unpack
 from harmonium.engines.host import Host
 from harmonium.errors import DataError
 from harmonium.hosts import make_host
+from harmonium.methods.diagnosis import Diagnosis
 from harmonium.recipe import Recipe
 from harmonium.runs import run
 from harmonium.testing import CHECKS, check_method
@@ -352,7 +352,7 @@ def test_a_run_of_it_can_be_read_again(
 ) -> None:
     words = ["data=shapes", "data.count=200", "data.size=16", "split=dirichlet", "clients=4"]
     settings = ["rounds=1", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0"]
-    run("harmonium.diagnosis:Diagnosis", *words, *settings, out=tmp_path / "run")
+    run("diagnosis", *words, *settings, out=tmp_path / "run")
     here, there = diagnose(*words), diagnose_run(tmp_path / "run")
     assert replace(there, notes=here.notes) == here
     code, said, _ = command(str(tmp_path / "run"), "--json")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from harmonium.diagnosis import diagnose as diagnose
+    from harmonium.diagnosis.finding import diagnose as diagnose
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
     from harmonium.objectives import Objective as Objective
@@ -25,7 +25,7 @@ _WHERE = {
     "Objective": "harmonium.objectives",
     "Recipe": "harmonium.recipe",
     "check_method": "harmonium.testing",
-    "diagnose": "harmonium.diagnosis",
+    "diagnose": "harmonium.diagnosis.finding",
     "load_encoder": "harmonium.handover",
     "resume": "harmonium.runs",
     "run": "harmonium.runs",

@@ -13,7 +13,7 @@ from harmonium.errors import ConfigError
 from harmonium.terminal import Json, err, say, show_table
 
 if TYPE_CHECKING:
-    from harmonium.diagnosis import Finding
+    from harmonium.diagnosis.finding import Finding
 
 
 def diagnose(
@@ -24,8 +24,8 @@ def diagnose(
 
     For example: harmonium diagnose data=digits split=rotation clients=5
     """
-    from harmonium.diagnosis import diagnose as ask
-    from harmonium.diagnosis import diagnose_run
+    from harmonium.diagnosis.finding import diagnose as ask
+    from harmonium.diagnosis.finding import diagnose_run
     from harmonium.report.progress import decoding
 
     names = [word for word in words if "=" not in word] or ["fedavg"]

@@ -21,7 +21,6 @@ from typing import Any, Literal
 from harmonium.checkpoint import Folder
 from harmonium.data.partition import make_split
 from harmonium.diagnosis.features import CONTENT
-from harmonium.diagnosis.method import Diagnosis, sums_of
 from harmonium.diagnosis.scatter import Spread, Sums, spread
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError
@@ -29,6 +28,7 @@ from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Server
 from harmonium.hosts import make_host
+from harmonium.methods.diagnosis import Diagnosis, sums_of
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import apply_changes, load_tree
 
@@ -179,13 +179,13 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str) -> Finding:
 
 
 def diagnose_run(folder: str | Path) -> Finding:
-    """The same from a run of `harmonium.diagnosis:Diagnosis`, such as one at real sites."""
+    """The same from a run of the method `diagnosis`, such as one at real sites."""
     held = Folder(Path(folder))
     commit, _ = held.last(with_states=False)
     if commit is None or "sums" not in commit.server["memory"]:
         raise ConfigError(
-            f"{folder} holds no diagnosis: make one with harmonium server start "
-            "harmonium.diagnosis:Diagnosis rounds=1"
+            f"{folder} holds no diagnosis: make one, e.g. with harmonium server start diagnosis "
+            "rounds=1"
         )
     server = Server({}, **commit.server)
     return find(sums_of(server), **_traffic(held.read_log("ledger.jsonl")))

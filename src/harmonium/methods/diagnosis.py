@@ -2,7 +2,8 @@
 
 A method of one ask that trains nothing. The question is of Louizos et al., A Mutual Information
 Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps where labels
-tell clients apart and hurts where only their style does. The answer is ours: see `finding`.
+tell clients apart and hurts where only their style does. The answer is ours, and what sums say of
+it is in `harmonium.diagnosis.finding`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from harmonium.federation.wire import (
     scalar,
     statistic,
 )
+from harmonium.methods import methods
 
 LEAST = 5  # pictures; with fewer, a client's sums would nearly be its pictures
 
 
+@methods("diagnosis")
 @dataclass(frozen=True)
 class Diagnosis(Method):
     """One ask for sums; the server adds them up and the model stays as it was drawn."""
