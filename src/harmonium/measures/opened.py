@@ -1,0 +1,147 @@
+"""A run's folder, opened to be measured: its last commit, its pictures, its clients' encoders.
+
+Nothing here writes to the folder, so a run that is complete stays as it is, and one that still goes
+can be measured as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from harmonium import seeds, store
+from harmonium.checkpoint import Commit, Folder
+from harmonium.data.images import Dataset, Images
+from harmonium.data.partition import Split
+from harmonium.engines.host import StateRef
+from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.evaluate.features import embed
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import ClientId
+from harmonium.hosts import opened, read_about
+from harmonium.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run was made of, and where it stands."""
+
+    label: str  # what tables and pictures call it
+    path: Path
+    recipe: Recipe
+    dataset: Dataset
+    public: Dataset | None
+    split: Split
+    commit: Commit
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
+
+    @cached_property
+    def method(self) -> Method:
+        """The run's method."""
+        return self.recipe.build_method(self.dataset)
+
+    @property
+    def examples(self) -> dict[ClientId, int]:
+        """Registered number of every client."""
+        return {client: len(index) for client, index in enumerate(self.split.indices)}
+
+    @cached_property
+    def server(self) -> Server:
+        """The server as it was committed."""
+        return Server(self.examples, **self.commit.server)
+
+    @property
+    def keeps_encoders(self) -> bool:
+        """Whether clients have encoders of their own already, which no round replaces."""
+        return self.method.personal or self.method.blueprint.rules["encoder"] == "local"
+
+    def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
+        """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.
+
+        Of the next round's cohort first, for what they do then is what a further round would do.
+        """
+        everyone = sorted(self.examples)
+        if self.keeps_encoders:
+            groups = [sorted(int(client) for client in self.commit.clients)]
+        else:
+            cohort = self.cohort
+            groups = [cohort, [client for client in everyone if client not in set(cohort)]]
+        rng = seeds.numpy_rng(seed, "measure", "clients")
+        order = [group[int(place)] for group in groups for place in rng.permutation(len(group))]
+        if len(order) < least:
+            raise ConfigError(
+                f"{measure} needs the encoders of at least {least} clients; {self.path} has "
+                f"{len(order)}"
+            )
+        return sorted(order[:count])
+
+    @property
+    def cohort(self) -> list[ClientId]:
+        """Who would be asked in the next round."""
+        recipe, number = self.recipe, self.commit.round + 1
+        return recipe.participation.cohort(sorted(self.examples), number, recipe.seed)
+
+    def encoders(self, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
+        """The clients' local encoders: their own, or what a further round makes of the model.
+
+        Fewer than asked for where a client cannot train.
+        """
+        if not self.keeps_encoders:
+            from harmonium.measures.further import further
+
+            return further(self, clients)
+        kept = {client: self.state(client) for client in clients}
+        return {client: self.method.represent(self.server, kept[client]) for client in kept}
+
+    def state(self, client: ClientId) -> dict[str, Any]:
+        """What a client kept at the last commit."""
+        held = self.commit.clients.get(str(client))
+        if held is None:
+            return {}
+        reference = StateRef(**held)
+        path = self.path / "clients" / reference.file
+        return store.read_tree(path, reference.digest)  # type: ignore[no-any-return]
+
+    def pictures(self, count: int, seed: int) -> Images:
+        """Up to `count` pictures of the test part: the same for all runs on the same data."""
+        test = self.dataset.test
+        if len(test) == 0:
+            raise DataError(f"the data of {self.path} have no test pictures to measure on")
+        if len(test) <= count:
+            return test
+        rng = seeds.numpy_rng(seed, "measure", "pictures")
+        return test.subset(np.sort(rng.choice(len(test), count, replace=False)))
+
+    def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
+        """Frozen features of pictures, refused where they are no numbers."""
+        found = embed(encoder, pictures, self.method.views.plain)
+        if not bool(found.isfinite().all()):
+            raise DataError(f"{self.path}: features of {whose} are not finite: its training broke")
+        return found
+
+
+def open_run(
+    path: Path, label: str, recipe: Recipe, note: Callable[[str], None] = lambda text: None
+) -> Run:
+    """Open a run of this machine at its newest commit that can be read.
+
+    `recipe` is the run's, read from its folder; only its engine may have been changed since.
+    """
+    if read_about(path)["federation"]:
+        raise ConfigError(
+            f"{path} is a run of a federation: its pictures and its clients' models are at its "
+            "sites, so it cannot be measured here"
+        )
+    commit, faults = Folder(path).last()
+    for fault in faults:
+        note(f"{fault}; the round before is measured")
+    if commit is None:
+        raise StoreError(f"{path} has no committed round yet: let the run go on first")
+    dataset, public, split = opened(recipe, path)
+    return Run(label, path, recipe, dataset, public, split, commit, note)
