@@ -1,0 +1,156 @@
+"""Angles between local models: do clients' encoders point the same way for the same picture?
+
+Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 4. Clients train once
+more from the committed model; then every test picture has a unit feature under each of their
+encoders, and the angle between two of those says how far the two models have turned apart.
+
+An angle alone can mislead: an encoder that gives all pictures the same feature has angles of 0, and
+features behind a ReLU lie in a narrow cone anyway. So the angle between different pictures under
+the same encoder is given beside it, and the ratio of the two: near 0, models agree; near 1, another
+model changes a feature as much as another picture does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harmonium import seeds
+from harmonium.errors import ConfigError, DataError
+from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.opened import Run
+
+
+def angles(first: Tensor, second: Tensor) -> Tensor:
+    """Degrees between rows of two tables `(n, dim)`; not a number where a row is 0.
+
+    By half-angles, because the arc cosine of a number near 1 is mostly rounding.
+
+    >>> angles(torch.eye(2), torch.tensor([[2.0, 0.0], [3.0, 0.0]])).tolist()
+    [0.0, 90.0]
+    """
+    u, v = (rows.double() / rows.double().norm(dim=1, keepdim=True) for rows in (first, second))
+    return 2 * torch.atan2((u - v).norm(dim=1), (u + v).norm(dim=1)) * (180 / math.pi)
+
+
+@measures("angles")
+@dataclass(frozen=True)
+class Angles(Measure):
+    """Angles between features of the same pictures under clients' local encoders."""
+
+    clients: int = 5  # whose encoders are compared, at most
+    pictures: int = 1000  # of the test part, at most
+    pairs: int = 45  # of encoders, at most; of more, a sample is drawn
+    seed: int = 0  # of the choice of clients, pictures and pairs
+
+    def __post_init__(self) -> None:
+        for name, least in (("clients", 2), ("pictures", 2), ("pairs", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise ConfigError(f"angles.{name} is {value}; it must be at least {least}")
+
+    def look(self, run: Run) -> Figures:
+        """Angles of one run, by pair and over all pairs."""
+        pictures = run.pictures(self.pictures, self.seed)
+        chosen = run.clients(self.clients, self.seed, "angles", least=2)
+        encoders = run.encoders(chosen)
+        if len(encoders) < 2:
+            raise ConfigError(f"{run.path}: fewer than 2 of the clients {chosen} could train")
+        features = {
+            client: run.features(encoder, pictures, f"client {client}")
+            for client, encoder in encoders.items()
+        }
+        found = {
+            pair: _known(angles(*(features[c] for c in pair))) for pair in self._pairs(features)
+        }
+        if not all(len(some) for some in found.values()):
+            raise DataError(f"{run.path}: some client's features are all 0, which have no angle")
+        whole = torch.cat(list(found.values())).numpy()
+        others = float(np.mean([_between(rows, self.seed) for rows in features.values()]))
+        plain = {
+            "round": run.commit.round,
+            "trained": not run.keeps_encoders,
+            "clients": sorted(features),
+            "pictures": len(pictures),
+            **_summary(whole),
+            "others": others,  # degrees between different pictures under one encoder
+            "ratio": float(whole.mean()) / others if others else None,
+            "pairs": [{"clients": list(pair), **_summary(a.numpy())} for pair, a in found.items()],
+        }
+        lost = len(found) * len(pictures) - len(whole)
+        notes = [f"{lost} angles are left out, for a feature is 0"] if lost else []
+        return Figures(plain, notes, {"angles": whole})
+
+    def _pairs(self, features: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+        every = list(combinations(sorted(features), 2))
+        if len(every) <= self.pairs:
+            return every
+        rng = seeds.numpy_rng(self.seed, "measure", "pairs")
+        places = np.sort(rng.choice(len(every), self.pairs, replace=False))
+        return [every[int(place)] for place in places]
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run, then a row a pair."""
+        runs = [{"run": label, **_row(one.plain)} for label, one in found.items()]
+        pairs = [
+            {"run": label, "clients": "{}, {}".format(*pair["clients"]), **_row(pair)}
+            for label, one in found.items()
+            for pair in one.plain["pairs"]
+        ]
+        title = "Degrees between features of a picture under two clients' local encoders"
+        few = len(pairs) <= PAIRS * len(found)  # more are in eval.json
+        return [Shown(title, runs, 2), *([Shown("By pair of clients", pairs, 2)] if few else [])]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """One box a run."""
+        from harmonium.report.measure_plots import boxes
+
+        title = "Angles between features of a picture under two clients' local encoders"
+        boxes(
+            path,
+            {label: one.arrays["angles"] for label, one in found.items()},
+            "degrees",
+            title,
+            {label: one.plain["others"] for label, one in found.items()},
+            "between different pictures under one encoder (mean)",
+        )
+        return True
+
+
+PAIRS = 10  # of a run, that a table shows
+_WORDS = {
+    "mean": "mean",
+    "lower": "25 %",
+    "median": "median",
+    "upper": "75 %",
+    "others": "other pictures",
+    "ratio": "ratio",
+}
+
+
+def _row(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {words: plain[key] for key, words in _WORDS.items() if key in plain}
+
+
+def _summary(values: np.ndarray) -> dict[str, float]:
+    lower, median, upper = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+    return {"mean": float(values.mean()), "lower": lower, "median": median, "upper": upper}
+
+
+def _known(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
+
+
+def _between(features: Tensor, seed: int) -> float:
+    """The mean angle between different pictures under one encoder, from one shuffle of them."""
+    order = torch.randperm(len(features), generator=seeds.torch_rng(seed, "measure", "others"))
+    ring = features[order]
+    return float(_known(angles(ring, ring.roll(1, 0))).mean())
