@@ -1,0 +1,188 @@
+"""A map of what one client's local model sees: are its own classes apart from all others?
+
+Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 3. One client trains once
+more from the committed model; t-SNE draws features of test pictures in two dimensions. Maps cannot
+be compared by eye alone, and t-SNE distorts, so three numbers are made from the features instead:
+
+- purity: the share of a picture's 10 nearest neighbours that are of the client's own classes, over
+  pictures of these classes; `chance` is what it would be if features knew nothing of classes
+- silhouette of own classes against the rest, from -1 to 1
+- extent: the mean distance between pictures of own classes over that between all; FedCA's claim is
+  that own classes keep to a small part of the space
+
+A client's own classes are those of which it has at least half again its fair share. Labels serve
+the map and the numbers only: no client's task sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium.data.catalogue import name_of
+from harmonium.data.images import UNKNOWN, Integers
+from harmonium.errors import ConfigError, DataError
+from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.opened import Run
+
+NEIGHBOURS = 10
+OWN = 1.5  # times the share of a class among all clients that makes it a client's own
+NUMBERS = ("purity", "chance", "silhouette", "extent")
+FEWEST = 10  # pictures of which a map can be drawn
+
+
+@measures("tsne")
+@dataclass(frozen=True)
+class TSNE(Measure):
+    """A t-SNE map of test pictures under one client's local encoder."""
+
+    client: int = 0  # whose encoder
+    pictures: int = 1000  # of the test part, at most
+    perplexity: float = 30.0  # of t-SNE; at most a third of the pictures
+    seed: int = 0  # of the choice of pictures and of t-SNE
+
+    def __post_init__(self) -> None:
+        for name, least in (("client", 0), ("pictures", FEWEST), ("perplexity", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise ConfigError(f"tsne.{name} is {value}; it must be at least {least}")
+
+    def look(self, run: Run) -> Figures:
+        """The map of one run, and how far the client's classes lie apart from the rest."""
+        pictures = run.pictures(self.pictures, self.seed)
+        if len(pictures) < FEWEST:
+            raise DataError(f"{run.path} has {len(pictures)} test pictures; a map needs {FEWEST}")
+        encoder = self._encoder(run)
+        features = functional.normalize(run.features(encoder, pictures, f"client {self.client}"))
+        labels = np.asarray(pictures.labels)
+        held = run.dataset.train.labels
+        own = own_classes(held[run.split.indices[self.client]], held)
+        is_own = np.isin(labels, own) & (labels != UNKNOWN)
+        plain: dict[str, Any] = {
+            "round": run.commit.round,
+            "trained": not run.keeps_encoders,
+            "client": self.client,
+            "pictures": len(pictures),
+            "own_classes": [name_of(run.dataset.classes, int(value)) for value in own],
+            **separation(features[labels != UNKNOWN], is_own[labels != UNKNOWN]),
+        }
+        notes = []
+        if not (labels != UNKNOWN).any():
+            notes.append("no test picture has a label: the map has one colour and no numbers")
+        elif not own:
+            notes.append(f"client {self.client} has no class more than its fair share of")
+        names = [name_of(run.dataset.classes, value) for value in range(int(labels.max()) + 1)]
+        arrays = {
+            "map": self._map(features),
+            "labels": labels,
+            "own": np.array(own, np.int64),
+            "names": np.array(names, str),
+        }
+        return Figures(plain, notes, arrays)
+
+    def _encoder(self, run: Run) -> torch.nn.Module:
+        clients, client = len(run.split), self.client
+        if client >= clients:
+            raise ConfigError(f"tsne.client is {client}; {run.path} has clients 0 to {clients - 1}")
+        if run.keeps_encoders and str(client) not in run.commit.clients:
+            raise ConfigError(f"{run.path}: client {client} never took part, so it has no encoder")
+        found = run.encoders([client])
+        if client not in found:
+            raise ConfigError(
+                f"{run.path}: client {client} could not train: set another tsne.client"
+            )
+        return found[client]
+
+    def _map(self, features: Tensor) -> np.ndarray:
+        """Two coordinates a picture; one thread, so that they are the same everywhere."""
+        from sklearn.manifold import TSNE as Mapper
+        from threadpoolctl import threadpool_limits
+
+        perplexity = min(self.perplexity, (len(features) - 1) / 3)
+        # Features of one direction only have no second component to begin with.
+        start = (
+            "pca" if int(torch.linalg.matrix_rank(features - features.mean(0))) > 1 else "random"
+        )
+        mapper = Mapper(perplexity=perplexity, init=start, random_state=self.seed % 2**32)
+        with threadpool_limits(1):
+            return np.asarray(mapper.fit_transform(features.numpy()))
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run."""
+        rows = []
+        for label, one in found.items():
+            own = ", ".join(one.plain["own_classes"]) or "none"
+            numbers = {key: one.plain[key] for key in NUMBERS if one.plain["purity"] is not None}
+            rows.append({"run": label, "client": one.plain["client"], "classes": own, **numbers})
+        return [Shown("A client's own classes against the rest, by its local encoder", rows, 3)]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """One map a run, side by side."""
+        from harmonium.report.measure_plots import Panel, maps
+
+        panels = {
+            f"{label}, client {one.plain['client']}": Panel(
+                one.arrays["map"],
+                one.arrays["labels"],
+                [str(name) for name in one.arrays["names"]],
+                {int(value) for value in one.arrays["own"]},
+            )
+            for label, one in found.items()
+        }
+        maps(path, panels, "Test pictures under a client's local encoder, by t-SNE")
+        return True
+
+
+def own_classes(held: Integers, everyone: Integers) -> list[int]:
+    """The classes of which a client has at least half again the share that all have.
+
+    >>> own_classes(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 2, 3, 4] * 4))
+    [0, 1]
+    """
+    held, everyone = held[held != UNKNOWN], everyone[everyone != UNKNOWN]
+    if not len(held):
+        return []
+    counts = np.bincount(everyone)
+    own = np.bincount(held, minlength=len(counts))
+    return [
+        int(c) for c in np.flatnonzero(own) if own[c] / len(held) >= OWN * counts[c] / len(everyone)
+    ]
+
+
+def separation(features: Tensor, own: np.ndarray) -> dict[str, float | None]:
+    """How far some rows `(n, dim)` of unit length lie apart from the rest; None where none can.
+
+    >>> rows = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
+    >>> separation(rows, np.array([True] * 3 + [False] * 3))["silhouette"]
+    1.0
+    """
+    count, mine = len(own), int(own.sum())
+    if mine < 2 or count - mine < 2:
+        return dict.fromkeys(NUMBERS)
+    from sklearn.metrics import silhouette_score
+
+    rows = features.double()
+    near = (rows @ rows.T).fill_diagonal_(-torch.inf)
+    # A group no larger than the neighbourhood could never be pure.
+    nearest = near.topk(min(NEIGHBOURS, mine - 1), dim=1).indices.numpy()
+    everywhere = _distance(rows)
+    return {
+        "purity": float(own[nearest[own]].mean()),
+        "chance": (mine - 1) / (count - 1),
+        "silhouette": float(silhouette_score(rows.numpy(), own, metric="cosine")),
+        "extent": _distance(rows[torch.from_numpy(own)]) / everywhere if everywhere > 0 else None,
+    }
+
+
+def _distance(rows: Tensor) -> float:
+    """The mean cosine distance between different rows of unit length."""
+    count = len(rows)
+    alike = (float(rows.sum(0).square().sum()) - count) / (count * (count - 1))
+    return max(0.0, 1 - alike)
