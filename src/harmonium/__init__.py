@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harmonium.diagnosis.finding import diagnose as diagnose
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
+    from harmonium.measures.evaluation import evaluate_run as evaluate_run
     from harmonium.objectives import Objective as Objective
     from harmonium.recipe import Recipe as Recipe
     from harmonium.runs import resume as resume
@@ -26,6 +27,7 @@ _WHERE = {
     "Recipe": "harmonium.recipe",
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.diagnosis.finding",
+    "evaluate_run": "harmonium.measures.evaluation",
     "load_encoder": "harmonium.handover",
     "resume": "harmonium.runs",
     "run": "harmonium.runs",

@@ -20,6 +20,7 @@ import typer.core
 from harmonium import __version__
 from harmonium.cli_data import data, datasets
 from harmonium.cli_diagnosis import diagnose
+from harmonium.cli_eval import evaluate
 from harmonium.cli_federation import client, server
 from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
@@ -178,6 +179,7 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
 
 
 app.command()(diagnose)
+app.command("eval")(evaluate)
 
 
 @app.command()
@@ -241,6 +243,7 @@ def _lists(kind: str, module: str, what: str) -> None:
 
 
 _lists("encoders", "harmonium.encoders", "the encoders")
+_lists("measures", "harmonium.measures", "what `harmonium eval` can measure of runs")
 app.command()(datasets)
 _lists("splits", "harmonium.data.partition", "the ways to share pictures out among clients")
 

@@ -1,0 +1,41 @@
+"""The command that measures runs from their folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harmonium.terminal import Json, err, say, show_table
+
+
+def evaluate(
+    words: Annotated[list[str], typer.Argument(metavar="RUN... MEASURE... [KEY=VALUE]...")],
+    folder: Annotated[Path | None, typer.Option("--out", help="The folder for the files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure runs from their folders, which stay as they are.
+
+    For example: harmonium eval runs/first angles angles.clients=3
+    """
+    from harmonium.measures.evaluation import evaluate_run
+    from harmonium.report.progress import decoding
+
+    def note(text: str) -> None:
+        if not as_json:
+            say(text, err)
+
+    with decoding(err, silent=as_json):
+        found = evaluate_run(*words, out=folder, note=note)
+    if as_json:
+        print(json.dumps(found.plain()))
+        return
+    for title, rows, digits in found.tables:
+        show_table(rows, title, digits=digits)
+    for text in found.notes:
+        say(f"note     {text}")
+    say(f"figures  {found.folder / 'eval.json'}")
+    for path in found.pictures.values():
+        say(f"picture  {path}")

@@ -1,0 +1,169 @@
+"""Runs measured side by side: what `harmonium eval` does, as one function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harmonium import store
+from harmonium.errors import ConfigError, suggest
+from harmonium.home import home, make_folder
+from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.opened import Run, open_run
+from harmonium.recipe_text import apply_changes
+from harmonium.runs import changed_recipe
+from harmonium.settings import check_fields, plain, unknown
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, where it was written, and how to show it."""
+
+    folder: Path  # of eval.json and the pictures
+    runs: Mapping[str, Mapping[str, Any]]  # by label: where it is, what it is, how far it went
+    figures: Mapping[str, Mapping[str, Any]]  # by measure, then by run's label
+    pictures: Mapping[str, Path]  # by measure
+    tables: Sequence[Shown]
+    notes: Sequence[str] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {
+            "folder": str(self.folder),
+            "runs": {label: dict(about) for label, about in self.runs.items()},
+            "measures": {name: dict(found) for name, found in self.figures.items()},
+            "pictures": {name: str(path) for name, path in self.pictures.items()},
+            "notes": list(self.notes),
+        }
+
+
+def evaluate_run(
+    *words: str | Path,
+    out: str | Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Evaluation:
+    """Measure runs from their folders, which stay as they are.
+
+    `evaluate_run("runs/a", "runs/b", "angles", "angles.pictures=200", out="figures")` does what the
+    command does with the same words: folders of runs, the first of them first; names of measures;
+    settings of these measures, or of the engine. `note` is told what takes time.
+    """
+    paths, names, changes = _sorted(words)
+    asked, engine = _asked(names, changes)
+    recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
+    folder = _folder(out, paths, list(asked))
+    runs = {label: open_run(path, label, recipes[label], note) for label, path in paths.items()}
+    found = {
+        name: {label: measure.look(run) for label, run in runs.items()}
+        for name, measure in asked.items()
+    }
+    return _written(make_folder(folder), runs, asked, found)
+
+
+def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:
+    """Folders by label, names of measures, and settings."""
+    changes = [word for word in words if isinstance(word, str) and "=" in word]
+    rest = [word for word in words if word not in changes]
+    if not rest:
+        raise ConfigError("name a run's folder and a measure, e.g. `harmonium eval runs/a angles`")
+    folders, names = [Path(rest[0])], list[str]()
+    for word in rest[1:]:
+        if isinstance(word, str) and (word in measures.table() or ":" in word):
+            names.append(word)
+        elif Path(word).is_dir():
+            folders.append(Path(word))
+        else:
+            near = suggest(str(word), measures.table())
+            raise ConfigError(f"'{word}' is neither a run's folder nor a measure: {near}")
+    if not names:
+        known = ", ".join(measures.table())
+        raise ConfigError(f"name what to measure of {folders[0]}: {known}")
+    given = [*map(str, (folder.resolve() for folder in folders)), *names]
+    if twice := [one for one in given if given.count(one) > 1]:
+        raise ConfigError(f"{twice[0]} is named twice")
+    return dict(zip(_labels(folders), folders, strict=True)), names, changes
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The ends of the paths, as long as it takes to tell them apart.
+
+    >>> _labels([Path("/runs/a/fedca"), Path("/runs/b/fedca")])
+    ['a/fedca', 'b/fedca']
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts))):
+        ends = ["/".join(some[-length:]) for some in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [str(folder) for folder in folders]
+
+
+def _asked(names: Sequence[str], changes: Sequence[str]) -> tuple[dict[str, Measure], list[str]]:
+    """The measures with their settings, and what is set of the engine."""
+    engine = [change for change in changes if change.startswith("engine.")]
+    tree = apply_changes({}, [change for change in changes if change not in engine])
+    chosen = {name.rpartition(":")[2]: measures[name] for name in names}
+    keys = [f"{name}.{one.name}" for name, cls in chosen.items() for one in fields(cls)]
+    for section in tree:
+        if section in measures.table() and section not in chosen:
+            raise ConfigError(f"{section} is set but not asked for: name it, or leave its settings")
+        if section not in chosen or not isinstance(tree[section], dict):
+            raise ConfigError(unknown(section, [*keys, "engine.workers"]))
+    made = {
+        name: cls(**check_fields(cls, tree.get(name, {}), name)) for name, cls in chosen.items()
+    }
+    return made, engine
+
+
+def _folder(out: str | Path | None, paths: Mapping[str, Path], names: Sequence[str]) -> Path:
+    """Where to write, which is never inside a run."""
+    if out is None:
+        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
+        first = next(iter(paths.values())).resolve().name
+        return home() / "evaluations" / "-".join([stamp, first, *names])
+    folder = Path(out)
+    within = [path for path in paths.values() if folder.resolve().is_relative_to(path.resolve())]
+    if within or (folder / "recipe.yaml").exists():
+        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
+    return folder
+
+
+def _written(
+    folder: Path,
+    runs: Mapping[str, Run],
+    asked: Mapping[str, Measure],
+    found: Mapping[str, Mapping[str, Figures]],
+) -> Evaluation:
+    """Draw and write what was found."""
+    pictures, tables, notes = dict[str, Path](), list[Shown](), list[str]()
+    if len({run.dataset.digest for run in runs.values()}) > 1:
+        notes.append("these runs are on different pictures: their figures cannot be compared")
+    for name, measure in asked.items():
+        path = folder / f"{name}.png"
+        if measure.draw(path, found[name]):
+            pictures[name] = path
+        tables += measure.tables(found[name])
+        notes += [f"{label}: {note}" for label, one in found[name].items() for note in one.notes]
+    about = {
+        label: {
+            "folder": str(run.path),
+            "recipe": run.recipe.digest,
+            "method": run.recipe.method.name,
+            "data": run.dataset.name,
+            "round": run.commit.round,
+        }
+        for label, run in runs.items()
+    }
+    figures = {
+        name: {label: dict(one.plain) for label, one in each.items()}
+        for name, each in found.items()
+    }
+    made = Evaluation(folder, about, figures, pictures, tables, tuple(dict.fromkeys(notes)))
+    settings = {name: plain(measure) for name, measure in asked.items()}
+    text = json.dumps({**made.plain(), "settings": settings}, indent=1)
+    store.write_atomic(folder / "eval.json", f"{text}\n".encode())
+    return made

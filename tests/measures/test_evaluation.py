@@ -1,0 +1,122 @@
+"""`harmonium eval` as a user meets it, and the function that reads like it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import harmonium
+from harmonium.cli import main
+from harmonium.measures import Figures, Measure, Shown
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Exit code, output and errors of a command, in this process."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["harmonium", "eval", *map(str, words)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_two_runs_stand_side_by_side(
+    fedca: Path, made: Callable[..., Path], said: Said, tmp_path: Path
+) -> None:
+    other = made("fedavg")
+    words = [fedca, other, "angles", "angles.clients=2", "angles.pictures=20", "tsne"]
+    code, text, told = said(*words, "--out", tmp_path / "figures")
+    assert code == 0 and "train once more, as in round 3" in told
+    assert "ratio" in text and "silhouette" in text and "different pictures" in text
+    labels = [f"{folder.parent.name}/run" for folder in (fedca, other)]  # both are called `run`
+    assert all(label in text for label in labels)
+    for name in ("angles.png", "tsne.png"):
+        assert Image.open(tmp_path / "figures" / name).width > 500
+    kept = json.loads((tmp_path / "figures" / "eval.json").read_text())
+    assert set(kept["measures"]["angles"]) == set(labels)
+    assert kept["settings"]["angles"]["clients"] == 2 and kept["settings"]["tsne"]["client"] == 0
+
+
+def test_json_is_one_document_and_the_function_says_the_same(
+    fedca: Path, said: Said, home: Path
+) -> None:
+    words = ["angles", "angles.clients=2", "angles.pictures=20"]
+    code, text, told = said(fedca, *words, "--json")
+    document = json.loads(text)
+    assert code == 0 and told == ""
+    assert Path(document["folder"]).is_relative_to(home / "evaluations")
+    found = harmonium.evaluate_run(fedca, *words, out=home / "again")
+    assert found.plain()["measures"] == document["measures"]
+    assert document["runs"]["run"]["method"] == "fedca" and document["runs"]["run"]["round"] == 2
+    assert (
+        found.pictures["angles"].read_bytes() == Path(document["pictures"]["angles"]).read_bytes()
+    )
+
+
+def test_mistakes_are_one_line_and_exit_code_2(
+    fedca: Path, said: Said, tmp_path: Path, home: Path
+) -> None:
+    for words, message in (
+        (["nowhere", "angles"], "nowhere holds no run"),
+        ([tmp_path, "angles"], "holds no run"),
+        ([fedca, "angels"], "neither a run's folder nor a measure: did you mean 'angles'?"),
+        ([fedca], "name what to measure of"),
+        (["angles.pictures=3"], "name a run's folder and a measure"),
+        ([fedca, fedca, "angles"], "named twice"),
+        ([fedca, "angles", "angles"], "angles is named twice"),
+        ([fedca, "angles", "angles.picturs=3"], "did you mean 'angles.pictures'?"),
+        ([fedca, "angles", "pictures=3"], "did you mean 'angles.pictures'?"),
+        ([fedca, "angles", "angles.pictures=few"], "should be a whole number"),
+        ([fedca, "angles", "angles.clients=1"], "must be at least 2"),
+        ([fedca, "angles", "tsne.client=1"], "tsne is set but not asked for"),
+        ([fedca, "angles", "engine.workers=-1"], "engine.workers is -1"),
+        ([fedca, "angles", "--out", fedca / "figures"], "belongs to a run"),
+        ([fedca, "harmonium.nowhere:X"], "cannot import measure"),
+        ([fedca, "tsne", "tsne.client=9"], "clients 0 to 3"),
+    ):
+        code, text, told = said(*words)
+        assert (code, text) == (2, ""), words
+        assert message in told and len(told.strip().splitlines()) == 1, told
+    assert not (home / "evaluations").exists()
+
+
+def test_a_run_whose_pictures_are_at_sites_is_refused(
+    fedca: Path, said: Said, tmp_path: Path
+) -> None:
+    about = json.loads((fedca / "about.json").read_text())
+    (tmp_path / "about.json").write_text(json.dumps({**about, "federation": "north"}))
+    (tmp_path / "recipe.yaml").write_bytes((fedca / "recipe.yaml").read_bytes())
+    code, _, told = said(tmp_path, "angles")
+    assert code == 2 and "a run of a federation" in told and len(told.splitlines()) == 1
+
+
+class Rounds(Measure):
+    """A measure of one's own."""
+
+    name = "rounds"
+
+    def look(self, run):  # type: ignore[no-untyped-def]
+        return Figures({"round": run.commit.round})
+
+    def tables(self, found):  # type: ignore[no-untyped-def]
+        return [Shown("Rounds", [{"run": k, **one.plain} for k, one in found.items()], 0)]
+
+
+def test_a_measure_of_ones_own_needs_one_class(
+    fedca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+    found = harmonium.evaluate_run(fedca, "mine:Rounds", out=tmp_path)
+    assert found.figures == {"Rounds": {"run": {"round": 2}}} and not found.pictures
