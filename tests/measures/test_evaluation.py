@@ -10,7 +10,7 @@ from PIL import Image
 
 import harmonium
 from harmonium.cli import main
-from harmonium.measures import Figures, Measure, Shown
+from harmonium.measures import measures
 
 Said = Callable[..., tuple[int, str, str]]
 
@@ -73,7 +73,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([tmp_path, "angles"], "holds no run"),
         ([fedca, "angels"], "neither a run's folder nor a measure: did you mean 'angles'?"),
         ([fedca], "name what to measure of"),
-        (["angles.pictures=3"], "name a run's folder and a measure"),
+        (["angles.pictures=3"], "name a run's folder first"),
+        (["angles", "tsne"], "name a run's folder first"),
         ([fedca, fedca, "angles"], "named twice"),
         ([fedca, "angles", "angles"], "angles is named twice"),
         ([fedca, "angles", "angles.picturs=3"], "did you mean 'angles.pictures'?"),
@@ -102,21 +103,15 @@ def test_a_run_whose_pictures_are_at_sites_is_refused(
     assert code == 2 and "a run of a federation" in told and len(told.splitlines()) == 1
 
 
-class Rounds(Measure):
-    """A measure of one's own."""
-
-    name = "rounds"
-
-    def look(self, run):  # type: ignore[no-untyped-def]
-        return Figures({"round": run.commit.round})
-
-    def tables(self, found):  # type: ignore[no-untyped-def]
-        return [Shown("Rounds", [{"run": k, **one.plain} for k, one in found.items()], 0)]
-
-
-def test_a_measure_of_ones_own_needs_one_class(
+def test_the_measure_of_the_page_works(
     fedca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
-    found = harmonium.evaluate_run(fedca, "mine:Rounds", out=tmp_path)
-    assert found.figures == {"Rounds": {"run": {"round": 2}}} and not found.pictures
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    code = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "norms.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(measures, "_table", dict(measures.table()))  # it files itself there
+    found = harmonium.evaluate_run(fedca, "norms:Norms", "Norms.pictures=9", out=tmp_path / "out")
+    assert found.figures["Norms"]["run"]["norm"] > 0 and not found.pictures
+    assert found.tables[0].rows == [{"run": "run", **found.figures["Norms"]["run"]}]
+    sys.modules.pop("norms")

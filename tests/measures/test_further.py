@@ -13,7 +13,7 @@ import torch
 from harmonium.data.images import UNKNOWN
 from harmonium.engines.host import Host, Task
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, StoreError
+from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.further import further
@@ -191,6 +191,15 @@ def test_pictures_are_the_same_for_all_runs_and_not_the_first(fedca: Path, opene
     assert len(run.pictures(999, 0)) == 40
     plain = run.method.represent(run.server)
     assert torch.equal(run.features(plain, some, "all"), embed(plain, some, run.method.views.plain))
+
+
+def test_features_that_are_no_numbers_are_refused(made: Made, opened: Opened) -> None:
+    run = opened(made("fedavg"))
+    broken = run.method.represent(run.server)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    with pytest.raises(DataError, match="features of client 3 are not finite"):
+        run.features(broken, run.pictures(5, 0), "client 3")
 
 
 def test_a_run_that_has_not_begun_is_refused(fedca: Path, tmp_path: Path, opened: Opened) -> None:
