@@ -23,6 +23,7 @@ from harmonium.federation.client import Local
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
+from harmonium.measures import measures
 from harmonium.methods import methods
 from harmonium.objectives import Objective, objectives
 from harmonium.recipe import EngineSettings, Privacy
@@ -145,6 +146,14 @@ def shortcuts() -> str:
     return text
 
 
+def measured() -> str:
+    """What runs can be measured by, and the settings of each."""
+    text = choices("measure", measures)
+    for name, cls in measures.table().items():
+        text += f"\nSettings of `{name}`:\n\n{fixed(name, cls)}"
+    return text
+
+
 def sets() -> str:
     """What is known of every data set."""
     text = "| data set | pictures | shape | classes | licence, as its makers state it |\n"
@@ -175,6 +184,7 @@ TABLES = {
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,
+    "measures": measured,
 }
 
 

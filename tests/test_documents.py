@@ -15,6 +15,7 @@ from harmonium.cli import app
 from harmonium.cli_federation import _plan
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
+from harmonium.measures.evaluation import _asked
 from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
 
@@ -43,7 +44,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (code,) = [block for block in blocks("CONTRIBUTING.md", "python") if word in block]
         (tmp_path / name).write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -87,7 +88,7 @@ def test_the_recipe_page_names_every_key_and_only_those() -> None:
     assert {key for key in named if "." in key and not key.startswith("terms.")} <= keys
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "data.md"])
+@pytest.mark.parametrize("page", ["recipes.md", "data.md", "evaluation.md"])
 def test_the_tables_of_data_sets_and_splits_are_fresh(page: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -109,6 +110,21 @@ def test_the_commands_of_the_data_page_are_known() -> None:
             assert issubclass(datasets[command[2]], Published)
         else:
             assert command[0] in ("datasets", "splits")
+
+
+def test_the_commands_of_the_page_on_measuring_are_known() -> None:
+    """Each names settings that exist; they are run, smaller, in tests/measures."""
+    (words,) = blocks("docs/evaluation.md")
+    commands = [line.split()[1:] for line in words.replace("\\\n", "").splitlines()]
+    assert [command[0] for command in commands] == ["run", "run", "eval", "eval", "measures"]
+    for command in commands[:2]:
+        recipe = Recipe.of(command[1], *(word for word in command[2:] if "=" in word))
+        assert recipe.clients == 5 and command[-2] == "--out"
+    for command in commands[2:4]:
+        named = [
+            word for word in command if not word.startswith(("runs/", "--", "figures", "eval"))
+        ]
+        _asked([word for word in named if "=" not in word], [word for word in named if "=" in word])
 
 
 def test_the_commands_of_a_federation_are_known() -> None:
