@@ -42,6 +42,24 @@ def test_separation_of_groups_that_are_apart_and_of_noise() -> None:
         assert set(separation(noise, none).values()) == {None}
 
 
+@pytest.mark.parametrize(("mine", "neighbours"), [(30, 10), (5, 4)])
+def test_purity_counts_the_nearest_others(mine: int, neighbours: int) -> None:
+    rows = functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(2)))
+    own = np.arange(60) < mine
+    shares = []
+    for row in range(mine):
+        others = [other for other in range(60) if other != row]
+        nearest = sorted(others, key=lambda other: -float(rows[row] @ rows[other]))[:neighbours]
+        shares.append(np.mean(own[nearest]))
+    assert separation(rows, own)["purity"] == pytest.approx(np.mean(shares))
+
+
+def test_features_of_one_direction_have_a_map_that_the_seed_decides() -> None:
+    line = torch.linspace(-1, 1, 20)[:, None] * torch.ones(1, 4)
+    first, again, other = (TSNE(seed=seed)._map(line) for seed in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
 def test_extent_is_a_ratio_of_mean_distances() -> None:
     rows = functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(1)))
     own = np.arange(30) < 12
