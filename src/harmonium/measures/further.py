@@ -108,12 +108,10 @@ def _encoder(server: Server, heard: Only, client: ClientId) -> nn.Module:
 
 
 def _recipe(run: Run) -> Recipe:
-    """The run's recipe without what would hide, lose or judge answers; clients cannot tell."""
+    """The run's recipe without masks, which would hide the models; clients train all the same."""
     recipe, done = run.recipe, run.commit.round
-    changes: dict[str, Any] = {
-        "aggregation": "mean",
-        "privacy": {**plain(recipe.privacy), "secure_aggregation": False},
-    }
+    bare = {**plain(recipe.privacy), "secure_aggregation": False}
+    changes: dict[str, Any] = {"privacy": bare}
     if done >= recipe.rounds and recipe.local.schedule != "constant":
         rate = recipe.local.rate(done, recipe.rounds)
         fixed = {"lr": rate, "schedule": "constant", "warmup": 0}
