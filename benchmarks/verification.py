@@ -71,9 +71,9 @@ UV_NOTES = """
 Verification starts with a plateau: all clients look alike to it, and the bound `client` stays near
 0 nats. Perhaps, and this was not measured, because a client trains its own row on own pictures
 only, so that nothing pushes the row away from what all pictures have in common. Differences between
-clients then grow slowly, and faster the more clients differ. On development seed 100 (`shapes`, label skew, learning rate 0.003) the bound
-was 0.03, 0.12, 0.47, 0.72 and 0.90 after 20 to 100 rounds, and linear accuracy on validation
-pictures 57.2; with 0.006 and 0.01 it never left the plateau (24.8 and 26.6). Nor did it with 32
+clients then grow slowly, and faster the more clients differ. On development seed 100 (`shapes`,
+label skew, learning rate 0.003) the bound was 0.03, 0.12, 0.47, 0.72 and 0.90 after 20 to 100
+rounds, and linear accuracy on validation pictures 57.2; with 0.006 and 0.01 it never left the plateau (24.8 and 26.6). Nor did it with 32
 clients of which 8 took part in a round (28.8 after 200 rounds, local SimCLR 28.9), nor with the
 printed logit scale of 1 and 80 clients (26.4, local SimCLR 26.7); scale 1 was not tried in the
 setting of this table. So the gain here is one of full participation and single steps.
@@ -82,7 +82,8 @@ Under rotation shift the bound `client` is small, and the cost of verification e
 to `total`. On `shapes` it does harm by either figure. On `fashion-mnist` the sign of the main
 figure is against the paper, though within noise, while kNN falls. A reason may be, but this was not
 measured either, that probes learn from turned pictures and are asked about upright ones, which only
-some of the ten clients hold: figures then depend on which angles a seed has drawn. Development seed 100 had 25.0 with and 28.6 without verification.
+some of the ten clients hold: figures then depend on which angles a seed has drawn. Development
+seed 100 had 25.0 with and 28.6 without verification.
 """
 SEMI_NOTES = """
 All arms have the same rounds; supervised training looks at the labelled pictures alone, about six a
