@@ -1,6 +1,7 @@
 """What must never be in the source: loaders that can execute data, and unfinished marks."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,13 @@ def test_nothing_that_is_read_can_execute(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_every_shipped_recipe_is_in_the_package() -> None:
+    """A pattern that is missing breaks installed packages only, never a checkout."""
+    settings = SOURCE.parent.parent / "pyproject.toml"
+    if not settings.is_file():
+        pytest.skip("not a checkout")
+    told = tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packed = {path for one in told["package-data"]["harmonium"] for path in SOURCE.glob(one)}
+    assert set(SOURCE.rglob("*.yaml")) <= packed
