@@ -189,6 +189,11 @@ def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> 
         assert not host.public.factors
 
 
+def test_public_pictures_can_be_taken_back_by_a_word() -> None:
+    assert Recipe.of("fedca", "method.strength=0", "public=none").public is None
+    assert Recipe.of("fedca", "method.strength=0", "public=null").public is None
+
+
 def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)

@@ -190,7 +190,7 @@ def _data(value: Any) -> Any:
 
 
 def _public(value: Any) -> Any:
-    return None if value is None else _with_files("public", datasets, value)
+    return None if value in (None, "none") else _with_files("public", datasets, value)
 
 
 def _split(value: Any) -> Any:
