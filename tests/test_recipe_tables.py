@@ -5,15 +5,19 @@ from pathlib import Path
 import pytest
 
 from harmonium.errors import ConfigError
+from harmonium.methods.fedca import FedCA
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import table, tables
+from harmonium.recipe_text import read_yaml, table, tables
 from harmonium.runs import run
 
-NAMES = [entry.name for name in tables() for entry in table(name)]
+NAMES = [entry.name for entry in table("fsimclr")]
+OF_FEDCA = [entry.name for entry in table("fedca")]
 
 
 def test_every_row_of_every_setting_is_there() -> None:
     assert len(NAMES) == len(set(NAMES)) == 9 * 19
+    assert len(OF_FEDCA) == len(set(OF_FEDCA)) == 3 * 2 * 2 * 9
+    assert {"fsimclr", "fedca"} <= tables().keys()
 
 
 @pytest.mark.parametrize("name", NAMES[::7] + NAMES[:19])
@@ -37,6 +41,69 @@ def test_a_recipe_of_a_table_can_be_built(name: str, size: str) -> None:
         assert recipe.local.epochs == 1 and recipe.local.lr == 0.1
 
 
+@pytest.mark.parametrize("name", OF_FEDCA)
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_a_recipe_of_fedca_says_what_its_name_says(name: str, size: str) -> None:
+    recipe = Recipe.of(f"{name}{size}")
+    place, row = name.split("/")[1:]
+    data, shift, encoder = place.split("-")
+    assert recipe.data.name == {"c10": "cifar10", "c100": "cifar100"}.get(data, "mini-imagenet")
+    held = getattr(recipe.split, "classes_per_client", None)
+    assert held == (None if shift == "iid" else 2 if data == "c10" else 20)
+    assert recipe.clients == 5 and recipe.participation.fraction == 1
+    options = recipe.method.options
+    ours = {"fedca", "alignment", "dictionary", "dictionary+ensembling"}
+    assert (recipe.method.cls is FedCA) == (row in ours)
+    if row in ours:
+        assert (options["size"] == 0) == (row == "alignment")
+        assert (options["momentum"] == 0) == (row == "dictionary")
+        assert (options["strength"] == 0) == ("dictionary" in row)
+        assert recipe.objective.name == "infonce"
+    aligned = row in ("fedca", "alignment")
+    assert (recipe.public is not None) == aligned
+    assert recipe.split.labels == {"supervised-1": 0.01, "supervised-10": 0.1}.get(row, 1.0)
+    if size:
+        assert recipe.encoder.name == "cnn-small" and recipe.data.limit == 5000
+        assert recipe.public is None or recipe.public.name == "shapes"
+        return
+    assert recipe.encoder.name == {"cnn5": "cnn5", "r50": "resnet50"}[encoder]
+    assert (recipe.local.epochs, recipe.local.batch, recipe.local.lr) == (5, 128, 0.001)
+    if recipe.public is not None:
+        assert (recipe.public.name, recipe.public.limit) == ("stl10", 3200)
+
+
+@pytest.mark.parametrize("row", sorted({name.split("/")[2] for name in OF_FEDCA}))
+def test_models_of_fedcas_rows_can_be_built(row: str) -> None:
+    for place, side, classes in (("c10-noniid", 32, 10), ("mini-iid", 84, 100)):
+        Recipe.of(f"fedca/{place}-cnn5/{row}").method_for((side, side, 3), classes)
+        small = Recipe.of(f"fedca/{place}-r50/{row}@cpu").method_for((side, side, 3), classes)
+        assert sum(p.numel() for p in small.blueprint.parameters()) < 3e5
+
+
+def test_fedcas_large_model_is_as_large_as_published_sizes_make_it() -> None:
+    method = Recipe.of("fedca/c10-iid-r50").method_for((32, 32, 3), 10)
+    assert sum(p.numel() for p in method.blueprint.parameters()) == 27_958_976
+
+
+def test_fedcas_other_tables_stand_apart() -> None:
+    source = read_yaml(tables()["fedca"].read_text(encoding="utf-8"), "fedca")
+    found = {entry.name: entry.published for entry in table("fedca")}
+    for about in source["elsewhere"].values():
+        assert {"fedae", "fedpr", "fedsimclr", "fedca"} <= about.keys()
+        assert all(len(figures) == 12 for figures in about.values())
+        assert not {tuple(figures) for figures in about.values()} & {
+            tuple(row["published"]) for row in source["rows"].values() if "published" in row
+        }
+    assert source["elsewhere"]["fine-tuned on 1 percent of labels"]["fedca"][2] == 28.96
+    assert source["elsewhere"]["fine-tuned on another data set"]["fedca"][-1] == 71.32
+    assert found["fedca/c10-iid-r50/fedca"] == 71.25
+    assert found["fedca/c10-noniid-cnn5/fedsimclr"] == 59.21
+    assert found["fedca/c100-noniid-r50/fedae"] == 37.27
+    assert found["fedca/mini-iid-cnn5/fedpr"] == 24.76
+    assert found["fedca/mini-noniid-r50/supervised-10"] == 10.13
+    assert found["fedca/c10-iid-r50/alignment"] is None
+
+
 def test_published_figures_are_those_of_the_paper() -> None:
     found = {entry.name: entry.published for entry in table("fsimclr")}
     assert found["fsimclr/c10-label/federated-simclr"] == 85.0
@@ -50,6 +117,7 @@ def test_a_setting_alone_is_its_first_row() -> None:
     assert Recipe.of("fsimclr/c10-joint").digest == (
         Recipe.of("fsimclr/c10-joint/federated-simclr").digest
     )
+    assert Recipe.of("fedca/mini-iid-r50").digest == Recipe.of("fedca/mini-iid-r50/fedca").digest
 
 
 @pytest.mark.parametrize(
@@ -58,6 +126,7 @@ def test_a_setting_alone_is_its_first_row() -> None:
         ("fsimclr/c10-labl", "did you mean 'fsimclr/c10-label/"),
         ("fsimclr/c10-label/spectral+vu", "did you mean 'fsimclr/c10-label/spectral\\+uv'"),
         ("fsimclr/c10-label@gpu", "end it with @cpu, or not"),
+        ("fedca/c10-iid", "did you mean 'fedca/c10-iid-"),
     ],
 )
 def test_a_wrong_name_is_told_the_nearest(name: str, message: str) -> None:
@@ -65,6 +134,17 @@ def test_a_wrong_name_is_told_the_nearest(name: str, message: str) -> None:
         Recipe.of(name)
     with pytest.raises(ConfigError, match="no tables called 'fsimcl': did you mean 'fsimclr'"):
         table("fsimcl")
+
+
+@pytest.mark.parametrize("row", ["fedca", "dictionary", "supervised-10"])
+def test_a_small_recipe_of_fedca_runs(row: str, tmp_path: Path) -> None:
+    drawn = ["data=shapes", "data.count=150", "data.test_count=20", "data.size=16"]
+    small = ["encoder.width=4", "encoder.out=16", "local.batch=16", "engine.workers=0"]
+    less = ["rounds=1", "evaluate.k=5", "evaluate.health=32"]
+    aligned = ["public.limit=20", "method.align_epochs=1"] if row == "fedca" else []
+    words = [*drawn, *small, *less, *aligned, "data.limit=100", "split.classes_per_client=2"]
+    found = run(f"fedca/c10-noniid-cnn5/{row}@cpu", *words, out=tmp_path / "run")
+    assert found.rounds[1]["round"] == 1
 
 
 @pytest.mark.parametrize("row", ["federated-simclr", "semifed+uv"])

@@ -1,12 +1,15 @@
 """Recipes of a paper's tables: every row in every setting, put together from one file a paper.
 
 `fsimclr/c10-label/spectral+uv@cpu` is the row `spectral+uv` on CIFAR-10 under label skew, at a size
-for a CPU. The files hold `key=value` words, so that a recipe of a table is what a user could have
-typed, one layer over the other.
+for a CPU; where a paper has several encoders, theirs is the third part of a setting's name, as in
+`fedca/c10-iid-r50/fedae`. The files hold `key=value` words, so that a recipe of a table is what a
+user could have typed, one layer over the other. A layer is a list of words, or a mapping with
+`words` and values for names in braces in words of any layer.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 from harmonium.errors import ConfigError, suggest
 
 FULL, SMALL = "full", "cpu"
+AXES = ("data", "shift", "encoders")  # of settings; the last is not in every file
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,24 @@ class Entry:
 
 def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
     """Every recipe of a table's file, setting by setting."""
-    places = [(data, shift) for data in source["data"] for shift in source["shift"]]
-    for number, (data, shift) in enumerate(places):
+    axes = [source[axis] for axis in AXES if axis in source]
+    for number, place in enumerate(itertools.product(*axes)):
+        chosen = [axis[name] for axis, name in zip(axes, place, strict=True)]
         for row, about in source["rows"].items():
             layers = {
-                size: [
-                    source["common"],
-                    source["data"][data],
-                    source["shift"][shift],
-                    [word.format(hidden=changes["hidden"]) for word in about["words"]],
-                    changes.get("words", []),
-                ]
+                size: _filled([source["common"], *chosen, about["words"], changes])
                 for size, changes in source["sizes"].items()
             }
-            name = f"{table}/{data}-{shift}/{row}"
-            yield Entry(name, about["what"], layers, about["published"][number])
+            name = f"{table}/{'-'.join(place)}/{row}"
+            figures = about.get("published")  # of every setting, or none at all
+            yield Entry(name, about["what"], layers, figures[number] if figures else None)
+
+
+def _filled(parts: list[Any]) -> list[list[str]]:
+    """The words of each layer, with the values that names in braces stand for."""
+    whole = [part if isinstance(part, Mapping) else {"words": part} for part in parts]
+    values = {key: value for part in whole for key, value in part.items() if key != "words"}
+    return [[word.format(**values) for word in part.get("words", [])] for part in whole]
 
 
 def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
