@@ -139,6 +139,18 @@ def test_targets_are_sent_once_and_every_client_gets_the_same_dictionary() -> No
     torch.testing.assert_close(sent[1].norm(dim=1), torch.ones(16))
 
 
+@pytest.mark.parametrize("source", ["trained", "received"])
+def test_rows_are_by_the_model_that_source_names(source: str) -> None:
+    found = trial({"source": source, "momentum": 0.0})
+    client, method = client_of(found, 1), found.method
+    got = {"model": found.server.model, "dictionary": torch.zeros(0, 128), "count": 5}
+    sent = method.train(client, SimpleNamespace(**got))
+    received = method.pull(client, found.server.model).eval()
+    z = client.look(lambda x: received["projector"](received["encoder"](x)))
+    nearest = (sent["rows"] @ functional.normalize(z).T).max(1).values
+    assert torch.allclose(nearest, torch.ones(5), atol=1e-5) == (source == "received")
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
     found = trial({"momentum": momentum})

@@ -10,7 +10,9 @@ cancels), for the next round's dictionary. All clients of a round get the same d
 Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` says who chooses:
 each client its share by number of pictures (`client`), the server among all rows (`server`), or as
 `client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
-sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it.
+sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the model
+that the client has trained, as in eq. 9; the paper's dictionary without moving averages has them by
+the model that it received (`source: received`).
 
 Rows belong to single pictures. Two protections: `group` sends means of that many similar rows
 instead; `noise` adds Gaussian noise to rows, whose ledger counts a picture's own row alone: the
@@ -74,6 +76,7 @@ class FedCA(Method):
 
     size: int = 1024  # rows of the dictionary (K); 0: none
     sampling: pool.Sampling = "client"  # who chooses rows
+    source: Literal["trained", "received"] = "trained"  # model that makes a client's rows
     momentum: float = 0.5  # of the moving average (alpha); 0: the latest projections
     strength: float = 0.01  # of the alignment (beta); 0: none, and no public pictures needed
     reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the pictures of a step
@@ -151,11 +154,13 @@ class FedCA(Method):
             "targets": pool.public_batches(client, self.align_batch),
             "ratios": ratios,
         }
+        early = self.source == "received"
+        rows = self.rows(client, parts, int(got.count)) if early else None
         done = self.fit(parts, client, anchor=got.model, **given)
         return {
             "model": self.push(client, parts),
             "loss": done.loss,
-            "rows": self.rows(client, parts, int(got.count)),
+            "rows": self.rows(client, parts, int(got.count)) if rows is None else rows,
             "ratio": sum(ratios) / len(ratios) if ratios else 0.0,
         }
 
