@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 RECIPE = (
@@ -50,18 +51,17 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
-def peak(method: str, clients: int, folder: Path) -> tuple[int, float]:
-    words = ["run", method, *RECIPE.split(), f"clients={clients}", "--out", str(folder), "--json"]
+def peak(words: Sequence[str], folder: Path) -> tuple[int, float]:
+    """Largest memory of a run in bytes, and the seconds it took."""
+    command = [sys.executable, "-m", "harmonium", "run", *words, "--out", str(folder), "--json"]
     started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harmonium", *words], stdout=subprocess.DEVNULL, env=os.environ
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
     most = 0
     while process.poll() is None:
         most = max(most, sum(proportional_bytes(pid) for pid in family(process.pid)))
         time.sleep(0.05)
     if process.returncode:
-        raise SystemExit(f"the run with {clients} clients failed")
+        raise SystemExit(f"this run failed: {' '.join(words)}")
     return most, time.monotonic() - started
 
 
@@ -74,7 +74,8 @@ def main() -> None:
     for method in ("fedavg", "alone"):
         with tempfile.TemporaryDirectory() as base:
             few, many = (
-                peak(method, clients, Path(base) / str(clients)) for clients in words.clients
+                peak([method, *RECIPE.split(), f"clients={clients}"], Path(base) / str(clients))
+                for clients in words.clients
             )
         found[method] = {
             "megabytes": [few[0] / 1e6, many[0] / 1e6],
