@@ -149,13 +149,9 @@ class FedCA(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all pictures."""
         parts, ratios = self.pull(client, got.model), list[float]()
-        given = {
-            "dictionary": got.dictionary,
-            "targets": pool.public_batches(client, self.align_batch),
-            "ratios": ratios,
-        }
-        early = self.source == "received"
-        rows = self.rows(client, parts, int(got.count)) if early else None
+        targets = pool.public_batches(client, self.align_batch)
+        given = {"dictionary": got.dictionary, "targets": targets, "ratios": ratios}
+        rows = self.rows(client, parts, int(got.count)) if self.source == "received" else None
         done = self.fit(parts, client, anchor=got.model, **given)
         return {
             "model": self.push(client, parts),
