@@ -51,12 +51,13 @@ def _show(found: Finding) -> None:
             "squared distance": (one.distance, one.error),
             "beyond chance": one.score,
             "directions": one.directions,
-            "width": one.width,
+            "width": one.width if found.share is not None else None,
         }
         for name, one in compared.items()
     ]
     title = f"{found.clients} clients, {found.pictures:,} pictures"
     show_table(rows, title)
+    say("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
     for sentence in found.sentences():
         say(sentence)
     say(f"advice   {found.advice}")

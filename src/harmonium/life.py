@@ -88,6 +88,11 @@ class Result:
     notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
     batch_norm: str = ""  # what became of BatchNorm; empty where there is none
 
+    @property
+    def bounds(self) -> Mapping[str, Any]:
+        """Bounds of mutual information at the end, of a run with user verification; else empty."""
+        return self.rounds[-1].get("bounds", {}) if self.rounds else {}
+
 
 @dataclass(frozen=True)
 class Ground:

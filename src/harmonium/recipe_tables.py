@@ -58,6 +58,9 @@ def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
     asked += f"/{next(iter(source['rows']))}" if asked.count("/") == 1 else ""
     found = {entry.name: entry for entry in entries(table, source)}
     if asked not in found or size not in ("", SMALL):
-        near = suggest(asked, found) if asked not in found else f"end it with @{SMALL}, or not"
+        sized = [f"{one}@{SMALL}" for one in found] if size == SMALL else found
+        near = f"the only size by name is @{SMALL}"
+        if asked not in found:
+            near = suggest(f"{asked}@{SMALL}" if size == SMALL else asked, sized)
         raise ConfigError(f"unknown recipe '{name}': {near} (harmonium recipes {table} lists them)")
     return found[asked].layers[size or FULL]

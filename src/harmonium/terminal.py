@@ -74,8 +74,8 @@ def show_result(result: Result, as_json: bool) -> None:
         return
     if result.figures:
         _show_figures(result.figures, result.untrained)
-    if bounds := (result.rounds[-1] if result.rounds else {}).get("bounds"):
-        _show_bounds(bounds)
+    if result.bounds:
+        _show_bounds(result.bounds)
     if result.batch_norm:
         say(f"BatchNorm {result.batch_norm}")
     encoder = result.folder / "encoder.safetensors"
@@ -88,14 +88,20 @@ def show_result(result: Result, as_json: bool) -> None:
 def _show_bounds(bounds: Mapping[str, Any]) -> None:
     """Least mutual informations of a run with user verification, none of them clipped."""
     meaning = {
-        "total": "two views, over all clients",
-        "local": "two views, within a client",
-        "client": "a view and its client",
-        "labels": "both views and the label, if clients differ by labels alone",
+        "total": ("two views, over all clients", None),
+        "local": ("two views, within a client", None),
+        "client": ("a view and its client", bounds["entropy"]),
+        "labels": ("both views and the label, where clients differ by labels alone", None),
     }
-    rows = [{"at least": bounds[k], "information of": m} for k, m in meaning.items() if k in bounds]
+    rows = [
+        {"at least": bounds[key], "of at most": most, "information of": what}
+        for key, (what, most) in meaning.items()
+        if key in bounds
+    ]
     age = f"{bounds['clients']} of {bounds['of']} clients, oldest {bounds['oldest']} round(s) ago"
     show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
+    if any(row["at least"] < 0 for row in rows):
+        say("note     information is never below 0: a negative bound says nothing yet")
 
 
 def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:

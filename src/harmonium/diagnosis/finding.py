@@ -34,6 +34,7 @@ from harmonium.recipe_text import apply_changes, load_tree
 
 CHANCE = 4.0  # a score below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
+SEEN = 0.5  # squared distance that would have been beyond chance, else "alike" is not said
 WIDTH = 1.0  # content must lie apart along directions at least as wide as all are on the mean
 SECTIONS = ("data", "split", "clients", "seed", "privacy")  # of a recipe; others do not matter
 
@@ -81,22 +82,28 @@ class Finding:
     def sentences(self) -> list[str]:
         """The evidence in plain words."""
         apart, left = (max(one.distance, 0.0) ** 0.5 for one in (self.whole, self.content))
-        if self.verdict == "alike":
-            return ["Clients differ by no more than chance, in content as in style."]
+        if self.share is None:
+            least = (CHANCE * max(self.whole.error, self.content.error)) ** 0.5
+            lines = ["Clients differ by no more than chance, in content as in style."]
+            if self.verdict == "unclear":
+                lines.append(
+                    "But pictures are few: clients would have to lie "
+                    f"{least:.1f} standard deviations apart to be told from chance."
+                )
+            return lines
         lines = [
             f"As they are, a client's pictures lie {apart:.2f} standard deviations from the mean "
             f"of all; with turns, mirrors, colour, brightness and contrast taken off, {left:.2f}."
         ]
-        if self.share is not None:
-            lines.append(f"Content holds {self.share:.0%} of the squared distance. {self._why()}")
+        lines.append(f"Content holds {self.share:.0%} of the squared distance. {self._why()}")
         return lines
 
     def _why(self) -> str:
         some = "content differs, too, but style drowns it" if self.content.score > CHANCE else ""
-        if self.verdict == "style" and (self.share or 0) >= SHARE:
+        if self.verdict == "unclear" and (self.share or 0) >= SHARE:
             return (
-                "But clients lie apart where the pictures of one client vary little, as styles do "
-                "and classes seldom."
+                f"But clients lie apart where the pictures of one client vary little (width below "
+                f"{WIDTH:g}), as with styles such as a texture, or single classes far apart."
             )
         return {
             "alike": "",
@@ -110,7 +117,7 @@ ADVICE: Mapping[Verdict, str] = {
     "alike": "clients look alike: user verification does not matter, leave it out",
     "content": "clients differ in content: use terms=uv",
     "style": "clients differ in style: do not use terms=uv",
-    "unclear": "the shift is too weak to tell: leave terms=uv out, or try a run with and without",
+    "unclear": "it is not clear: leave terms=uv out, or try a run with and one without",
 }
 
 
@@ -133,9 +140,10 @@ def judge(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
     """
     part = share(whole, content)
     if part is None:
-        return "alike"
+        seen = CHANCE * max(whole.error, content.error) <= SEEN
+        return "alike" if seen else "unclear"
     if part >= least and content.score >= CHANCE:
-        return "content" if content.width >= WIDTH else "style"
+        return "content" if content.width >= WIDTH else "unclear"
     most = content.distance + 2 * content.error
     return "style" if most < least * whole.distance else "unclear"
 
@@ -147,19 +155,21 @@ def find(sums: Sums, **facts: Any) -> Finding:
     return Finding(verdict, sums.groups, sums.pictures, whole, content, **facts)
 
 
-def diagnose(recipe: Recipe | str = "fedavg", *changes: str) -> Finding:
+def diagnose(recipe: Recipe | str = "fedavg", *changes: str, **settings: Any) -> Finding:
     """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
 
-    `diagnose("data=digits", "split=rotation", "clients=5")`; a recipe's name or file may stand
+    `diagnose("data=digits", "split=rotation", clients=5)`; a recipe's name or file may stand
     before the settings. Only its data, split, clients, seed and privacy matter.
     """
+    dotted = {key: settings.pop(key) for key in list(settings) if "." in key}
+    changes = (*changes, *(f"{key}={json.dumps(value)}" for key, value in dotted.items()))
     if isinstance(recipe, str):
         if "=" in recipe:
             recipe, changes = "fedavg", (recipe, *changes)
         tree = apply_changes(load_tree(recipe), changes)
     else:
         tree = apply_changes(recipe.tree(), changes)
-    asked = Recipe.from_tree(tree)
+    asked = Recipe.from_tree({**tree, **settings})
     if asked.clients < 2:
         raise ConfigError(f"clients is {asked.clients}; to compare clients, at least 2 are needed")
     kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}

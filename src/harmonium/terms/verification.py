@@ -125,7 +125,9 @@ class Verification(Term):
         return {**model, TABLE: functional.normalize(model[TABLE])} if TABLE in model else model
 
     def note(self, method: Method, cohort: int) -> str:
-        """A warning where moments move rows of clients that are not there."""
+        """A warning where there is nobody to be told from, or moments move rows of the absent."""
+        if method.world.clients == 1:
+            return "there is one client, so user verification has nobody to tell it from"
         drifts = any(getattr(method.server_optimiser, key, 0) for key in ("beta1", "momentum"))
         if not drifts or self.rows == "lazy" or cohort >= method.world.clients:
             return ""
