@@ -115,8 +115,16 @@ def test_the_share_of_content_decides(
 ) -> None:
     first, second = (Spread(one[0], 0.01, one[1], 60) for one in (whole, content))
     assert judge(first, second) == verdict
-    narrow = replace(second, width=0.7)  # no client's own pictures vary there: a foreign style
-    assert judge(first, narrow) == ("style" if verdict == "content" else verdict)
+    narrow = replace(second, width=0.7)  # no client's own pictures vary there: perhaps a style
+    assert judge(first, narrow) == ("unclear" if verdict == "content" else verdict)
+
+
+def test_alike_is_said_only_where_a_difference_would_have_been_seen() -> None:
+    for error, verdict in ((0.01, "alike"), (0.12, "alike"), (0.13, "unclear")):
+        same = Spread(0.0, error, 0.5, 60)
+        assert judge(same, same) == verdict
+    found = diagnose("data=digits", "split=dirichlet", "data.limit=60", clients=10)
+    assert found.verdict == "unclear" and "pictures are few" in " ".join(found.sentences())
 
 
 @pytest.mark.parametrize("wide", [True, False])

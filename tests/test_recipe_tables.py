@@ -125,7 +125,8 @@ def test_a_setting_alone_is_its_first_row() -> None:
     [
         ("fsimclr/c10-labl", "did you mean 'fsimclr/c10-label/"),
         ("fsimclr/c10-label/spectral+vu", "did you mean 'fsimclr/c10-label/spectral\\+uv'"),
-        ("fsimclr/c10-label@gpu", "end it with @cpu, or not"),
+        ("fsimclr/c10-label/spectra+uv@cpu", "did you mean 'fsimclr/c10-label/spectral\\+uv@cpu'"),
+        ("fsimclr/c10-label@gpu", "the only size by name is @cpu"),
         ("fedca/c10-iid", "did you mean 'fedca/c10-iid-"),
     ],
 )

@@ -267,7 +267,12 @@ def recipes(
     if as_json:
         print(json.dumps(rows))
         return
-    show_table([{"name": name, **facts} for name, facts in rows.items()], digits=1)
+    width = max(map(len, rows))
+    say(f"{'name':<{width}}  published  what")
+    for name, facts in rows.items():
+        figure = f"{facts['published']:.1f}" if facts["published"] is not None else "-"
+        say(f"{name:<{width}}  {figure:>9}  {facts['what']}")
+    say("published: test accuracy in percent, of the full size; -: no figure in the paper")
     say(f"@cpu behind a name makes it small: harmonium run {next(iter(rows))}@cpu")
 
 

@@ -150,7 +150,8 @@ def _begin(folder: Path, recipe: Recipe) -> None:
 
 def new_folder(recipe: Recipe) -> Path:
     """Where a run goes that was given no place."""
-    choices = (recipe.method.name, recipe.objective.name, recipe.data.name, recipe.digest[:8])
+    losses = (recipe.objective.name, *(term.name for term in recipe.terms))
+    choices = (recipe.method.name, *losses, recipe.data.name, recipe.digest[:8])
     name = "-".join(choice.rpartition(":")[2] for choice in choices if choice)
     return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
 

@@ -210,7 +210,7 @@ def test_rows_of_clients_are_no_sum() -> None:
 
     made = type("Tabled", (Method,), {"__annotations__": {}, "extra_parts": extra_parts})
     method = dataclass(frozen=True)(made)(objective=SimCLR(norm="none"))
-    assert "table.weight is a row of each client's own" in obstacles(method)["train"]["model"]
+    assert "table.weight has a row for each client" in obstacles(method)["train"]["model"]
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0, 1.01, math.nan])

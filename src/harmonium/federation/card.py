@@ -51,6 +51,7 @@ class Card:
     masks: Masks | None  # secure aggregation, if it is on
     per_example: bool
     uses_labels: bool
+    reveals: tuple[str, ...]  # further sentences of the method and its terms
 
     def text(self) -> str:
         """The card as plain text."""
@@ -113,6 +114,7 @@ class Card:
         said = []
         if self.per_example:
             said.append("Rows that belong to single pictures leave the clients.")
+        said += self.reveals
         if any(f.kind == "weights" for s in self.exchanges.values() for f in s["up"].values()):
             said.append(
                 "Model weights leave the clients, and the server sees only their sum; a sum, too, "
@@ -192,6 +194,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         masks=masks,
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.reads_labels,
+        reveals=tuple(filter(None, [method.reveals, *(term.reveals for term in method.terms)])),
     )
 
 

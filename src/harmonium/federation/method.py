@@ -89,6 +89,7 @@ class Method:
     remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
     uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
+    reveals: ClassVar[str] = ""  # what leaves, in plain words, where kinds do not say enough
 
     # ---- server ------------------------------------------------------------------------------
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:

@@ -61,6 +61,7 @@ class CBAFed(Method):
     paper = "Li et al., 2023"
     uses_labels: ClassVar[bool] = True
     remembers = {"labelled": "statistic", "accepted": "statistic"}
+    reveals = "How many labelled and accepted pictures of each class a client has leaves it."
 
     base: float = 0.84  # threshold before a class's share is added, their spread taken off
     upper: float = 0.95  # greatest threshold; 0.9 for SVHN

@@ -65,6 +65,7 @@ class FedCA(Method):
     """FedAvg with a shared dictionary of negatives and alignment to a public model."""
 
     paper = "Zhang et al., 2020"
+    reveals = "Rows of the dictionary, or means of rows, go on to all other clients."
     keeps = {"align_h": "public", "align_z": "public", "ensemble": "per_example"}
     remembers = {
         "align_h": "public",

@@ -50,7 +50,11 @@ class LineWatcher(Watcher):
         self._rounds = recipe.rounds
         self._clock = _Clock(done)
         clients = "1 client" if recipe.clients == 1 else f"{recipe.clients} clients"
-        what = f"{recipe.method.name} with {recipe.objective.name or 'an objective of your own'}"
+        losses = [
+            recipe.objective.name or "an objective of your own",
+            *(t.name for t in recipe.terms),
+        ]
+        what = f"{recipe.method.name} with {' and '.join(losses)}"
         self._say(f"{self.label}{what} on {recipe.data.name}, {clients}")
         self._say(f"{self.label}run folder {folder}")
         if done:

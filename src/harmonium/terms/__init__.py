@@ -28,6 +28,7 @@ class Term:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""  # authors and year, for cards
     uses_labels: ClassVar[bool] = False
+    reveals: ClassVar[str] = ""  # what leaves because of it, in plain words
 
     def check(self, objective: Objective) -> None:
         """Refuse an objective that it cannot be added to."""

@@ -56,6 +56,10 @@ class Verification(Term):
     """Cross-entropy of the client's number for every view, summed over two views."""
 
     paper = "Louizos et al., 2024"
+    reveals = (
+        "Every client sends a row of its own and how well it is told from others, under its "
+        "number; all rows go to all clients."
+    )
 
     weight: float = 1.0  # of the term (the paper's beta); 0: only the bounds are reported
     scale: float = 1.0  # of the logits, which are cosines
