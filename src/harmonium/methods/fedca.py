@@ -54,9 +54,8 @@ from harmonium.objectives import Seen, pool
 from harmonium.objectives.infonce import InfoNCE
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast, as weighted in the loss
-_LEAST = dict.fromkeys(("size", "momentum", "strength", "noise"), 0) | dict.fromkeys(
-    ("align_batch", "align_epochs", "group"), 1
-)
+_LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
+_LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
 
 
 @methods("fedca")
