@@ -88,8 +88,8 @@ LONGER = {  # settings of part mixed: far more steps, for the pictures without a
     "cifar10": f"data=cifar10 data.limit=5000 rounds=8 evaluate.k=50 {WITHIN}",
 }
 MIXED_NOTES = """
-Clients that hold several classes, a larger encoder, and steps enough for pictures without a label to
-count: two epochs a round with Adam at the clients and a plain average. The settings of
+Clients that hold several classes, a larger encoder, and steps enough for pictures without a label
+to count: two epochs a round with Adam at the clients and a plain average. The settings of
 `fashion-mnist` were chosen by validation pictures of seed 100, one run of each of three variants
 and of supervised training (on `digits`, tried as well, all had 95 or 96 percent). It promised more
 than seeds 0 to 2 kept. Those of `cifar10` are those of docs/results/objectives.md, and nothing was
