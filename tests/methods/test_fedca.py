@@ -223,6 +223,14 @@ def test_means_of_groups_take_the_place_of_rows() -> None:
         trial({"group": 3, "noise": 0.1})
 
 
+def test_the_ledger_says_when_rows_of_single_pictures_leave() -> None:
+    for group, said in ((1, "rows of single pictures left the client: rows"), (3, None)):
+        lines = [json.loads(line) for line in trial({"group": group, "size": 8}).lines]
+        notes = {line.get("note") for line in lines if line["step"] == "train"}
+        assert notes == {said}
+        assert not any("note" in line for line in lines if line["step"] == "align")
+
+
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_group_has_at_least_as_many_rows_as_asked(count: int, least: int, seed: int) -> None:

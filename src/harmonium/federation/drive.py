@@ -248,12 +248,20 @@ class Driver:
             if not isinstance(reply.up, Mapping):
                 raise WireError(f"{self.method.name}.{ask.step} answers with no fields at all")
             entry.up = _sizes(reply.up)
+            entry.note = self._note(ask.step, reply.up)
             refusal = take(reply, reply.up)
         except WireError as error:  # a client elsewhere may send anything
             refusal = str(error)
         if refusal is not None:
             entry.outcome, entry.why = "refused", refusal
         return entry
+
+    def _note(self, step: str, up: Mapping[str, Any]) -> str:
+        """A remark on rows of single pictures in an answer."""
+        declared = self.method.exchanges().get(step)
+        fields = declared.up if declared else {}
+        rows = [name for name in up if name in fields and fields[name].kind == "per_example"]
+        return f"rows of single pictures left the client: {', '.join(rows)}" if rows else ""
 
     def _declared(self, ask: Ask) -> Exchange:
         exchanges = self.method.exchanges()
