@@ -201,7 +201,8 @@ def explain(
         print(json.dumps({**plain(made), "meaning": made.meaning()}))
         return
     if what in baselines() and what != made.name:
-        say(f"{what}: {about(baselines()[what])[0]}")
+        first, paper = about(baselines()[what])
+        say(f"{what}: {first} ({paper})")
     say(made.text())
 
 
