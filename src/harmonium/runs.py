@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -54,16 +54,21 @@ def run(
     settings as `**{"encoder.width": 8}`. If `out` holds this very run already, it is continued, or
     simply returned when it is complete.
     """
-    dotted = {key: settings.pop(key) for key in list(settings) if "." in key}
-    changes = (*changes, *(f"{key}={json.dumps(value)}" for key, value in dotted.items()))
-    if isinstance(recipe, str):
-        recipe = Recipe.from_tree({**apply_changes(load_tree(recipe), changes), **settings})
-    elif changes or settings:
-        recipe = Recipe.from_tree({**apply_changes(recipe.tree(), changes), **settings})
+    recipe = resolved(recipe, changes, settings)
     folder = Path(out) if out is not None else new_folder(recipe)
     with locked(folder):
         _begin(folder, recipe)
         return _complete(Life(folder, recipe, watcher or Watcher()))
+
+
+def resolved(recipe: Recipe | str, changes: Sequence[str], settings: Mapping[str, Any]) -> Recipe:
+    """A recipe or its name with `key=value` words and settings by name, dotted or whole."""
+    if not isinstance(recipe, str) and not changes and not settings:
+        return recipe
+    dotted = [f"{key}={json.dumps(value)}" for key, value in settings.items() if "." in key]
+    whole = {key: value for key, value in settings.items() if "." not in key}
+    tree = load_tree(recipe) if isinstance(recipe, str) else recipe.tree()
+    return Recipe.from_tree({**apply_changes(tree, [*changes, *dotted]), **whole})
 
 
 def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) -> Result:

@@ -30,7 +30,7 @@ from harmonium.federation.method import Server
 from harmonium.hosts import make_host
 from harmonium.methods.diagnosis import Diagnosis, sums_of
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import apply_changes, load_tree
+from harmonium.runs import resolved
 
 CHANCE = 4.0  # a score below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
@@ -161,15 +161,9 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str, **settings: Any) ->
     `diagnose("data=digits", "split=rotation", clients=5)`; a recipe's name or file may stand
     before the settings. Only its data, split, clients, seed and privacy matter.
     """
-    dotted = {key: settings.pop(key) for key in list(settings) if "." in key}
-    changes = (*changes, *(f"{key}={json.dumps(value)}" for key, value in dotted.items()))
-    if isinstance(recipe, str):
-        if "=" in recipe:
-            recipe, changes = "fedavg", (recipe, *changes)
-        tree = apply_changes(load_tree(recipe), changes)
-    else:
-        tree = apply_changes(recipe.tree(), changes)
-    asked = Recipe.from_tree({**tree, **settings})
+    if isinstance(recipe, str) and "=" in recipe:
+        recipe, changes = "fedavg", (recipe, *changes)
+    asked = resolved(recipe, changes, settings)
     if asked.clients < 2:
         raise ConfigError(f"clients is {asked.clients}; to compare clients, at least 2 are needed")
     kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}
