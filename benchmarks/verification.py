@@ -114,7 +114,7 @@ figure is against the paper, though within noise, while kNN falls. The reason is
 asked: they learn from turned pictures and are asked about upright ones, of which few clients hold
 any. `python benchmarks/turned_probes.py` repeats these runs and asks about pictures turned as the
 clients turn theirs: verification then loses on every seed (-0.5, -2.3 and -0.6 points). Probes that
-learn from upright pictures and are asked about such show no clear sign (+1.2, +0.8 and -0.2).
+learn from upright pictures and are asked about such show no clear sign (+1.2, +0.9 and -0.2).
 Development seed 100 had 25.0 with and 28.6 without verification.
 """
 SEMI_NOTES = """
