@@ -273,7 +273,7 @@ def recipes(
     for name, facts in rows.items():
         figure = f"{facts['published']:.1f}" if facts["published"] is not None else "-"
         say(f"{name:<{width}}  {figure:>9}  {facts['what']}")
-    say("published: test accuracy in percent, of the full size; -: no figure in the paper")
+    say("published: test accuracy in percent, of the full size; -: no figure known")
     say(f"@cpu behind a name makes it small: harmonium run {next(iter(rows))}@cpu")
 
 
