@@ -1,0 +1,199 @@
+"""FedSC: clients contrast against each other's correlation matrices, which may carry noise.
+
+Jing et al., FedSC: Provable Federated Self-supervised Learning with Spectral Contrastive Objective
+over Non-i.i.d. Data, 2024, Algorithm 1. Before it trains, a client sends the mean of z z^T over
+views of its pictures (z: projections shortened to a norm of sqrt(mu)); the server keeps everyone's
+newest and sends to each client the mean of the others', by number of pictures. The client minimises
+
+    -2 Tr R+ + alpha |R|^2 + 2 (1 - alpha) Tr(R R_others),
+
+equation 80 twice, as the released code, whose learning rates belong to that. With alpha its share
+of all pictures (`coefficient: share`, equation 5) the clients' gradients add up to that of all
+pictures together; the paper trains with a line from 1 to 0.2 (`decay`). A client without others
+has alpha 1, so before the first exchange this is FedAvg with the spectral loss.
+
+Where paper and code differ: models are averaged by pictures, as equation 6 needs, not alike;
+matrices are taken over 5 passes of all views; all clients send theirs in the first exchange;
+absent clients' matrices stay, and a matrix that is missing counts for nothing.
+
+Private: noise of N(0, sigma^2) on every entry, of which the symmetric half is sent, packed. The
+proof takes mu / n for how far one picture moves a matrix, which is right if it comes or goes while
+the divisor stays n. Exchanging one for another moves it by sqrt(2) mu / n, as matrices z z^T have
+no negative products; the published noise fits that, and it is the default. Each client's sigma
+follows from the budget, from the number of planned releases and from its own n; who has made them
+all sends no more. The published noise for partial participation shrinks with the participation,
+which spends more than it says: what counts is how often a client sends. None of it protects the
+model, which is sent as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Client
+from harmonium.federation.method import TRAINED, Method, Server
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import (
+    Ask,
+    ClientId,
+    Exchange,
+    Plan,
+    Value,
+    exchange,
+    scalar,
+    statistic,
+    weights,
+)
+from harmonium.methods import methods
+from harmonium.objectives import Seen
+from harmonium.objectives.spectral import Spectral, correlation_contrast, shortened
+from harmonium.objectives.triangle import pack, positive, triangle, unpack
+from harmonium.privacy.calibration import sigma_for
+
+_LEAST = {"final": 0, "first": 1, "every": 1, "passes": 1, "releases": 1, "sigma": 0}
+
+
+@methods("fedsc")
+@dataclass(frozen=True)
+class FedSC(Method):
+    """FedAvg whose clients know the mean correlation matrix of all others."""
+
+    paper = "Jing et al., 2024"
+    remembers = {"corr": "statistic", "since": "scalar", "asked": "scalar"}
+
+    coefficient: Literal["decay", "share"] = "decay"  # alpha: a line to `final`, or n / all
+    final: float = 0.2  # where decay ends; 1: no exchange, FedAvg with the spectral loss
+    first: int = 1  # round of the first exchange; everyone takes part in it
+    every: int = 1  # rounds from one exchange to the next
+    passes: int = 5  # over a client's pictures for its matrix; each makes all views
+    epsilon: float | None = None  # budget of a client's matrices in the run; none: no noise
+    delta: float = 1e-5  # of the budget; should be far below 1 / pictures of a client
+    releases: int | None = None  # matrices of a client in the run; none: one an exchange
+    sigma: float | None = None  # standard deviation of noise, in place of epsilon
+    neighbours: Literal["replace", "add-remove"] = "replace"  # what a budget cannot tell apart
+    psd: bool = False  # drop negative eigenvalues, which noise alone brings
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.objective, Spectral) and self.objective.form == "fedsc"):
+            raise ConfigError(
+                "fedsc contrasts by correlation matrices: set objective=spectral "
+                f"objective.form=fedsc (objective is {self.objective.name})"
+            )
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value < math.inf:
+                raise ConfigError(f"method.{name} is {value}; it must be at least {least}")
+        if self.final > 1:
+            raise ConfigError(f"method.final is {self.final}; it must be between 0 and 1")
+        if self.epsilon is not None:
+            if self.sigma is not None:
+                raise ConfigError("method.epsilon decides on the noise, and so does sigma: set one")
+            sigma_for(self.epsilon, self.delta, sensitivity=1.0, releases=self.planned)
+
+    @property
+    def spectral(self) -> Spectral:
+        """The objective, which `__post_init__` has looked at."""
+        return cast(Spectral, self.objective)
+
+    @property
+    def planned(self) -> int:
+        """Matrices that a client may send: as told, or one an exchange."""
+        return self.releases or max(1, len(range(self.first, self.world.rounds + 1, self.every)))
+
+    @property
+    def private(self) -> bool:
+        """Whether matrices get noise."""
+        return self.epsilon is not None or bool(self.sigma)
+
+    def exchanging(self, round: int) -> bool:
+        """Whether matrices are renewed in a round; never where none would be used."""
+        used = self.coefficient == "share" or self.final < 1
+        return used and round >= self.first and (round - self.first) % self.every == 0
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Renew the cohort's matrices, then have it train against those of all others."""
+        memory = dict(server.memory)
+        held: dict[str, Tensor] = dict(memory.get("corr", {}))
+        if self.exchanging(server.round):
+            asked = dict(memory.get("asked", {}))  # times; a lost answer may have been seen
+            most = self.planned if self.private or self.releases else math.inf
+            able = [c for c in (cohort if held else server.everyone) if asked.get(str(c), 0) < most]
+            got = yield Ask("correlate", able, {"model": server.model}, least=0)
+            size = triangle(self.spectral.out)
+            held |= {str(c): sent for c, sent in got.corr.items() if sent.shape == (size,)}
+            since = {**memory.get("since", {}), **{str(c): server.round for c in got.ids}}
+            asked |= {str(c): asked.get(str(c), 0) + 1 for c in able}
+            memory |= {"corr": held, "since": since, "asked": asked}
+        each = {client: self.of_others(server, client, held) for client in cohort}
+        got = yield Ask("train", cohort, {"model": server.model}, each)
+        return replace(self.merge(server, got.model), memory=memory)
+
+    def of_others(
+        self, server: Server, client: ClientId, held: Mapping[str, Tensor]
+    ) -> dict[str, Value]:
+        """The mean matrix of all others whose matrices are known, and this client's alpha."""
+        others = {other: matrix for other, matrix in held.items() if other != str(client)}
+        total = sum(server.examples[int(other)] for other in others)
+        if not total:
+            return {"others": torch.zeros(triangle(self.spectral.out)), "alpha": 1.0}
+        mean = sum(server.examples[int(o)] / total * m.double() for o, m in others.items())
+        own = server.examples[client]
+        line = 1 - (1 - self.final) * (server.round - 1) / self.world.rounds
+        alpha = own / (own + total) if self.coefficient == "share" else line
+        return {"others": cast(Tensor, mean).float(), "alpha": alpha}
+
+    @exchange(down={"model": weights()}, up={"corr": statistic("each")})
+    def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """The mean of z z^T over views of all pictures; no picture moves another's z."""
+        parts = self.pull(client, got.model).eval()
+        mu, count = self.spectral.mu, len(client.examples)
+        total = torch.zeros(self.spectral.out, self.spectral.out, dtype=torch.float64)
+        with torch.no_grad():
+            for batch in client.batches(self.passes, self.local.batch, least=1):
+                views = self.see(parts, batch).z
+                rows = shortened(torch.cat(views).double(), mu)
+                total += rows.T @ rows / len(views)
+        matrix = total / (self.passes * count)
+        if not self.private:
+            return {"corr": pack(matrix)}
+        far = (math.sqrt(2) if self.neighbours == "replace" else 1.0) * mu / count
+        sigma = self.sigma
+        if self.epsilon is not None:
+            sigma = sigma_for(self.epsilon, self.delta, sensitivity=far, releases=self.planned)
+        noise = {"sensitivity": far, "sigma": cast(float, sigma)}
+        then = (lambda noisy: pack(positive(noisy))) if self.psd else pack
+        return {"corr": client.release("corr", matrix, **noise, then=then)}
+
+    @exchange(
+        down={"model": weights(), "others": statistic(), "alpha": scalar()},
+        up=TRAINED,
+    )
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Train against the others' matrix."""
+        parts = self.pull(client, got.model)
+        others = None if got.alpha == 1 else unpack(got.others, self.spectral.out)
+        done = self.fit(parts, client, anchor=got.model, others=others, alpha=got.alpha)
+        return {"model": self.push(client, parts), "loss": done.loss}
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Equation 80 twice."""
+        mu, alpha = self.spectral.mu, given["alpha"]
+        return correlation_contrast(seen.z, mu, alpha=alpha, others=given["others"])
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """As declared, but that matrices with noise are guarded."""
+        found = super().exchanges()
+        if not any(self.exchanging(r) for r in range(1, self.world.rounds + 1)):
+            return {name: one for name, one in found.items() if name != "correlate"}
+        found["correlate"] = replace(
+            found["correlate"], up={"corr": statistic("each", guarded=self.private)}
+        )
+        return found

@@ -1,0 +1,41 @@
+"""How much Gaussian noise a budget takes: the inverse of `budget.epsilon`."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+
+from harmonium.errors import ConfigError
+from harmonium.privacy.budget import _excess
+
+
+def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int) -> float:
+    """The smallest standard deviation with which so many releases stay within (epsilon, delta).
+
+    Releases compose exactly, to one Gaussian whose shift grows with the root of their number.
+
+    >>> round(sigma_for(3.0, 1e-5, sensitivity=1.0, releases=1), 3)
+    1.383
+    """
+    if not (0 < epsilon < math.inf):
+        raise ConfigError(f"epsilon is {epsilon}; it must be above 0 and finite, e.g. 3")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
+    if not (0 <= sensitivity < math.inf):
+        raise ConfigError(f"the sensitivity is {sensitivity}; it must be finite and not negative")
+    if releases < 1:
+        raise ConfigError(f"releases is {releases}; it must be at least 1")
+    return math.sqrt(releases) * sensitivity / _largest_shift(epsilon, delta)
+
+
+def _largest_shift(epsilon: float, delta: float) -> float:
+    """How far a picture may move all releases together, in deviations of their noise."""
+    high = 1.0
+    while _excess(epsilon, high, delta) < 0:
+        high *= 2
+    low = high
+    while _excess(epsilon, low, delta) >= 0:
+        low /= 2
+    found = float(brentq(lambda mu: _excess(epsilon, mu, delta), low, high, xtol=1e-15, rtol=1e-14))
+    return found * (1 - 1e-12)  # on the safe side of rounding
