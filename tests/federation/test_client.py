@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from harmonium.data.images import Images
 from harmonium.data.views import preset
 from harmonium.errors import ConfigError, WireError
 from harmonium.federation.client import Batch, Client, Decline, Examples, Local, fit, frozen
-from harmonium.privacy.mechanisms import Noise
+from harmonium.privacy.mechanisms import Noise, Release
 
 
 def client(count: int = 10, uses_labels: bool = False, seed: int = 0) -> Client:
@@ -142,7 +144,7 @@ def test_releases_are_noisy_and_noted() -> None:
     assert not someone.was_released("corr", sent.clone())
     assert not someone.was_released("other", sent)
     (release,) = someone.releases
-    assert (release.sensitivity, release.sigma, release.noise) == (0.5, 2.0, "simulated")
+    assert (release.sensitivity, release.scale, release.noise) == (0.5, 2.0, "simulated")
 
 
 def test_system_noise_is_normal_and_not_repeatable() -> None:
@@ -167,3 +169,19 @@ def test_a_released_value_must_stay_as_it_was() -> None:
 def test_whole_numbers_are_not_released() -> None:
     with pytest.raises(WireError, match=r"value.double\(\)"):
         client().release("counts", torch.zeros(4, dtype=torch.int64), sensitivity=1.0, sigma=0.5)
+
+
+def test_a_value_made_by_several_mechanisms_is_released_with_all_of_them() -> None:
+    someone = client()
+    by = [
+        Release("", "gaussian", 1.0, 3.0, "simulated", neighbours="add-remove"),
+        Release("", "discrete-laplace", 1, 60.0, "simulated", 21, "add-remove"),
+    ]
+    value = torch.ones(3, 2)
+    assert someone.released("centroids", value, by) is value
+    assert someone.was_released("centroids", value)
+    assert someone.releases == [replace(one, field="centroids") for one in by]
+    value[0] = 2
+    assert not someone.was_released("centroids", value)
+    with pytest.raises(WireError, match="`centroids` is released without a record"):
+        someone.released("centroids", torch.ones(2), [])

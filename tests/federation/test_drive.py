@@ -113,7 +113,7 @@ def test_a_released_field_is_sent_and_noted(tmp_path: Path) -> None:
     noisy.exchange = replace(noisy.exchange, name="train")
     _, ledger, _ = drive(method_with("Noisy", train=noisy), tmp_path)
     (release,) = json.loads(ledger.lines[0])["releases"]
-    assert (release["field"], release["sensitivity"], release["sigma"]) == ("corr", 0.5, 2.0)
+    assert (release["field"], release["sensitivity"], release["scale"]) == ("corr", 0.5, 2.0)
 
 
 def test_labels_need_a_declaration(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_rows_with_noise_are_guarded_and_counted() -> None:
     for entry in entries:
         (release,) = entry["releases"]
         assert release["field"] == "rows"
-        assert (release["sensitivity"], release["sigma"]) == (2.0, 0.5)
+        assert (release["sensitivity"], release["scale"]) == (2.0, 0.5)
     declared = found.method.exchanges()["train"].up["rows"]
     assert declared.guarded and declared.kind == "per_example"
     rows = found.server.memory["dictionary"]

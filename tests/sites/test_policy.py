@@ -496,3 +496,21 @@ def test_a_release_that_cannot_be_counted_stays() -> None:
     odd = {"noise": "system", "sensitivity": math.nan, "sigma": 1.0}
     with pytest.raises(PolicyRefusal, match="cannot be counted"):
         Policy().check_release([], [odd])
+
+
+def test_counts_and_sums_spend_one_budget_for_replaced_pictures() -> None:
+    old = {**RELEASE, "noise": "system"}  # written before releases named their neighbours
+    new = [
+        {"sensitivity": 1.0, "scale": 9.0, "mechanism": "gaussian"},
+        {"sensitivity": 1, "scale": 180.0, "mechanism": "discrete-laplace", "count": 21},
+    ]
+    new = [one | {"noise": "system", "neighbours": "add-remove"} for one in new]
+    for past in ([], [old]):
+        limit = epsilon([*past, *new], 1e-5, neighbours="replace")
+        Policy(epsilon=limit).check_release(past, new)
+        with pytest.raises(PolicyRefusal, match="after which epsilon is"):
+            Policy(epsilon=0.999 * limit).check_release(past, new)
+    assert epsilon(new, 1e-5) < epsilon(new, 1e-5, neighbours="replace") / 2
+    odd = {**new[1], "mechanism": "laplace"}
+    with pytest.raises(PolicyRefusal, match="cannot be counted"):
+        Policy().check_release([], [odd])

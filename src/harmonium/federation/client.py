@@ -8,7 +8,7 @@ killed task is simply run again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from harmonium.errors import ConfigError, WireError
 from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import ClientId
-from harmonium.privacy.mechanisms import Noise, Release
+from harmonium.privacy.mechanisms import Neighbours, Noise, Release
 
 
 class Decline(Exception):
@@ -145,21 +145,34 @@ class Client:
         *,
         sensitivity: float,
         sigma: float,
+        neighbours: Neighbours = "replace",
         then: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Add Gaussian noise to a guarded field and note it in the ledger.
 
-        `then` post-processes the noisy value (symmetrise, pack); what it returns is what the
-        handler must send under `name`, untouched.
+        `sensitivity` is how far the value moves, by Euclid's distance, when one picture takes
+        another's place, or with `add-remove` when one comes or goes. `then` post-processes the
+        noisy value (symmetrise, pack); what it returns is what the handler must send under `name`,
+        untouched.
         """
         noisy = self.noise.gaussian(value, sigma)
-        self.releases.append(Release(name, "gaussian", sensitivity, sigma, self.noise.source))
-        released = noisy if then is None else then(noisy)
-        self._released[name] = (released, released.clone())
-        return released
+        by = Release(name, "gaussian", sensitivity, sigma, self.noise.source, neighbours=neighbours)
+        return self.released(name, noisy if then is None else then(noisy), [by])
+
+    def released(self, name: str, value: Tensor, by: Sequence[Release]) -> Tensor:
+        """Note in the ledger a guarded field whose noise was added where it was made.
+
+        `by` is all the noise between the pictures and the value, as whoever made it tells. The
+        handler must send the returned value under `name`, untouched.
+        """
+        if not by:
+            raise WireError(f"`{name}` is released without a record of the noise in it")
+        self.releases += [replace(one, field=name) for one in by]
+        self._released[name] = (value, value.clone())
+        return value
 
     def was_released(self, name: str, value: Any) -> bool:
-        """Whether this very value came out of `release` under this name, and is as it was then."""
+        """Whether this very value was released under this name, and is as it was then."""
         if name not in self._released:
             return False
         released, then = self._released[name]

@@ -187,8 +187,8 @@ class FedCA(Method):
             return functional.normalize(pool.grouped_means(chosen, self.group))
         if not self.noise:
             return chosen
-        sent = {"sensitivity": 2.0, "sigma": self.noise}  # unit rows lie at most 2 apart
-        return client.release("rows", chosen, **sent, then=functional.normalize)
+        unit, sigma = functional.normalize, self.noise  # unit rows lie at most 2 apart
+        return client.release("rows", chosen, sensitivity=2.0, sigma=sigma, then=unit)
 
     def exchanges(self) -> dict[str, Exchange]:
         """As declared, but that rows with noise are guarded, and that means are statistics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -14,17 +15,26 @@ from torch import Tensor
 from harmonium.errors import ConfigError, WireError
 
 Randomness = Literal["simulated", "system"]
+Mechanism = Literal["gaussian", "discrete-laplace"]
+Neighbours = Literal["replace", "add-remove"]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One guarded value that left a client: what the accountant needs to know of it."""
+    """Noise that a guarded value got before it left a client: what the accountant needs to know.
+
+    One picture moves what the noise was added to by at most `sensitivity`: by Euclid's distance
+    under Gaussian noise, by the sum of absolute changes of whole numbers under discrete Laplace
+    noise. `replace` means one picture in another's place, `add-remove` one picture more or less.
+    """
 
     field: str
-    mechanism: str
+    mechanism: Mechanism
     sensitivity: float
-    sigma: float
+    scale: float  # gaussian: standard deviation; discrete-laplace: chances fall by exp(-1 / scale)
     noise: Randomness
+    count: int = 1  # such releases, each of its own noise
+    neighbours: Neighbours = "replace"
 
 
 class Noise:
@@ -47,13 +57,39 @@ class Noise:
                 f"noise cannot be added to {value.dtype}: rounding would take most of it away. "
                 "Release value.double() instead."
             )
-        if not (sigma >= 0 and math.isfinite(sigma)):
-            raise ConfigError(f"the noise's sigma is {sigma}; it must be finite and not negative")
+        _check_size("sigma", sigma)
         if self.source == "simulated":
             draws = torch.randn(value.shape, generator=self._rng, dtype=torch.float64)
         else:
             draws = torch.from_numpy(_system_normal(value.numel())).reshape(value.shape)
         return value + (sigma * draws).to(value.dtype)
+
+    def discrete_laplace(self, value: Tensor, scale: float) -> Tensor:
+        """Whole numbers plus independent noise: k with a chance in proportion to exp(-|k| / scale).
+
+        System noise has exactly these chances: it is drawn by whole-number arithmetic alone.
+        """
+        if value.dtype != torch.int64:
+            raise WireError(
+                f"discrete noise cannot be added to {value.dtype}: it needs whole numbers, int64"
+            )
+        _check_size("scale", scale)
+        if scale == 0:
+            return value.clone()
+        if self.source == "simulated":
+            uniform = 1 - torch.rand((2, *value.shape), generator=self._rng, dtype=torch.float64)
+            geometric = (-scale * uniform.log()).floor().long()
+            draws = geometric[0] - geometric[1]  # of two geometric numbers, hence of both signs
+        else:
+            one = Fraction(scale)
+            drawn = [_system_laplace(one) for _ in range(value.numel())]
+            draws = torch.tensor(drawn, dtype=torch.int64).reshape(value.shape)
+        return value + draws
+
+
+def _check_size(name: str, size: float) -> None:
+    if not (size >= 0 and math.isfinite(size)):
+        raise ConfigError(f"the noise's {name} is {size}; it must be finite and not negative")
 
 
 def _system_normal(count: int) -> np.ndarray:
@@ -63,3 +99,31 @@ def _system_normal(count: int) -> np.ndarray:
     uniform = (words.astype(np.float64) + 0.5) / 2.0**53
     radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def _system_laplace(scale: Fraction) -> int:
+    """One discrete Laplace draw, exact for a fraction (Canonne, Kamath and Steinke, 2020).
+
+    With scale = t / s, a geometric number of steps 1 / t is put together from its remainder by t
+    and its whole multiples of t; s of them make one step of the result.
+    """
+    t, s = scale.numerator, scale.denominator
+    while True:
+        rest = secrets.randbelow(t)
+        if not _happens(rest, t):
+            continue
+        whole = 0
+        while _happens(1, 1):
+            whole += 1
+        size = (rest + t * whole) // s
+        negative = secrets.randbelow(2) == 1
+        if size or not negative:  # zero has one sign only
+            return -size if negative else size
+
+
+def _happens(top: int, bottom: int) -> bool:
+    """True with a chance of exactly exp(-top / bottom), for a fraction of at most 1."""
+    turn = 1
+    while secrets.randbelow(bottom * turn) < top:
+        turn += 1
+    return turn % 2 == 1

@@ -198,7 +198,10 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
-    """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases."""
+    """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases.
+
+    Epsilon is for one picture in another's place, as the policy counts.
+    """
     answers, sizes, releases = 0, Counter[str](), []
     for entry in entries:
         answers += entry.get("outcome") == "sent"
@@ -209,7 +212,7 @@ def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]
         "answers": answers,
         "bytes": dict(sizes),
         "releases": len(releases),
-        "epsilon": epsilon(releases, delta),
+        "epsilon": epsilon(releases, delta, neighbours="replace"),
         "delta": delta,
     }
 

@@ -48,7 +48,8 @@ epochs: none
 rounds: none
 # Fewest pictures with which this site takes part.
 pictures: 1
-# Most that all noisy (guarded) releases of this site's log may reveal together: epsilon at delta.
+# Most that all noisy (guarded) releases of this site's log may reveal together: epsilon at delta,
+# for one picture in another's place.
 # none: no limit; 0: no guarded release at all. delta must be at most 1 / number of pictures.
 epsilon: 10.0
 delta: 0.00001
@@ -245,7 +246,7 @@ class Policy:
         if self.epsilon is None:
             return
         try:
-            spent = epsilon([*past, *new], self.delta)
+            spent = epsilon([*past, *new], self.delta, neighbours="replace")
         except ConfigError as error:
             _refuse(f"has an answer that cannot be counted ({error})", "`epsilon` needs that")
         if spent > self.epsilon:
