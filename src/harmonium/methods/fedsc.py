@@ -168,7 +168,7 @@ class FedSC(Method):
         sigma = self.sigma
         if self.epsilon is not None:
             sigma = sigma_for(self.epsilon, self.delta, sensitivity=far, releases=self.planned)
-        noise = {"sensitivity": far, "sigma": cast(float, sigma)}
+        noise: Any = {"sensitivity": far, "sigma": sigma, "neighbours": self.neighbours}
         then = (lambda noisy: pack(positive(noisy))) if self.psd else pack
         return {"corr": client.release("corr", matrix, **noise, then=then)}
 

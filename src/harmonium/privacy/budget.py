@@ -153,13 +153,13 @@ def _numbers(release: Mapping[str, Any]) -> tuple[float, float, int]:
 
 def _gaussian(mu: float, delta: float) -> float:
     """Epsilon of one Gaussian release that one picture shifts by mu."""
-    if mu == 0 or _needed(0.0, mu) <= delta:
+    if mu == 0 or needed(0.0, mu) <= delta:
         return 0.0
     # Without its second term the curve is larger and can be solved: an epsilon that is enough.
     enough = mu * (mu / 2 - float(ndtri(delta)))
-    if mu > 1e6 or _needed(enough, mu) >= delta:  # the second term is lost in rounding
+    if mu > 1e6 or needed(enough, mu) >= delta:  # the second term is lost in rounding
         return enough
-    return float(brentq(lambda e: _needed(e, mu) - delta, 0.0, enough, xtol=1e-14))
+    return float(brentq(lambda e: needed(e, mu) - delta, 0.0, enough, xtol=1e-14))
 
 
 @lru_cache(maxsize=256)
@@ -168,7 +168,7 @@ def _with_steps(mu: float, steps: Steps, delta: float) -> float:
     values, chances, beyond = _composed(steps, 1e-9 * delta)
 
     def excess(epsilon: float) -> float:
-        return float(chances @ _needed(epsilon - values, mu)) + beyond - delta
+        return float(chances @ needed(epsilon - values, mu)) + beyond - delta
 
     if excess(0.0) <= 0:
         return 0.0
@@ -176,7 +176,7 @@ def _with_steps(mu: float, steps: Steps, delta: float) -> float:
     return float(brentq(excess, 0.0, enough, xtol=1e-12))
 
 
-def _needed(epsilon: Any, mu: float) -> Any:
+def needed(epsilon: Any, mu: float) -> Any:
     """The delta that some epsilon takes, which may be below 0, for a Gaussian shifted by mu.
 
     It is Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu), in logarithms because the

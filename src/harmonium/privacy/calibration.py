@@ -7,7 +7,7 @@ import math
 from scipy.optimize import brentq
 
 from harmonium.errors import ConfigError
-from harmonium.privacy.budget import _excess
+from harmonium.privacy.budget import needed
 
 
 def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int) -> float:
@@ -32,10 +32,10 @@ def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int
 def _largest_shift(epsilon: float, delta: float) -> float:
     """How far a picture may move all releases together, in deviations of their noise."""
     high = 1.0
-    while _excess(epsilon, high, delta) < 0:
+    while needed(epsilon, high) < delta:
         high *= 2
     low = high
-    while _excess(epsilon, low, delta) >= 0:
+    while needed(epsilon, low) >= delta:
         low /= 2
-    found = float(brentq(lambda mu: _excess(epsilon, mu, delta), low, high, xtol=1e-15, rtol=1e-14))
-    return found * (1 - 1e-12)  # on the safe side of rounding
+    found = brentq(lambda mu: needed(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14)
+    return float(found) * (1 - 1e-12)  # on the safe side of rounding
