@@ -85,6 +85,51 @@ def test_fedcas_large_model_is_as_large_as_published_sizes_make_it() -> None:
     assert sum(p.numel() for p in method.blueprint.parameters()) == 27_958_976
 
 
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_recipes_of_fedu_and_fedema_have_one_setting(size: str) -> None:
+    names = [entry.name for table_name in ("fedu", "fedema") for entry in table(table_name)]
+    assert len(names) == 4 * 6
+    for name in names:
+        recipe = Recipe.of(f"{name}{size}")
+        place, row = name.split("/")[1:]
+        data, shift = place.split("-")
+        assert recipe.data.name == {"c10": "cifar10", "c100": "cifar100"}[data]
+        held = getattr(recipe.split, "classes_per_client", None)
+        assert held == (None if shift == "iid" else 2 if data == "c10" else 20)
+        assert getattr(recipe.split, "assignment", "least_used") == "least_used"
+        assert recipe.clients == 5 and recipe.local.batch == 128 and recipe.local.clip is None
+        assert (recipe.local.lr, recipe.local.weight_decay) == (0.032, 0.0005)
+        assert (recipe.objective.name, recipe.views.name) == ("byol", "easyfl")
+        assert recipe.method.cls.name == ("fedavg" if row == "fedbyol" else row.split("-")[0])
+        received = recipe.method.options.get("divergence") == "received"
+        assert received == row.endswith("received")
+        assert (recipe.rounds, recipe.local.epochs) == ((9, 1) if size else (100, 5))
+        parts = recipe.method_for((32, 32, 3), 10).blueprint if size else None
+        assert parts is None or parts.rules["target"] == "local"
+    found = {entry.name: entry.published for entry in table("fedema")}
+    assert found["fedema/c10-noniid/fedema"] == 83.34
+    assert Recipe.of("fedema/c10-noniid").method.options["tau"] == 0.7
+    assert Recipe.of("fedu/c10-noniid").method.options["threshold"] == 0.4
+
+
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_recipes_of_fedx_say_what_their_names_say(size: str) -> None:
+    for entry in table("fedx"):
+        recipe = Recipe.of(f"{entry.name}{size}")
+        data, row = entry.name.split("/")[1:]
+        assert (recipe.data.name, recipe.views.name) == {
+            "c10": ("cifar10", "fedx"),
+            "svhn": ("svhn", "fedx_svhn"),
+        }[data]
+        options = recipe.method.options
+        weights = ["local_contrast", "global_contrast", "local_relation", "global_relation"]
+        on = {"fedx": [1, 1, 1, 1], "local": [1, 0, 1, 0], "contrast": [1, 1, 0, 0]}.get(row)
+        assert [options[name] for name in weights if name in options] == (on or [])
+        assert (recipe.clients, recipe.split.name) == (10, "lda")
+        assert (recipe.local.lr, recipe.local.weight_decay) == (0.01, 0.00001)
+        assert (recipe.rounds, recipe.local.epochs) == ((9, 1) if size else (100, 10))
+
+
 def test_fedcas_other_tables_stand_apart() -> None:
     source = read_yaml(tables()["fedca"].read_text(encoding="utf-8"), "fedca")
     found = {entry.name: entry.published for entry in table("fedca")}

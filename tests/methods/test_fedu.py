@@ -363,3 +363,17 @@ def test_endless_numbers_can_be_typed_and_stored() -> None:
     recipe = Recipe.of("fedema", "method.scaler=inf")
     assert recipe.method.options["scaler"] == math.inf
     assert Recipe.of("fedu", "method.threshold=.inf").method.options["threshold"] == math.inf
+
+
+def test_what_fedsc_compares_with_can_be_stated() -> None:
+    """Its targets begin anew, its rates and clips are its own; spectral contrast is in its form."""
+    common = ["data=cifar10", "views=fedsc", "encoder=fixup-resnet20", "local.weight_decay=0.0005"]
+    byol = Recipe.of("fedbyol", *common, "objective.target=fresh", "local.lr=0.1", "local.clip=1")
+    assert (byol.objective.target, byol.local.lr, byol.local.clip) == ("fresh", 0.1, 1.0)  # type: ignore[attr-defined]
+    form = ["objective.form=fedsc", "objective.mu=4", "objective.norm=none", "local.clip=3"]
+    for words in (["fedspectral"], ["centralised", "objective=spectral"]):
+        found = Recipe.of(*words, *common, *form, "local.lr=0.03")
+        assert (found.objective.form, found.objective.mu, found.local.clip) == ("fedsc", 4.0, 3.0)  # type: ignore[attr-defined]
+    for name in ("fedu", "fedema", "fedx"):
+        found = Recipe.of(name, *common, "local.lr=0.03", "local.clip=1", "objective.norm=none")
+        assert found.method.cls.name == name
