@@ -41,7 +41,7 @@ class OwnTargets(Method):
     share = {"target": "local"}
     keeps = {"online": "weights", "divergence": "scalar", "round": "scalar"}
 
-    divergence: Source = "train"  # train: of the last training; received: of what arrives from it
+    divergence: Source = "train"  # before and after the last training, or own and received
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, BYOL):

@@ -60,7 +60,9 @@ class FedX(Method):
     global_contrast: float = 1.0  # weight of contrasting predictions with the received model
     local_relation: float = 1.0  # weight of relations within the client's model
     global_relation: float = 1.0  # weight of relations to the received model
-    local_temperature: float = 0.1  # of the mixture in local relations; views have objective's
+    local_temperature: float = (
+        0.1  # of the mixture in local relations; of views: objective.temperature
+    )
     global_temperature: float = 0.1  # of the mixture in global relations
     detach_target: bool = False  # no gradient through the mixture of relations
 
