@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import codec, store
+from harmonium.engines import shelf
 from harmonium.errors import StoreError
 
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
@@ -149,8 +150,9 @@ class Folder:
     def _read(self, round: int, with_states: bool) -> Commit:
         record = self._record(round)
         server = store.read_tree(self._commits / f"{round:06d}.safetensors", record["server"])
+        sound: set[tuple[int, str]] = set()
         for held in record["clients"].values() if with_states else ():
-            store.read_checked(self.path / "clients" / held["file"], held["digest"])
+            shelf.check(self.path / "clients" / held["file"], held["digest"], sound)
         return Commit(record["round"], server, record["clients"], record["sizes"])
 
 

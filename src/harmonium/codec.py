@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -71,9 +72,8 @@ def decode(frame: bytes | bytearray | memoryview) -> Tree:
     try:
         tensors = safetensors.torch.load(data)
         # The parser has checked lengths and offsets by now; it does not hand out the metadata.
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        skeleton = json.loads(header["__metadata__"]["tree"])
-        return _fill(skeleton, tensors)
+        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        return _fill(json.loads(json.loads(header)["__metadata__"]["tree"]), tensors)
     except (
         safetensors.SafetensorError,
         LookupError,
@@ -81,6 +81,17 @@ def decode(frame: bytes | bytearray | memoryview) -> Tree:
         ValueError,
         RecursionError,
     ) as error:
+        raise WireError(f"not a Harmonium frame: {type(error).__name__}: {error}") from None
+
+
+def outline(path: Path) -> Tree:
+    """The tree of a frame in a file, with None for its tensors, which are not read."""
+    try:
+        with path.open("rb") as file:
+            size = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+            header = json.loads(file.read(size))
+        return _fill(json.loads(header["__metadata__"]["tree"]), None)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"not a Harmonium frame: {type(error).__name__}: {error}") from None
 
 
@@ -119,13 +130,13 @@ def _strip(value: Tree, tensors: list[Tensor]) -> Any:
     )
 
 
-def _fill(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
+def _fill(value: Any, tensors: Mapping[str, Tensor] | None) -> Tree:
     if isinstance(value, dict):
         if "$" in value:
             number = value["$"]
             if number < 0:
                 return (math.nan, math.inf, -math.inf)[number + 3]
-            return tensors[str(number)].clone()
+            return None if tensors is None else tensors[str(number)].clone()
         if "#" in value:
             return {key: _fill(item, tensors) for key, item in value["#"]}
         return {key: _fill(item, tensors) for key, item in value.items()}

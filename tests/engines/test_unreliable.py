@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harmonium import store
 from harmonium.checkpoint import Folder
 from harmonium.data.partition import make_split
+from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.unreliable import JITTER, Unreliable
 from harmonium.errors import NotEnoughReplies
@@ -242,7 +242,7 @@ def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: P
         commit, _ = Folder(tmp_path / "run").last()
         assert commit is not None
         states = [
-            store.read_tree(tmp_path / "run" / "clients" / held["file"], held["digest"])
+            shelf.read(tmp_path / "run" / "clients" / held["file"], held["digest"]).state
             for held in commit.clients.values()
         ]
         for key, mean in commit.server["memory"]["control"].items():

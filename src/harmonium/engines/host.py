@@ -16,6 +16,7 @@ import numpy as np
 
 from harmonium import codec, seeds, store
 from harmonium.data.images import Images
+from harmonium.engines import shelf
 from harmonium.errors import StoreError
 from harmonium.federation.client import Client, Decline, Examples
 from harmonium.federation.drive import handle
@@ -80,6 +81,7 @@ class Host:
         """One of the method's own exchanges, under masks if the plan says so."""
         method, seed = self.method, self.method.world.seed
         path = ("client", task.round, task.ask, task.step, task.client)
+        held = self._version(task.state)
         client = Client(
             id=task.client,
             round=task.round,
@@ -93,7 +95,7 @@ class Host:
             rng=seeds.torch_rng(seed, *path),
             noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
             public=self.public,
-            state=self.read_state(task.state),
+            state=held.state,
         )
         declared, opened = method.exchanges().get(task.step), None
         if self.masks is not None and declared is not None and declared.up:
@@ -110,7 +112,7 @@ class Host:
         return {
             "up": up,
             "releases": [asdict(release) for release in client.releases],
-            "state": self._write_state(task, client.state),
+            "state": self._write_state(task, client.state, held),
         }
 
     def _keyring(self, task: Task, masks: Masks) -> Keyring:
@@ -120,24 +122,29 @@ class Host:
 
     def read_state(self, reference: StateRef | None) -> dict[str, Any]:
         """A client's kept state; empty for one that never kept anything."""
+        return self._version(reference).state
+
+    def _version(self, reference: StateRef | None) -> shelf.Version:
         if reference is None:
-            return {}
+            return shelf.Version()
         path = self.folder / reference.file
         if not self.key:
-            return store.read_tree(path, reference.digest)  # type: ignore[no-any-return]
+            return shelf.read(path, reference.digest)
         own = store.digest_of(path.read_bytes()) if path.exists() else ""
         if not hmac.compare_digest(self._told(own), reference.digest):
             raise StoreError(f"{path} is missing or damaged: it is not what the server counted")
-        return store.read_tree(path, own)  # type: ignore[no-any-return]
+        return shelf.read(path, own)
 
     def _told(self, digest: str) -> str:
         """A digest as others may know it."""
         return hmac.digest(self.key, digest.encode(), "sha256").hex() if self.key else digest
 
-    def _write_state(self, task: Task, state: Mapping[str, Any]) -> dict[str, str] | None:
+    def _write_state(
+        self, task: Task, state: Mapping[str, Any], before: shelf.Version
+    ) -> dict[str, str] | None:
         """Shelve a new version beside the old one; the server decides which one counts."""
         if not state and task.state is None:
             return None
         file = f"{task.client}/{task.round:06d}-{task.ask}-{task.step}.safetensors"
-        digest = store.write_tree(self.folder / file, state, private=True)
+        digest = shelf.write(self.folder / file, state, before)
         return {"file": file, "digest": self._told(digest)}

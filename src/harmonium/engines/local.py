@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from harmonium import codec
+from harmonium.engines import shelf
 from harmonium.engines.host import Host, StateRef, Task
 from harmonium.engines.states import States
 from harmonium.errors import EngineError, HarmoniumError
@@ -100,9 +101,12 @@ class LocalEngine(States):
     def prune(self, *snapshots: codec.Tree) -> None:
         """Delete every version that none of these snapshots needs."""
         needed = {held["file"] for snapshot in snapshots for held in snapshot.values()}
-        for path in self.host.folder.glob("*/*"):
-            if str(path.relative_to(self.host.folder).as_posix()) not in needed:
-                path.unlink(missing_ok=True)
+        for folder in self.host.folder.glob("[0-9]*"):
+            for path in folder.iterdir():
+                apart = path.name.startswith(shelf.APART)
+                if not apart and f"{folder.name}/{path.name}" not in needed:
+                    path.unlink(missing_ok=True)
+            shelf.tidy(folder)
 
     def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
         """Nobody takes anything home: all of it is here."""

@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from harmonium import codec, store
+from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError
 from harmonium.federation.drive import Driver, Reply, Turn
@@ -129,8 +130,8 @@ def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]
     store.write_atomic(folder / "recipe.yaml", recipe.yaml().encode())
     for client in _with_state(run, clients):
         held = run.commit.clients[str(client)]
-        data = store.read_checked(run.path / "clients" / held["file"], held["digest"])
-        store.write_atomic(folder / "clients" / held["file"], data, private=True)
+        version = shelf.read(run.path / "clients" / held["file"], held["digest"])
+        shelf.write(folder / "clients" / held["file"], version.state, version)
 
 
 def _with_state(run: Run, clients: Sequence[ClientId]) -> list[ClientId]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from harmonium import seeds, store
+from harmonium import seeds
 from harmonium.checkpoint import Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split
-from harmonium.engines.host import StateRef
+from harmonium.engines import shelf
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
 from harmonium.federation.method import Method, Server
@@ -104,9 +104,7 @@ class Run:
         held = self.commit.clients.get(str(client))
         if held is None:
             return {}
-        reference = StateRef(**held)
-        path = self.path / "clients" / reference.file
-        return store.read_tree(path, reference.digest)  # type: ignore[no-any-return]
+        return shelf.read(self.path / "clients" / held["file"], held["digest"]).state
 
     def pictures(self, count: int, seed: int) -> Images:
         """Up to `count` pictures of the test part: the same for all runs on the same data."""

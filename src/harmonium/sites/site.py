@@ -22,6 +22,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium import codec, store
+from harmonium.engines import shelf
 from harmonium.engines.host import Host, StateRef, Task
 from harmonium.errors import (
     ConfigError,
@@ -226,6 +227,7 @@ class Site:
         for path in folder.glob("[0-9]*.safetensors"):
             if path.name < newest and path.name not in needed:
                 path.unlink(missing_ok=True)
+        shelf.tidy(folder)
 
     def _run(self, header: Mapping[str, Any]) -> Path:
         return self.folder / "runs" / str(header["run"])
