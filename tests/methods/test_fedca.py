@@ -63,7 +63,7 @@ def test_the_loss_is_that_of_n_plus_k_classes() -> None:
     found = trial({"strength": 0.0})
     parts, seen = seen_by(found)
     dictionary = functional.normalize(torch.randn(5, 128)).requires_grad_()
-    given = {"dictionary": dictionary, "ratios": []}
+    given = {"dictionary": dictionary, "weighed": []}
     loss = found.method.score(parts, seen, given)
     first, second = (functional.normalize(z) for z in seen.pair())
     logits = torch.cat([first @ second.T, first @ dictionary.detach().T], 1) / 0.5
@@ -84,17 +84,17 @@ def test_the_loss_is_that_of_n_plus_k_classes() -> None:
 def test_the_alignment_is_a_squared_distance_and_vanishes_at_the_targets(reduction: str) -> None:
     found = trial({"strength": 0.3, "reduction": reduction})
     parts, seen = seen_by(found)
-    method, ratios = found.method, list[float]()
+    method, weighed = found.method, list[tuple[float, float]]()
     pictures = torch.randn(4, 3, 12, 12)
     with torch.no_grad():
         own = parts["encoder"](pictures)
         h, z = own + 0.5, parts["projector"](own) - 0.25
-    given = {"dictionary": torch.zeros(0, 128), "ratios": ratios}
+    given = {"dictionary": torch.zeros(0, 128), "weighed": weighed}
     apart = method.score(parts, seen, {**given, "targets": iter([(pictures, h, z)])})
     plain = replace(method, strength=0.0).score(parts, seen, given)
     wanted = 4 * (own.shape[1] * 0.25 + 128 * 0.0625) / (4 if reduction == "mean" else 1)
     assert apart.item() - plain.item() == pytest.approx(0.3 * wanted, rel=1e-4)
-    assert ratios[0] == pytest.approx(0.3 * wanted / plain.item(), rel=1e-4)
+    assert weighed == [pytest.approx((0.3 * wanted, plain.item()), rel=1e-4)]
     there = iter([(pictures, own, parts["projector"](own).detach())])
     none = method.score(parts, seen, {**given, "targets": there})
     assert none.item() == pytest.approx(plain.item(), abs=1e-6)
@@ -229,6 +229,45 @@ def test_the_ledger_says_when_rows_of_single_pictures_leave() -> None:
         notes = {line.get("note") for line in lines if line["step"] == "train"}
         assert notes == {said}
         assert not any("note" in line for line in lines if line["step"] == "align")
+
+
+def said(**method: Any) -> str:
+    return card(replace(first_trial("fedca", method=SMALL, public=PUBLIC).method, **method)).text()
+
+
+def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
+    bare = said()
+    for part in (
+        "in each round rows of numbers, 16 of all clients together, from each client by name",
+        "what the client's model makes of one picture, averaged over the rounds",
+        "What other clients get: the next round's dictionary",
+        "test whether a picture that they know is among a client's",
+        "Nothing hides these rows. Two settings can: method.noise adds",
+        "dictionary: 16 rows of 128 numbers, 8,192 bytes, from round 2 on",
+        "rows: at most 8,192 bytes of all clients together",
+        "h: 64 bytes a public picture and z: 512 bytes a public picture",
+    ):
+        assert part in bare, part
+    assert "averaged over" not in said(momentum=0.0)
+    every = said(sampling="server")
+    assert "as many as pictures, from each client" in every and "rows: 512 bytes a pict" in every
+    noisy = said(noise=0.5)
+    assert "Noise of 0.5 on each number" in noisy and "Nothing hides these rows" not in noisy
+    means = said(group=4)
+    assert "of at least 4 similar pictures, as a mean" in means and "there is no epsilon" in means
+    assert "test whether a picture" not in means
+    for text in (noisy, means):
+        assert "The model goes up beside the rows without any protection" in text
+
+
+def test_without_a_dictionary_no_rows_leave_and_nothing_is_said_of_them() -> None:
+    text = said(size=0)
+    for untrue in ("Rows that belong to single pictures leave", "What the server gets", "GUARDED"):
+        assert untrue not in text
+    found = trial({"size": 0, "noise": 0.5}, rounds=2)
+    entries = [json.loads(line) for line in found.lines if '"train"' in line]
+    assert all(entry["up"]["rows"] == 0 and "note" not in entry for entry in entries)
+    assert not any(entry.get("releases") for entry in entries)
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3))

@@ -41,6 +41,7 @@ class Card:
     parts: Mapping[str, str]  # part -> rule
     exchanges: Mapping[str, Mapping[str, Mapping[str, Field]]]  # step -> down/up -> fields
     bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
+    extents: Mapping[str, str]  # field -> how large it gets, where the method says so
     batch_norm: str  # what becomes of it; empty where there is none
     aggregation: str  # empty where nothing of the model is sent
     keeps: Mapping[str, str]  # at a client
@@ -90,9 +91,11 @@ class Card:
         declared = self.exchanges[step][side]
         if not declared:
             return ""
-        open_ended = any(f.fold != "parts" and f.kind != "scalar" for f in declared.values())
-        known = f"{self.bytes[step][side]:,} bytes"
-        known += " and what depends on the data" if open_ended else ""
+        rest = [n for n, f in declared.items() if f.fold != "parts" and f.kind != "scalar"]
+        said = [f"{self.bytes[step][side]:,} bytes"] if len(rest) < len(declared) else []
+        said += [f"{name}: {self.extents[name]}" for name in rest if name in self.extents]
+        said += ["what depends on the data"] if set(rest) - set(self.extents) else []
+        known = " and ".join(said)
         return f"; {known}, masked" if self.masks and side == "up" else f"; {known}"
 
     def _hidden(self) -> list[str]:
@@ -184,6 +187,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         parts=dict(parts.rules),
         exchanges=exchanges,
         bytes=_sizes(method, cohort if masks else 0),
+        extents=dict(method.extents()),
         batch_norm=_batch_norm(method),
         aggregation=_combines(method) if shared else "",
         keeps=_kept(method),
@@ -194,7 +198,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         masks=masks,
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.reads_labels,
-        reveals=tuple(filter(None, [method.reveals, *(term.reveals for term in method.terms)])),
+        reveals=(*method.revealed(), *(term.reveals for term in method.terms if term.reveals)),
     )
 
 

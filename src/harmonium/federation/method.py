@@ -130,6 +130,14 @@ class Method:
         measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
         return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
+    def revealed(self) -> tuple[str, ...]:
+        """What leaves, in plain words, as the settings have it; one sentence each."""
+        return (self.reveals,) if self.reveals else ()
+
+    def extents(self) -> Mapping[str, str]:
+        """How large fields get that are neither weights nor numbers, in plain words."""
+        return {}
+
     # ---- given, not overridden ---------------------------------------------------------------
     def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """A round, or the setup as round 0; statistics measured on the model before are dropped."""

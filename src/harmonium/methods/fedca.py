@@ -14,9 +14,8 @@ sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows
 that the client has trained, as in eq. 9; the paper's dictionary without moving averages has them by
 the model that it received (`source: received`).
 
-Rows belong to single pictures. Two protections: `group` sends means of that many similar rows
-instead; `noise` adds Gaussian noise to rows, whose ledger counts a picture's own row alone: the
-model goes unprotected beside it and was trained on that picture.
+Rows belong to single pictures. Two protections: `group` sends means of that many similar rows;
+`noise` is counted for a picture's own rows alone, as the model goes unprotected beside them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from harmonium.methods import methods
 from harmonium.objectives import Seen, pool
 from harmonium.objectives.infonce import InfoNCE
 
-RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast, as weighted in the loss
+RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
 
@@ -64,7 +63,6 @@ class FedCA(Method):
     """FedAvg with a shared dictionary of negatives and alignment to a public model."""
 
     paper = "Zhang et al., 2020"
-    reveals = "Rows of the dictionary, or means of rows, go on to all other clients."
     keeps = {"align_h": "public", "align_z": "public", "ensemble": "per_example"}
     remembers = {
         "align_h": "public",
@@ -148,16 +146,16 @@ class FedCA(Method):
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all pictures."""
-        parts, ratios = self.pull(client, got.model), list[float]()
+        parts, weighed = self.pull(client, got.model), list[tuple[float, float]]()
         targets = pool.public_batches(client, self.align_batch)
-        given = {"dictionary": got.dictionary, "targets": targets, "ratios": ratios}
+        given = {"dictionary": got.dictionary, "targets": targets, "weighed": weighed}
         rows = self.rows(client, parts, int(got.count)) if self.source == "received" else None
         done = self.fit(parts, client, anchor=got.model, **given)
         return {
             "model": self.push(client, parts),
             "loss": done.loss,
             "rows": self.rows(client, parts, int(got.count)) if rows is None else rows,
-            "ratio": sum(ratios) / len(ratios) if ratios else 0.0,
+            "ratio": sum(pull for pull, _ in weighed) / max(sum(c for _, c in weighed), 1e-12),
         }
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
@@ -170,7 +168,7 @@ class FedCA(Method):
         own = parts["encoder"](pictures)
         far = (own - h).square().sum() + (parts["projector"](own) - z).square().sum()
         pull = self.strength * (far if self.reduction == "sum" else far / len(h))
-        given["ratios"].append(float(pull.detach() / contrast.detach().clamp_min(1e-12)))
+        given["weighed"].append((pull.item(), contrast.item()))
         return contrast + pull  # type: ignore[no-any-return]
 
     def rows(self, client: Client, parts: Parts, count: int) -> Tensor:
@@ -182,19 +180,21 @@ class FedCA(Method):
         held = client.state.get("ensemble", torch.zeros_like(z))
         average = client.state["ensemble"] = torch.lerp(z, held, self.momentum)
         some = torch.randperm(len(z), generator=client.rng)[: count * self.group]
-        chosen = functional.normalize(average[some])
-        if self.group > 1:
-            return functional.normalize(pool.grouped_means(chosen, self.group))
-        if not self.noise:
-            return chosen
-        unit, sigma = functional.normalize, self.noise  # unit rows lie at most 2 apart
-        return client.release("rows", chosen, sensitivity=2.0, sigma=sigma, then=unit)
+        return pool.protected(client, functional.normalize(average[some]), self.noise, self.group)
+
+    def revealed(self) -> tuple[str, ...]:
+        """What a curious server and curious clients get."""
+        return pool.in_words(self.size, self.sampling, self.momentum, self.noise, self.group)
+
+    def extents(self) -> dict[str, str]:
+        """Sizes of the dictionary, of rows and of targets."""
+        return pool.extents(self.size, self.sampling, self.blueprint["projector"])
 
     def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but that rows with noise are guarded, and that means are statistics."""
+        """As declared, but rows with noise are guarded, means are statistics, none is nothing."""
         found = super().exchanges()
         train = found["train"]
-        kind: Kind = "statistic" if self.group > 1 else "per_example"
-        rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise))
+        kind: Kind = "statistic" if self.group > 1 else "per_example" if self.size else "public"
+        rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise and self.size))
         found["train"] = replace(train, up={**train.up, "rows": rows})
         return found if self.strength else {k: v for k, v in found.items() if k != "align"}

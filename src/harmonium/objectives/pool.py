@@ -6,12 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.wire import ClientId
 
 Sampling = Literal["client", "server", "replace"]  # see `quotas`
+_BESIDE = (
+    "The model goes up beside the rows without any protection, and was trained on the pictures."
+)
 
 
 def quotas(
@@ -68,6 +72,74 @@ def public_batches(client: Client, size: int) -> Iterator[tuple[Tensor, Tensor, 
         for index in torch.split(torch.randperm(len(h), generator=client.rng), size):
             pixels = torch.from_numpy(client.public.batch(index.numpy()).copy())
             yield client.views.plain(pixels), h[index], z[index]
+
+
+def protected(client: Client, rows: Tensor, noise: float, group: int) -> Tensor:
+    """Unit rows as they leave: means of groups, rows with noise, or rows as they are."""
+    if group > 1:
+        return functional.normalize(grouped_means(rows, group))
+    if not noise:
+        return rows
+    unit = functional.normalize  # unit rows lie at most 2 apart
+    return client.release("rows", rows, sensitivity=2.0, sigma=noise, then=unit)
+
+
+def in_words(
+    size: int, sampling: Sampling, momentum: float, noise: float, group: int
+) -> tuple[str, ...]:
+    """What others get to know by a dictionary, for people who must decide whether they may send it.
+
+    >>> in_words(0, "client", 0.5, 0.0, 1)
+    ()
+    """
+    if not size:
+        return ()
+    many = "as many as pictures" if sampling == "server" else f"{size:,} of all clients together"
+    average = ", averaged over the rounds in which it took part" if momentum else ""
+    one = f"at least {group} similar pictures, as a mean" if group > 1 else "one picture"
+    found = [
+        f"What the server gets: in each round rows of numbers, {many}, from each client by name. "
+        f"A row is what the client's model makes of {one}{average}.",
+        "What other clients get: the next round's dictionary, rows of all clients without names. "
+        "With few clients, whoever knows its own rows may guess whose the others are.",
+    ]
+    if group > 1:
+        found.append(
+            "So no row belongs to a single picture. What similar pictures have in common shows all "
+            "the same, and no number bounds what a mean tells of one picture: there is no epsilon."
+        )
+        return (*found, _BESIDE)
+    found.append(
+        "Who has a row also has the model that made it, or one close to it. So they can tell which "
+        "pictures are alike, follow a picture through the rounds, test whether a picture that they "
+        "know is among a client's, and try to draw a picture from its row."
+    )
+    if noise:
+        found.append(
+            f"Noise of {noise:g} on each number of a row makes all of that harder. The ledger has "
+            "every release, from which its epsilon follows, for a picture's own rows alone."
+        )
+        return (*found, _BESIDE)
+    return (
+        *found,
+        "Nothing hides these rows. Two settings can: method.noise adds noise to them, on record; "
+        "method.group sends means of that many similar rows in their place.",
+    )
+
+
+def extents(size: int, sampling: Sampling, projector: nn.Module) -> dict[str, str]:
+    """Sizes of messages: the dictionary, a client's rows, and targets for public pictures."""
+    weights = list(projector.parameters())
+    dim, width = weights[0].shape[1], len(weights[-1])
+    row = 4 * width
+    return {
+        "dictionary": f"{size:,} rows of {width} numbers, {size * row:,} bytes, from round 2 on",
+        "rows": f"{row:,} bytes a picture"
+        if sampling == "server" and size
+        else f"at most {size * row:,} bytes of all clients together",
+        "h": f"{4 * dim:,} bytes a public picture",
+        "z": f"{row:,} bytes a public picture",
+    }
 
 
 def grouped_means(rows: Tensor, least: int) -> Tensor:
