@@ -16,7 +16,7 @@ def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int
     Releases compose exactly, to one Gaussian whose shift grows with the root of their number.
 
     >>> round(sigma_for(3.0, 1e-5, sensitivity=1.0, releases=1), 3)
-    1.383
+    1.391
     """
     if not (0 < epsilon < math.inf):
         raise ConfigError(f"epsilon is {epsilon}; it must be above 0 and finite, e.g. 3")
