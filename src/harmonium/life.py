@@ -259,7 +259,7 @@ class Life:
         Times have a log of their own, so that those of two runs can be compared to the byte.
         """
         ledger, folder = driver.ledger, self.folder
-        means = dict(driver.reported)
+        means = driver.reported | driver.method.noted(server)
         driver.reported.clear()
         row: dict[str, Any] = {
             "round": server.round,

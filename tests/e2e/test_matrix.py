@@ -20,7 +20,11 @@ from harmonium.testing import FEW, TINY, Trial
 METHODS = ("fedavg", "fedadam", "fedprox", "scaffold")
 DATA = {**TINY["data"], "count": 100, "validation": 0.04}
 LOCAL = {"epochs": 4, "batch": 12, "lr": 0.05, "momentum": 0.0}
-SMALL = {"moco": {"queue": 32}, "swav": {"prototypes": 8, "queue": 24, "freeze": 2}}
+SMALL = {
+    "moco": {"queue": 32},
+    "swav": {"prototypes": 8, "queue": 24, "freeze": 2},
+    "assignments": {"cluster_weight": 0},  # centroids are its own method's
+}
 
 RATES = {"semi-simsiam": 0.2}  # pairs of a class take longer than two rounds to move otherwise
 

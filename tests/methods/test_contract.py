@@ -13,7 +13,10 @@ from harmonium.methods import methods
 from harmonium.testing import CHECKS, ContractError, check_method
 
 # Settings that make a method quick where its defaults are made for real runs.
-QUICK: dict[str, dict[str, Any]] = {"fedca": {"method": {"name": "fedca", "align_epochs": 2}}}
+QUICK: dict[str, dict[str, Any]] = {
+    "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
+    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
+}
 
 
 @pytest.mark.parametrize("name", methods.table())

@@ -49,7 +49,7 @@ def test_one_turn_is_drawn_for_every_picture(practise, augment: bool) -> None:  
     batch, encoder = batch_of(practice), practice.parts["encoder"]
     seen = practice.method.objective.see(practice.parts, batch)
     assert set(seen.turns.tolist()) == {0, 1, 2, 3} and len(seen.h) == 1
-    pictures = batch.views[0] if augment else batch.plain
+    pictures = batch.views[-1] if augment else batch.plain
     for x, turn, h in zip(pictures, seen.turns.tolist(), seen.h[0], strict=True):
         assert torch.allclose(h, encoder(torch.rot90(x, turn, (1, 2))[None])[0], atol=1e-5)
     again = practice.method.objective.see(practice.parts, batch_of(practice))

@@ -26,7 +26,7 @@ class Entry:
     down: dict[str, int] = field(default_factory=dict)  # bytes by field
     up: dict[str, int] = field(default_factory=dict)
     releases: list[Mapping[str, Any]] = field(default_factory=list)
-    note: str = ""  # in plain words, where rows of single pictures left the client
+    note: str = ""  # in plain words: rows of single pictures left it, or it kept something back
 
 
 class Ledger:

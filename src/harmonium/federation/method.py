@@ -219,6 +219,14 @@ class Method:
         shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
         return measuring.report(self.terms, self.objective, held, shares, server.round)
 
+    def noted(self, server: Server) -> dict[str, float]:
+        """Numbers of this round for the log, beside the means of those that clients sent."""
+        return {}
+
+    def remark(self, step: str, up: Mapping[str, Any]) -> str:
+        """A word for the ledger on one client's answer, which may still be refused."""
+        return ""
+
     @property
     def recalibrates(self) -> bool:
         """Whether statistics are measured anew before an encoder is judged."""

@@ -100,12 +100,13 @@ class Objective:
         """Called after every optimiser step."""
 
 
-def check(objective: Objective, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
+def check(chosen: Any, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
     """Refuse settings that are given and do not fit, in the words of a rule such as `positive`."""
+    section = "objective" if isinstance(chosen, Objective) else "method"
     for name in names:
-        value = getattr(objective, name)
+        value = getattr(chosen, name)
         if value is not None and not (fits(value) and math.isfinite(value)):
-            raise ConfigError(f"objective.{name} is {value}; it must be {rule}")
+            raise ConfigError(f"{section}.{name} is {value}; it must be {rule}")
 
 
 objectives: Registry[Objective] = Registry("objective", "harmonium.objectives", Objective)

@@ -4,6 +4,7 @@ Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotatio
 federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
 random turn of each unaugmented picture, and a linear head on the projector's output as it is.
+Orchestra itself has the task beside its own loss, on pictures or on views.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Rotation(Objective):
 
     turns: Literal["all", "one"] = "all"  # all four of each picture, or one at random
     head: Literal["encoder", "projector"] = "encoder"  # what the linear head looks at
-    augment: bool = False  # turn the first view instead of the picture itself
+    augment: bool = False  # turn the last view instead of the picture itself
     out: int | None = None  # width of the projector, if the head needs one; none: the encoder's
+    bias: bool = True  # in the projector's last layer; false in Orchestra, but not in RotPred
 
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda size: size >= 1, "out")
@@ -55,7 +57,7 @@ class Rotation(Objective):
         if self.head == "encoder":
             return {"rotation": Part(nn.Linear(dim, 4))}
         out = self.out or dim
-        projector = mlp(dim, out, out, norm="batch", bias=False, out_bias=True, out_norm=True)
+        projector = mlp(dim, out, out, norm="batch", bias=False, out_bias=self.bias, out_norm=True)
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
     def see(self, parts: Parts, batch: Batch) -> Turned:
@@ -73,7 +75,7 @@ class Rotation(Objective):
 
     def check_views(self, views: Views) -> None:
         """Refuse views that are turned already."""
-        if self.augment and views.pipelines[0].quarter_turn:
+        if self.augment and views.pipelines[-1].quarter_turn:
             raise ConfigError(
                 "objective=rotation turns the views itself, but views.quarter_turn has turned them "
                 "already: set objective.augment=false or views.quarter_turn=false"
@@ -81,7 +83,7 @@ class Rotation(Objective):
 
     def _pictures(self, batch: Batch) -> Tensor:
         """What is to be turned, (n, channels, side, side); views are made only if wanted."""
-        pictures = batch.views[0] if self.augment else batch.plain
+        pictures = batch.views[-1] if self.augment else batch.plain
         height, width = pictures.shape[2:]
         if height != width:
             raise ConfigError(

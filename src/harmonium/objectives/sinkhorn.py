@@ -32,3 +32,44 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
 def sweep(logits: Tensor) -> Tensor:
     """One iteration: each column scaled to sum 1, then each row; the sums asked for cancel."""
     return logits.log_softmax(0).log_softmax(1)
+
+
+def scaled(logits: Tensor, iterations: int) -> Tensor:
+    """As `sinkhorn`, by two vectors that scale rows and columns: quicker for many iterations.
+
+    Args:
+        logits: similarities over temperature, (n, columns), at most some hundreds apart.
+        iterations: of scaling columns and then rows, at most.
+
+    Returns:
+        (n, columns): rows sum to 1, columns to about n / columns, the nearer the more iterations.
+
+    >>> scaled(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), 10).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    kernel = logits.detach().double().softmax(1)
+    rows, columns = scaling(kernel, iterations)
+    return (rows[:, None] * kernel * columns).to(logits.dtype)
+
+
+def scaling(
+    kernel: Tensor, iterations: int, rows: Tensor | None = None, tolerance: float = 1e-2
+) -> tuple[Tensor, Tensor]:
+    """Factors of rows (n,) and of columns (columns,) that balance a positive matrix.
+
+    Args:
+        kernel: what is to be balanced, (n, columns).
+        iterations: at most; looked at every tenth time, and at first, it ends once the rows'
+            factors change by less than `tolerance` in all.
+        rows: factors to begin with; none: all alike.
+        tolerance: sum of relative changes.
+    """
+    n, columns = kernel.shape
+    rows = kernel.new_ones(n) if rows is None else rows
+    across = kernel.new_ones(columns)
+    for step in range(iterations):
+        across = n / (columns * (rows @ kernel))
+        held, rows = rows, 1 / (kernel @ across)
+        if step % 10 == 0 and float((held / rows - 1).abs().sum()) < tolerance:
+            break
+    return rows, across

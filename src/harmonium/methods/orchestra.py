@@ -1,0 +1,177 @@
+"""Orchestra: clients cluster projections, the server clusters their centroids, all predict those.
+
+Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022,
+Algorithms 1 and 2. Clients train to predict assignments to global centroids (the objective,
+`objectives/assignments.py`). Then each clusters the target network's newest projections of its
+pictures and sends the centroids, of which the server makes new global ones. Before round 1 clients
+cluster what the network as first drawn makes of their pictures. The paper returns the target's
+encoder, its released code judges the online network's; `evaluated` says which.
+
+The code uploads its memory of projections; here it is a local variable and cannot leave. Clusters
+by the largest Sinkhorn shares, as released (`balance: argmax`), can be of any size, and the memory
+of a small client has several views of a picture. So clusters are of equal size, of one row a
+picture; each client says how many pictures its smallest cluster has, and one with fewer than
+`k_min` keeps its centroids back and sends its model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.errors import ConfigError
+from harmonium.federation.client import Client, Decline
+from harmonium.federation.method import TRAINED, Method, Server
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import (
+    Ask,
+    ClientId,
+    Exchange,
+    Plan,
+    Value,
+    exchange,
+    per_example,
+    scalar,
+    statistic,
+    weights,
+)
+from harmonium.methods import methods
+from harmonium.objectives import Seen, check
+from harmonium.objectives.assignments import Assignments
+from harmonium.objectives.clustering import (
+    Balance,
+    GlobalBalance,
+    Recent,
+    anonymous,
+    regrouped,
+)
+
+CLUSTERED = {"centroids": statistic("concat"), "anonymity": scalar()}  # 0: nothing was sent
+
+
+@methods("orchestra")
+@dataclass(frozen=True)
+class Orchestra(Method):
+    """FedAvg of two networks whose assignments to common centroids agree."""
+
+    paper = "Lubana et al., 2022"
+    reveals = "Centroids of a client's projections leave; the server's clusters of them go to all."
+    remembers = {"centroids": "statistic", "anonymity": "scalar"}
+
+    clusters: int = 64  # of the federation (G); for CIFAR-100 128
+    local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single pictures
+    memory: int = 128  # newest projections that a client clusters
+    distinct: bool = True  # one of them a picture; false: one a view, as released
+    balance: Balance = "exact"  # local clusters of equal size; argmax: as released, of any size
+    global_balance: GlobalBalance = "soft"  # as released; exact: global clusters of equal size
+    global_steps: int = 500  # of the server's clustering
+    k_min: int = 2  # pictures in a client's smallest cluster; with fewer it sends no centroids
+    evaluated: Literal["online", "target"] = "online"  # whose encoder is the result
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.objective, Assignments):
+            raise ConfigError(
+                f"orchestra predicts assignments: objective is {self.objective.name}; set "
+                "objective=assignments"
+            )
+        check(self, "at least 2", lambda count: count >= 2, "clusters", "memory")
+        check(self, "at least 1", lambda count: count >= 1, "k_min", "global_steps")
+        check(self, "0 or more", lambda count: count >= 0, "local_clusters")
+        if not self.local_clusters and self.k_min > 1:
+            raise ConfigError(
+                "method.local_clusters=0 sends rows of single pictures: to allow that, set "
+                "method.k_min=1"
+            )
+        known = (self.objective.target, self.batch_norm) == ("mean", "average")
+        if self.evaluated == "target" and not known:
+            raise ConfigError(
+                "method.evaluated=target needs a target that the server knows: set "
+                "objective.target=mean batch_norm=average"
+            )
+
+    def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """First centroids, of what the network as first drawn makes of pictures."""
+        most = len(cohort) * (self.local_clusters or self.memory)
+        if most < self.clusters:
+            raise ConfigError(
+                f"method.clusters is {self.clusters}, but the {len(cohort)} clients of a round "
+                f"send at most {most} centroids: set method.clusters to {most} or less"
+            )
+        got = yield Ask("cluster", cohort, {"model": server.model})
+        return self.regroup(server, got, torch.randn(self.clusters, got.centroids.shape[1]))
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Networks are averaged; centroids of those who answered are clustered."""
+        held = server.memory["centroids"]
+        got = yield Ask("train", cohort, {"model": server.model, "centroids": held})
+        return self.regroup(self.merge(server, got.model), got, held)
+
+    def regroup(self, server: Server, got: SimpleNamespace, start: Tensor) -> Server:
+        """The server with new global centroids, and the smallest cluster that they rest on."""
+        found = regrouped(got.centroids, start, self.global_balance, self.global_steps)
+        fewest = min((int(k) for k in got.anonymity.values() if k), default=0)
+        return replace(server, memory={**server.memory, "centroids": found, "anonymity": fewest})
+
+    @exchange(down={"model": weights()}, up=CLUSTERED)
+    def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Cluster what the target makes of some pictures; nothing is trained."""
+        parts, recent = self.pull(client, got.model).train(), self.recent()
+        objective = cast(Assignments, self.objective)
+        for batch in client.batches(1, self.local.batch):
+            if len(recent) < self.memory:
+                recent.push(batch.index, objective.hear(parts, batch))
+        if not len(recent):
+            raise Decline(f"it has {len(client.examples)} example(s), too few to cluster")
+        return self.centroids(client, recent)
+
+    @exchange(down={"model": weights(), "centroids": statistic()}, up={**TRAINED, **CLUSTERED})
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Predict assignments and turns, then cluster the target's newest projections."""
+        parts, recent = self.pull(client, got.model), self.recent()
+        given = {"centroids": got.centroids, "recent": recent}
+        done = self.fit(parts, client, anchor=got.model, **given)
+        sent = self.centroids(client, recent)
+        return {"model": self.push(client, parts), "loss": done.loss, **sent}
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The objective's loss; the target's projections are remembered until the task ends."""
+        given["recent"].push(seen.batch.index, seen.t[0])
+        return super().score(parts, seen, given)
+
+    def recent(self) -> Recent:
+        """An empty memory of projections."""
+        return Recent(self.memory, distinct=self.distinct)
+
+    def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
+        """What a client sends of its memory: centroids, and pictures in the smallest cluster."""
+        found, fewest = anonymous(recent, self.local_clusters, self.k_min, self.balance, client.rng)
+        return {"centroids": found, "anonymity": fewest}
+
+    def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
+        """The encoder of the network that is to be judged."""
+        if self.evaluated == "online":
+            return super().represent(server, state)
+        target: Any = self.blueprint.copy_from(server.model).eval()["target"]
+        return cast(nn.Module, target["encoder"])
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """As declared, but that without local clusters rows of single pictures leave."""
+        found = super().exchanges()
+        for step in () if self.local_clusters else ("cluster", "train"):
+            found[step] = replace(found[step], up={**found[step].up, "centroids": per_example()})
+        return found
+
+    def noted(self, server: Server) -> dict[str, float]:
+        """Pictures in the smallest cluster of all whose centroids were sent; 0: none were."""
+        return {"anonymity": server.memory["anonymity"]}
+
+    def remark(self, step: str, up: Mapping[str, Any]) -> str:
+        """A word where a client kept its centroids back."""
+        if step not in ("cluster", "train") or up.get("anonymity"):
+            return ""
+        return f"kept its centroids back: fewer than {self.k_min} pictures to a cluster"

@@ -1,0 +1,182 @@
+"""Clusters of equal size on the unit sphere: at a client among its rows, at the server among all.
+
+Lubana et al., Orchestra, 2022, after Genevay et al., Differentiable Deep Clustering with Cluster
+Size Constraints, 2019. A Sinkhorn assignment is balanced in its soft shares alone: the clusters
+that its largest shares make may be of any size. `equal` assigns every row to one cluster so that
+sizes differ by at most one, at the least total cost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.objectives.sinkhorn import scaled, scaling
+
+Balance = Literal["exact", "argmax"]
+GlobalBalance = Literal["soft", "exact"]
+SHARPNESS = 25.0  # of Sinkhorn's assignments, by which cosines are multiplied
+TEMPERATURE = 0.1  # of the softmax in the server's descent
+TURNS = 5  # of assigning rows and moving centroids, at a client
+
+
+class Recent:
+    """The newest rows and the pictures they show; it lives as long as one task of a client."""
+
+    def __init__(self, size: int, *, distinct: bool) -> None:
+        """Hold `size` rows; with `distinct`, only the newest of each picture."""
+        self._size, self._distinct = size, distinct
+        self._held: deque[tuple[Tensor, Tensor]] = deque()
+        self._count = 0
+
+    def push(self, pictures: Tensor, rows: Tensor) -> None:
+        """Add the rows (n, dim) of some pictures (n,).
+
+        Twice the size is held: that much has `size` different pictures in it, or all there are, as
+        an epoch shows none twice.
+        """
+        self._held.append((pictures, rows))
+        self._count += len(rows)
+        while self._count - len(self._held[0][1]) >= 2 * self._size:
+            self._count -= len(self._held.popleft()[1])
+
+    def __len__(self) -> int:
+        return min(self._count, self._size)
+
+    def newest(self) -> tuple[Tensor, Tensor]:
+        """Pictures (n,) and rows (n, dim), the newest last."""
+        pictures = torch.cat([some for some, _ in self._held])
+        rows = torch.cat([some for _, some in self._held])
+        if self._distinct:
+            _, first = np.unique(pictures.flip(0).numpy(), return_index=True)
+            last = torch.from_numpy(np.sort(len(pictures) - 1 - first))
+            pictures, rows = pictures[last], rows[last]
+        return pictures[-self._size :], rows[-self._size :]
+
+
+def equal(scores: Tensor) -> Tensor:
+    """Labels (n,) by scores (n, clusters): sizes differ by at most 1, the sum of scores is largest.
+
+    >>> equal(torch.tensor([[9.0, 0.0], [8.0, 0.0], [7.0, 6.0], [7.0, 5.0]]))
+    tensor([0, 0, 1, 1])
+    """
+    n, clusters = scores.shape
+    seats = torch.arange(n) % clusters
+    _, seat = linear_sum_assignment(scores.double()[:, seats].numpy(), maximize=True)
+    return seats[torch.from_numpy(seat)]
+
+
+def largest(scores: Tensor) -> Tensor:
+    """Labels (n,) by the largest shares of a Sinkhorn assignment; sizes are as they come."""
+    return scaled(SHARPNESS * scores, 10).argmax(1)
+
+
+@torch.no_grad()
+def local_clusters(
+    rows: Tensor, count: int, balance: Balance, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Unit centroids (count, dim) of unit rows (n, dim), and the label of each row.
+
+    They start as rows drawn at random. With `argmax` a cluster may end empty: its centroid is then
+    a row drawn at random, and that row gets its label.
+    """
+    centroids = rows[torch.randperm(len(rows), generator=rng)[:count]]
+    assign = equal if balance == "exact" else largest
+    for _ in range(TURNS):
+        labels = assign(rows @ centroids.T)
+        for empty in (labels.bincount(minlength=count) == 0).nonzero().flatten():
+            labels[torch.randint(len(rows), (1,), generator=rng)] = empty
+        centroids = means(rows, labels, centroids)
+    return centroids, labels
+
+
+def means(rows: Tensor, labels: Tensor, before: Tensor) -> Tensor:
+    """Unit means of the rows with each label; a label that no row has keeps what was `before`."""
+    sums = torch.zeros_like(before).index_add_(0, labels, rows)
+    held = labels.bincount(minlength=len(before)) > 0
+    return torch.where(held[:, None], functional.normalize(sums), before)
+
+
+def smallest(labels: Tensor, pictures: Tensor, count: int) -> int:
+    """How many different pictures the cluster with the fewest of them has.
+
+    >>> smallest(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([7, 7, 7, 3, 4]), 2)
+    1
+    """
+    pairs = set(zip(labels.tolist(), pictures.tolist(), strict=True))
+    return int(torch.tensor([label for label, _ in pairs]).bincount(minlength=count).min())
+
+
+def anonymous(
+    recent: Recent, count: int, least: int, balance: Balance, rng: torch.Generator
+) -> tuple[Tensor, int]:
+    """Centroids that a client may send, and how many pictures the smallest cluster has.
+
+    Args:
+        recent: its newest rows.
+        count: of clusters, at most; fewer where pictures are too few. 0: the rows as they are.
+        least: pictures in every cluster. Where one has fewer, no centroid is sent and 0 said.
+        balance: how rows become clusters.
+        rng: draws where centroids start.
+    """
+    pictures, rows = recent.newest()
+    if not count:
+        return rows, 1
+    count = min(count, len(set(pictures.tolist())) // least)
+    if not count:
+        return rows[:0], 0
+    centroids, labels = local_clusters(rows, count, balance, rng)
+    found = smallest(labels, pictures, count)
+    return (centroids, found) if found >= least else (rows[:0], 0)
+
+
+def regrouped(rows: Tensor, start: Tensor, balance: GlobalBalance, steps: int) -> Tensor:
+    """Unit centroids (clusters, dim) of the centroids (n, dim) of all clients.
+
+    Args:
+        rows: what clients sent; where there are none, nothing moves.
+        start: the centroids of the round before, (clusters, dim).
+        balance: `soft` descends so that softmax assignments resemble Sinkhorn's; `exact` moves
+            centroids to the means of clusters whose sizes differ by at most 1, until none changes.
+        steps: at most.
+    """
+    start = functional.normalize(start)
+    if not len(rows):
+        return start
+    return (_descended if balance == "soft" else _settled)(rows, start, steps)
+
+
+def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
+    """SGD on minus the mean cosine of each row's shares; Sinkhorn goes on from the step before."""
+    centroids, factors = nn.Parameter(start.clone()), None
+    optimiser = torch.optim.SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
+    for _ in range(steps):
+        scores = rows @ centroids.T
+        kernel = (SHARPNESS * scores.detach().double()).softmax(1)
+        factors, across = scaling(kernel, 100, factors)
+        wanted = (factors[:, None] * kernel * across).to(scores.dtype)
+        shares = (scores / TEMPERATURE).softmax(1)
+        optimiser.zero_grad()
+        loss = -functional.cosine_similarity(wanted, shares).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        with torch.no_grad():
+            centroids.copy_(functional.normalize(centroids))
+    return centroids.detach()
+
+
+def _settled(rows: Tensor, centroids: Tensor, steps: int) -> Tensor:
+    """Balanced assignment and means in turn."""
+    labels = None
+    for _ in range(steps):
+        held, labels = labels, equal(rows @ centroids.T)
+        if held is not None and torch.equal(held, labels):
+            break
+        centroids = means(rows, labels, centroids)
+    return centroids
