@@ -4,7 +4,7 @@
 for a CPU; where a paper has several encoders, theirs is the third part of a setting's name, as in
 `fedca/c10-iid-r50/fedae`. The files hold `key=value` words, so that a recipe of a table is what a
 user could have typed, one layer over the other. A layer is a list of words, or a mapping with
-`words` and values for names in braces in words of any layer.
+`words` and values for names in braces in words of any layer, which may have such names themselves.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def _filled(parts: list[Any]) -> list[list[str]]:
     """The words of each layer, with the values that names in braces stand for."""
     whole = [part if isinstance(part, Mapping) else {"words": part} for part in parts]
     values = {key: value for part in whole for key, value in part.items() if key != "words"}
+    values = {key: str(value).format(**values) for key, value in values.items()}
     return [[word.format(**values) for word in part.get("words", [])] for part in whole]
 
 

@@ -1,0 +1,164 @@
+"""What the exchange of correlation matrices is worth in a short run, and what noise on them costs.
+
+    python benchmarks/fedsc.py [--seeds 0 1 2] [--only full/fedsc ...] [--json] [--runs FILE...]
+                               [--write docs/results/fedsc.md]
+
+Rows are `fedsc/c10-PARTICIPATION/ROW@cpu` of FedSC's tables: ten clients with one class each on
+5,000 training pictures of CIFAR-10 (`harmonium data fetch cifar10` first), all of them or two in a
+round. Figures are test accuracy in percent of the frozen encoder; chance is 10. `--json` prints
+nothing but a line for every measurement; files of such lines that are given as `--runs` join the
+tables, and what they hold is not measured again. `--write` also draws kNN accuracy on validation
+pictures over the rounds, as docs/images/fedsc.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harmonium.privacy.budget import epsilon
+from harmonium.recipe import Recipe
+from harmonium.report.plots import curves
+from harmonium.report.tables import estimate, markdown
+from harmonium.runs import run
+
+Found = dict[str, Any]
+
+BASE = "fedavg-sc"
+ROWS = {
+    "centralised-sc": "spectral loss, all pictures in one place",
+    BASE: "FedAvg, spectral loss",
+    "fedavg-byol": "FedAvg, BYOL",
+    "fedu": "FedU",
+    "fedema": "FedEMA",
+    "fedx": "FedX",
+    "fedca": "FedCA",
+    "fedsc": "FedSC",
+    "fedsc-share": "FedSC, alpha the share of pictures",
+    "fedsc-tight": "FedSC, epsilon 3, delta 1e-2",
+    "fedsc-loose": "FedSC, epsilon 6, delta 1e-2",
+}
+PLACES = {"full": "all ten clients in a round", "partial": "two of ten clients in a round"}
+DELTA = 1e-2
+LABELS = [f"{place}/{row}" for place in PLACES for row in ROWS]
+LABELS.remove("partial/centralised-sc")
+
+
+def measure(label: str, seed: int, workers: int | None) -> Found:
+    """One run and what it came to."""
+    place, row = label.split("/")
+    changes = [f"seed={seed}"] + ([] if workers is None else [f"engine.workers={workers}"])
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(Recipe.of(f"fedsc/c10-{place}/{row}@cpu", *changes), out=Path(folder) / "run")
+        ledger = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
+    releases: dict[int, list[Any]] = {}
+    for line in map(json.loads, ledger.splitlines()):
+        releases.setdefault(line["client"], []).extend(line.get("releases", []))
+    spent = [epsilon(its, DELTA) for its in releases.values()]
+    return {
+        "label": label,
+        "seed": seed,
+        "knn": 100 * found.figures["knn"],
+        "linear": 100 * found.figures["linear"],
+        "knn_untrained": 100 * found.untrained["knn"],
+        "linear_untrained": 100 * found.untrained["linear"],
+        "rank": found.figures["health"]["effective_rank"],
+        "rounds": [[one["round"], 100 * one["knn"]] for one in found.rounds if "knn" in one],
+        "epsilon": max(spent) or None,
+        "releases": max(len(its) for its in releases.values()),
+    }
+
+
+def compared(runs: Sequence[Found], place: str) -> str:
+    """The table of a place: means over seeds, and differences to FedAvg of the same seed."""
+    by = {(one["label"], one["seed"]): one for one in runs}
+    bases = {seed: one for (label, seed), one in by.items() if label == f"{place}/{BASE}"}
+    rows: list[dict[str, Any]] = []
+    if bases:
+        rows.append({"row": "untrained", "seeds": len(bases)})
+        for probe, title in (("knn", "kNN"), ("linear", "linear")):
+            rows[0][title] = estimate([one[f"{probe}_untrained"] for one in bases.values()])
+    for row, what in ROWS.items():
+        its = [one for (label, _), one in by.items() if label == f"{place}/{row}"]
+        pairs = [(one, bases[one["seed"]]) for one in its if one["seed"] in bases]
+        if not pairs:
+            continue
+        shown: dict[str, Any] = {"row": what, "seeds": len(pairs)}
+        for probe, title in (("knn", "kNN"), ("linear", "linear")):
+            shown[title] = estimate([one[probe] for one, _ in pairs])
+            apart = estimate([one[probe] - other[probe] for one, other in pairs])
+            shown[f"{title}, difference"] = "" if row == BASE else apart
+        shown["effective rank"] = estimate([one["rank"] for one, _ in pairs])[0]
+        spent = its[0]["epsilon"]
+        shown["epsilon spent"] = "no bound" if spent is None else f"{spent:.2f}"
+        rows.append(shown)
+    columns = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference"]
+    return markdown(rows, [*columns, "effective rank", "epsilon spent"], digits=2)
+
+
+def draw(runs: Sequence[Found], path: Path) -> None:
+    """Validation accuracy over rounds, means over seeds, of FedSC and of FedAvg."""
+    series = {}
+    for place, row in itertools.product(PLACES, ("fedsc", BASE)):
+        its = [dict(one["rounds"]) for one in runs if one["label"] == f"{place}/{row}"]
+        if its:
+            series[f"{ROWS[row]}, {place}"] = [
+                (number, *estimate([one[number] for one in its])) for number in its[0]
+            ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = "One class a client, on CIFAR-10"
+    curves(path, series, "round", "kNN accuracy on validation pictures, %", title)
+
+
+def page(runs: Sequence[Found]) -> str:
+    """The stored result."""
+    seeds = sorted({one["seed"] for one in runs})
+    command = f"`python benchmarks/fedsc.py --seeds {' '.join(map(str, seeds))}`"
+    text = ABOUT.format(command=command)
+    for place, what in PLACES.items():
+        text += f"\n## {what.capitalize()}\n\n{compared(runs, place)}"
+    return text + NOTES
+
+
+ABOUT = """# FedSC in short runs: what matrices of others are worth, and what noise costs
+
+{command}
+
+Runs are `fedsc/c10-full/ROW@cpu` and `fedsc/c10-partial/ROW@cpu`.
+"""
+NOTES = ""
+
+
+def main() -> None:
+    """Measure what is asked for and print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=LABELS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    runs: list[Found] = []
+    for path in asked.runs:
+        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    held = {(one["label"], one["seed"]) for one in runs}
+    for seed, label in itertools.product(asked.seeds, asked.only or LABELS):
+        if (label, seed) not in held:
+            runs.append(measure(label, seed, asked.workers))
+            print(json.dumps(runs[-1]), flush=True)
+    if not asked.json:
+        print(page(runs))
+    if asked.write:
+        asked.write.parent.mkdir(parents=True, exist_ok=True)
+        asked.write.write_text(page(runs), encoding="utf-8")
+        draw(runs, asked.write.parent.parent / "images" / "fedsc.png")
+
+
+if __name__ == "__main__":
+    main()
