@@ -38,6 +38,10 @@ class EngineError(HarmoniumError):
     """A place where clients run failed in a way that trying again does not mend."""
 
 
+class BudgetSpent(HarmoniumError):
+    """A client's next noisy release would spend more than the recipe's privacy budget."""
+
+
 class PolicyRefusal(HarmoniumError):
     """A plan wants something of a site that the site's policy does not allow."""
 

@@ -18,15 +18,17 @@ from harmonium import codec, store
 from harmonium.checkpoint import Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
-from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
+from harmonium.federation.spending import recount
 from harmonium.federation.wire import ClientId, Weights, fault
 from harmonium.handover import save_encoder
 from harmonium.hosts import read_about
+from harmonium.privacy.account import Account
 from harmonium.recipe import Recipe
 from harmonium.threads import single_thread
 
@@ -87,6 +89,11 @@ class Result:
     rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
     notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
     batch_norm: str = ""  # what became of BatchNorm; empty where there is none
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended before its last round; empty if it did not."""
+        return self.rounds[-1].get("stopped", "") if self.rounds else ""
 
     @property
     def bounds(self) -> Mapping[str, Any]:
@@ -163,6 +170,8 @@ class Life:
         asked: Engine = engine
         if simulate and recipe.participation.unreliable:
             asked = Unreliable(engine, recipe.participation, recipe.seed, ground.examples)
+        account = Account(recipe.privacy.epsilon, recipe.privacy.delta)
+        recount(account, method, ground.examples, self.folder.read_log("ledger.jsonl"))
         driver = Driver(
             method,
             asked,
@@ -171,7 +180,8 @@ class Life:
             watcher.task,
             recipe.privacy.masks,
         )
-        server = Server(ground.examples, method.blueprint.shared(), public=ground.public)
+        known: dict[str, Any] = {"public": ground.public, "account": account}
+        server = Server(ground.examples, method.blueprint.shared(), **known)
         cohort_size = recipe.participation.asked(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
@@ -183,17 +193,22 @@ class Life:
             server, _ = self._try(driver, engine, server, simulate)
             server = self._finish(server, driver, engine, started, figures)
         else:
-            server = Server(ground.examples, public=ground.public, **commit.server)
+            server = Server(ground.examples, **known, **commit.server)
+        rows = self.folder.read_log("metrics.jsonl")
+        stopped = rows[-1].get("stopped", "") if rows else ""
         for number in range(server.round + 1, recipe.rounds + 1):
+            if stopped:
+                break
             started = time.perf_counter()
-            server, failed = self._try(driver, engine, replace(server, round=number), simulate)
+            server, marks = self._try(driver, engine, replace(server, round=number), simulate)
+            stopped = marks.get("stopped", "")
             if reason := fault(server.model):
                 raise ConfigError(
                     f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
                 )
-            figures = {"failed": True} if failed else {}
-            due = recipe.evaluate.due(number, recipe.rounds)
-            if due and (judge or method.measured or number == recipe.rounds):
+            figures, last = dict(marks), number if stopped else recipe.rounds
+            due = recipe.evaluate.due(number, last)
+            if due and (judge or method.measured or number == last):
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
                 looks = [judge.look(encoder) for encoder in encoders] if judge else []
@@ -212,12 +227,13 @@ class Life:
 
     def _try(
         self, driver: Driver, engine: RunEngine, server: Server, simulate: bool
-    ) -> tuple[Server, bool]:
-        """Play one round; whether it had too few answers and changes nothing.
+    ) -> tuple[Server, dict[str, Any]]:
+        """Play one round; why it changes nothing, if it does not, as its line in the log says it.
 
-        Where failures are simulated, such a round is part of the study. Where they are real, it is
-        tried again, and in the end the run stops and can be resumed: never is the average taken of
-        fewer answers than the quorum.
+        Where failures are simulated, a round with too few answers is part of the study. Where they
+        are real, it is tried again, and in the end the run stops and can be resumed: never is the
+        average taken of fewer answers than the quorum. A round that the privacy budget forbids is
+        the last one.
         """
         recipe, held = self.recipe, engine.snapshot()
         simulated = simulate and recipe.participation.unreliable and server.round > 0
@@ -225,13 +241,20 @@ class Life:
         for left in reversed(range(tries)):
             try:
                 plan = driver.method.play(server, self._cohort(server))
-                return driver.drive(plan, server), False
+                return driver.drive(plan, server), {}
+            except BudgetSpent as error:
+                if server.round <= 1:
+                    raise BudgetSpent(f"{error}: nothing would be learned") from None
+                engine.restore(held)
+                driver.reported.clear()
+                self.watcher.note(f"the run ends before round {server.round}: {error}")
+                return server, {"stopped": str(error)}
             except NotEnoughReplies as error:
                 engine.restore(held)  # who had answered already trained for nothing
                 driver.reported.clear()
                 if simulated:
                     self.watcher.note(f"round {server.round} changes nothing. {error}")
-                    return server, True
+                    return server, {"failed": True}
                 if not left:
                     raise
                 self.watcher.note(f"round {server.round} is tried again. {error}")

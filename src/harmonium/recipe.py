@@ -37,14 +37,14 @@ from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.parts import BatchNorms
 from harmonium.federation.sampling import Participation
-from harmonium.federation.summable import Masks
+from harmonium.federation.spending import check_budget
 from harmonium.federation.world import World
 from harmonium.methods import methods
 from harmonium.methods.centralised import Centralised
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
-from harmonium.privacy.mechanisms import Randomness
+from harmonium.privacy.settings import Privacy
 from harmonium.recipe_text import apply_changes, load_tree
 from harmonium.registry import Registry, recipe_name
 from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
@@ -72,27 +72,6 @@ class EngineSettings:
                 raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be above 0")
         if self.tries < 1:
             raise ConfigError(f"engine.tries is {self.tries}; it must be at least 1")
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """Protection of what clients release."""
-
-    noise: Randomness = "simulated"  # or system: from the operating system, not repeatable
-    secure_aggregation: bool = False  # the server learns sums over clients only
-    secure_threshold: float = 0.66  # share of those who began that must stay to the end
-
-    def __post_init__(self) -> None:
-        if not 0.5 < self.secure_threshold <= 1:
-            raise ConfigError(
-                f"privacy.secure_threshold is {self.secure_threshold}; it must be above 0.5 and at "
-                "most 1"
-            )
-
-    @property
-    def masks(self) -> Masks | None:
-        """Secure aggregation, if it is on."""
-        return Masks(self.secure_threshold) if self.secure_aggregation else None
 
 
 @dataclass(frozen=True)
@@ -255,6 +234,8 @@ class Recipe(BaseModel):
         method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
+        if recipe.privacy.epsilon is not None:
+            check_budget(method)
         return recipe
 
     def _merged(self) -> Recipe:
@@ -335,6 +316,8 @@ class Recipe(BaseModel):
             side=views.pipelines[0].size or height,
             classes=classes,
             seed=self.seed,
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
         )
         return self.method.cls(
             world=world,

@@ -68,6 +68,7 @@ def show_result(result: Result, as_json: bool) -> None:
             "untrained": dict(result.untrained),
             "notes": list(result.notes),
             "batch_norm": result.batch_norm,
+            "stopped": result.stopped,
             "rounds": list(result.rounds),
         }
         print(json.dumps(shown))
@@ -78,6 +79,8 @@ def show_result(result: Result, as_json: bool) -> None:
         _show_bounds(result.bounds)
     if result.batch_norm:
         say(f"BatchNorm {result.batch_norm}")
+    if result.stopped:
+        say(f"stopped  {result.stopped}")
     encoder = result.folder / "encoder.safetensors"
     say(f"run      {result.folder}")
     say(f"picture  {result.folder / 'run.png'}")

@@ -33,8 +33,10 @@ from harmonium.federation.card import card
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
+from harmonium.federation.spending import recount
 from harmonium.federation.wire import MASKS, STEPS, Ask
 from harmonium.hosts import load_public, make_host
+from harmonium.privacy.account import Account
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import load_tree
 
@@ -80,7 +82,12 @@ class Trial:
             public = load_public(self.recipe, self.dataset.train.shape)
             host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
             examples = {client: len(index) for client, index in enumerate(self.split.indices)}
-            server = Server(examples, host.method.blueprint.shared(), public=host.public)
+            server = Server(
+                examples,
+                host.method.blueprint.shared(),
+                public=host.public,
+                account=self._account(),
+            )
             engine = self.engine(self.recipe, host, Path(folder))
             server = self._drive(host, engine, server, 0)
             for number in range(1, self.recipe.rounds + 1):
@@ -117,7 +124,12 @@ class Trial:
         host = replace(host, method=method)
         engine = self.engine(self.recipe, host, folder)
         engine.restore(snapshot)
-        return host, engine, Server(server.examples, public=server.public, **kept)
+        entries = map(json.loads, self.lines)
+        account = recount(self._account(), method, server.examples, entries)
+        return host, engine, Server(server.examples, public=server.public, account=account, **kept)
+
+    def _account(self) -> Account:
+        return Account(self.recipe.privacy.epsilon, self.recipe.privacy.delta)
 
     @property
     def digest(self) -> str:

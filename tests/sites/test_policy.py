@@ -19,7 +19,8 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import exchange, per_example, statistic, weights
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Privacy, Recipe
+from harmonium.privacy.settings import Privacy
+from harmonium.recipe import Recipe
 from harmonium.sites.policy import MOST_DEPTH, TEMPLATE, Policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "site-policy.md"

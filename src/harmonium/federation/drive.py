@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import torch
 
 from harmonium import codec, seeds
 from harmonium.errors import NotEnoughReplies, WireError, suggest
+from harmonium.federation import spending
 from harmonium.federation.client import Client
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger
@@ -19,6 +20,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.wire import STEPS, Ask, ClientId, Exchange, Plan, check
+from harmonium.privacy.mechanisms import Release
 from harmonium.threads import single_thread
 
 
@@ -83,6 +85,9 @@ def handle(
                 f"{method.name}.{step} declares `{name}` guarded but sends it without noise. Send "
                 f'what client.release("{name}", ...) returns, unchanged.'
             )
+    made = [asdict(release) for release in client.releases]
+    if why := spending.fault(method.costs(step, len(client.examples)), made):
+        raise WireError(f"{method.name}.{step} {why}. Let `costs` say what client.release does.")
     allowed = method.may_keep()
     if extra := sorted(set(client.state) - allowed):
         raise WireError(
@@ -127,6 +132,7 @@ class Driver:
 
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
+        spending.check_ask(self.method, server, ask)
         if self.masks is not None and declared.up and ask.to:
             folded = self._masked(self.masks, ask, declared, turn, server)
         else:
@@ -149,7 +155,7 @@ class Driver:
                 self.engine.accept(reply)
             return refusal
 
-        self._collect(ask, turn, take)
+        self._collect(ask, turn, take, server)
         return tally.result()
 
     def _masked(
@@ -177,7 +183,7 @@ class Driver:
         try:
             part, count = next(steps)
             while True:
-                answered = self._collect(part, turn, take, at_once=True)
+                answered = self._collect(part, turn, take, server, at_once=True)
                 part, count = steps.send(answered)
         except StopIteration as stop:
             for reply in held.values():
@@ -200,7 +206,7 @@ class Driver:
         )
 
     def _collect(
-        self, ask: Ask, turn: Turn, take: Take, *, at_once: bool = False
+        self, ask: Ask, turn: Turn, take: Take, server: Server, *, at_once: bool = False
     ) -> list[ClientId]:
         """Deliver an ask and take the answers in the order of asking, whoever was first.
 
@@ -212,15 +218,21 @@ class Driver:
         order = iter(ask.to)
         awaited = next(order, None)
         answered: list[ClientId] = []
+        promised = {c: self.method.costs(ask.step, server.examples[c]) for c in ask.to}
+
+        def count(reply: Reply) -> Entry:
+            return self._count(reply, ask, turn, take, promised[reply.client])
+
         for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
             if reply.client not in left:
                 continue
             left.remove(reply.client)
-            waiting[reply.client] = self._count(reply, ask, turn, take) if at_once else reply
+            waiting[reply.client] = count(reply) if at_once else reply
             while awaited in waiting:
                 one = waiting.pop(awaited)
-                entry = one if isinstance(one, Entry) else self._count(one, ask, turn, take)
+                entry = one if isinstance(one, Entry) else count(one)
                 entry.down = down | _sizes(ask.each.get(awaited, {}))
+                server.account.charge(awaited, promised[awaited])
                 self.ledger.write(entry, aside=ask.step in STEPS)
                 answered += [awaited] if entry.outcome == "answered" else []
                 awaited = next(order, None)
@@ -235,18 +247,23 @@ class Driver:
     def _least(self, ask: Ask) -> int:
         return min(self.quorum if ask.least is None else ask.least, len(ask.to))
 
-    def _count(self, reply: Reply, ask: Ask, turn: Turn, take: Take) -> Entry:
+    def _count(
+        self, reply: Reply, ask: Ask, turn: Turn, take: Take, promised: Sequence[Release]
+    ) -> Entry:
         """Take one reply, or say why not; one bad client never spoils the round."""
         if reply.up is None or ask.step not in STEPS:
             self.watch(reply)
         entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered")
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
+            entry.releases = spending.records(promised)  # they may have left the client
             return entry
         entry.releases = list(reply.releases)
         try:
             if not isinstance(reply.up, Mapping):
                 raise WireError(f"{self.method.name}.{ask.step} answers with no fields at all")
+            if why := spending.fault(promised, reply.releases):
+                raise WireError(f"{self.method.name}.{ask.step}: it {why}")
             entry.up = _sizes(reply.up)
             entry.note = self._note(ask.step, reply.up)
             refusal = take(reply, reply.up)

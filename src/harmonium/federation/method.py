@@ -45,7 +45,8 @@ from harmonium.federation.wire import (
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen
 from harmonium.objectives.simclr import SimCLR
-from harmonium.privacy.mechanisms import Noise
+from harmonium.privacy.account import Account
+from harmonium.privacy.mechanisms import Noise, Release
 from harmonium.terms import Term
 
 TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
@@ -61,6 +62,7 @@ class Server:
     memory: Mapping[str, Any] = field(default_factory=dict)  # a method's own; any tree of tensors
     moments: Mapping[str, Any] = field(default_factory=dict)  # the server optimiser's memory
     public: Images | None = None
+    account: Account = field(default_factory=Account, compare=False)  # releases so far
 
     @property
     def everyone(self) -> list[ClientId]:
@@ -137,6 +139,14 @@ class Method:
     def extents(self) -> Mapping[str, str]:
         """How large fields get that are neither weights nor numbers, in plain words."""
         return {}
+
+    def costs(self, step: str, examples: int) -> Sequence[Release]:
+        """What a client with so many examples releases when asked for a step, in its order.
+
+        A method with guarded fields says it here, so that a plan can know what an ask costs, and
+        an answer that is lost can be counted. Anything else is refused.
+        """
+        return ()
 
     # ---- given, not overridden ---------------------------------------------------------------
     def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:

@@ -15,3 +15,5 @@ class World:
     side: int = 32  # pixels
     classes: int = 0  # 0: unlabelled
     seed: int = 0
+    epsilon: float | None = None  # the most that a client's noisy releases may spend together
+    delta: float = 1e-5  # at which epsilon is counted

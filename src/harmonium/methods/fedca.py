@@ -10,9 +10,8 @@ cancels), for the next round's dictionary. All clients of a round get the same d
 Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` says who chooses:
 each client its share by number of pictures (`client`), the server among all rows (`server`), or as
 `client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
-sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the model
-that the client has trained, as in eq. 9; the paper's dictionary without moving averages has them by
-the model that it received (`source: received`).
+sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the trained
+model, as in eq. 9; without moving averages the paper has them by the received one (`source`).
 
 Rows belong to single pictures. Two protections: `group` sends means of that many similar rows;
 `noise` is counted for a picture's own rows alone, as the model goes unprotected beside them.
@@ -51,8 +50,10 @@ from harmonium.federation.wire import (
 from harmonium.methods import methods
 from harmonium.objectives import Seen, pool
 from harmonium.objectives.infonce import InfoNCE
+from harmonium.privacy.mechanisms import Release
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
+TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
 
@@ -63,14 +64,8 @@ class FedCA(Method):
     """FedAvg with a shared dictionary of negatives and alignment to a public model."""
 
     paper = "Zhang et al., 2020"
-    keeps = {"align_h": "public", "align_z": "public", "ensemble": "per_example"}
-    remembers = {
-        "align_h": "public",
-        "align_z": "public",
-        "told": "scalar",
-        "rows": "per_example",
-        "dictionary": "per_example",
-    }
+    keeps = {**TARGETS, "ensemble": "per_example"}
+    remembers = {**TARGETS, "told": "scalar", "rows": "per_example", "dictionary": "per_example"}
 
     size: int = 1024  # rows of the dictionary (K); 0: none
     sampling: pool.Sampling = "client"  # who chooses rows
@@ -126,13 +121,12 @@ class FedCA(Method):
             raise NotEnoughReplies("no client has the alignment targets yet")
         counts = pool.quotas(self.size, self.sampling, server.examples, ready)
         each: dict[int, dict[str, Value]] = {c: {"count": counts[c]} for c in ready}
-        width = cast(InfoNCE, self.objective).out
-        dictionary = memory.get("dictionary", torch.zeros(0, width))
-        got = yield Ask("train", ready, {"model": server.model, "dictionary": dictionary}, each)
-        rows = {str(client): sent for client, sent in got.rows.items()}
+        rows = memory.get("dictionary", torch.zeros(0, cast(InfoNCE, self.objective).out))
+        got = yield Ask("train", ready, {"model": server.model, "dictionary": rows}, each)
+        sent = {str(client): rows for client, rows in got.rows.items()}
         if self.sampling == "replace":
-            rows = memory["rows"] = {**memory.get("rows", {}), **rows}
-        memory["dictionary"] = pool.collected(rows, self.size)
+            sent = memory["rows"] = {**memory.get("rows", {}), **sent}
+        memory["dictionary"] = pool.collected(sent, self.size)
         return replace(self.merge(server, got.model), memory=memory)
 
     @exchange(down={"h": public(), "z": public()})
@@ -181,6 +175,10 @@ class FedCA(Method):
         average = client.state["ensemble"] = torch.lerp(z, held, self.momentum)
         some = torch.randperm(len(z), generator=client.rng)[: count * self.group]
         return pool.protected(client, functional.normalize(average[some]), self.noise, self.group)
+
+    def costs(self, step: str, examples: int) -> Sequence[Release]:
+        """Rows with noise, where there is noise."""
+        return pool.costs(self.noise) if step == "train" and self.size else ()
 
     def revealed(self) -> tuple[str, ...]:
         """What a curious server and curious clients get."""

@@ -12,18 +12,16 @@ of all pictures (`coefficient: share`, equation 5) the clients' gradients add up
 pictures together; the paper trains with a line from 1 to 0.2 (`decay`). A client without others
 has alpha 1, so before the first exchange this is FedAvg with the spectral loss.
 
-Where paper and code differ: models are averaged by pictures, as equation 6 needs, not alike;
-matrices are taken over 5 passes of all views; all clients send theirs in the first exchange;
-absent clients' matrices stay, and a matrix that is missing counts for nothing.
+Where paper and code differ: models are averaged by pictures, as equation 6 needs; matrices are over
+5 passes of all views; all send theirs in the first exchange; those of absent clients stay.
 
 Private: noise of N(0, sigma^2) on every entry, of which the symmetric half is sent, packed. The
 proof takes mu / n for how far one picture moves a matrix, which is right if it comes or goes while
 the divisor stays n. Exchanging one for another moves it by sqrt(2) mu / n, as matrices z z^T have
 no negative products; the published noise fits that, and it is the default. Each client's sigma
-follows from the budget, from the number of planned releases and from its own n; who has made them
-all sends no more. The published noise for partial participation shrinks with the participation,
-which spends more than it says: what counts is how often a client sends. None of it protects the
-model, which is sent as it is.
+follows from the budget, the planned releases and its own n; who has made them all sends no more.
+Published noise shrinks with partial participation, which spends more than it says: what counts is
+how often a client sends. None of it protects the model, which is sent as it is.
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ from harmonium.errors import ConfigError
 from harmonium.federation.client import Client
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.parts import Parts
+from harmonium.federation.spending import affordable
 from harmonium.federation.wire import (
     Ask,
     ClientId,
@@ -57,6 +56,7 @@ from harmonium.objectives import Seen
 from harmonium.objectives.spectral import Spectral, correlation_contrast, shortened
 from harmonium.objectives.triangle import pack, positive, triangle, unpack
 from harmonium.privacy.calibration import sigma_for
+from harmonium.privacy.mechanisms import Release
 
 _LEAST = {"final": 0, "first": 1, "every": 1, "passes": 1, "releases": 1, "sigma": 0}
 
@@ -125,7 +125,8 @@ class FedSC(Method):
         if self.exchanging(server.round):
             asked = dict(memory.get("asked", {}))  # times; a lost answer may have been seen
             most = self.planned if self.private or self.releases else math.inf
-            able = [c for c in (cohort if held else server.everyone) if asked.get(str(c), 0) < most]
+            able = affordable(self, server, "correlate", cohort if held else server.everyone)
+            able = [client for client in able if asked.get(str(client), 0) < most]
             got = yield Ask("correlate", able, {"model": server.model}, least=0)
             size = triangle(self.spectral.out)
             held |= {str(c): sent for c, sent in got.corr.items() if sent.shape == (size,)}
@@ -153,29 +154,30 @@ class FedSC(Method):
     @exchange(down={"model": weights()}, up={"corr": statistic("each")})
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The mean of z z^T over views of all pictures; no picture moves another's z."""
-        parts = self.pull(client, got.model).eval()
-        mu, count = self.spectral.mu, len(client.examples)
+        parts, count = self.pull(client, got.model).eval(), len(client.examples)
         total = torch.zeros(self.spectral.out, self.spectral.out, dtype=torch.float64)
         with torch.no_grad():
             for batch in client.batches(self.passes, self.local.batch, least=1):
                 views = self.see(parts, batch).z
-                rows = shortened(torch.cat(views).double(), mu)
+                rows = shortened(torch.cat(views).double(), self.spectral.mu)
                 total += rows.T @ rows / len(views)
         matrix = total / (self.passes * count)
         if not self.private:
             return {"corr": pack(matrix)}
-        far = (math.sqrt(2) if self.neighbours == "replace" else 1.0) * mu / count
-        sigma = self.sigma
-        if self.epsilon is not None:
-            sigma = sigma_for(self.epsilon, self.delta, sensitivity=far, releases=self.planned)
-        noise: Any = {"sensitivity": far, "sigma": sigma, "neighbours": self.neighbours}
+        (noise,) = self.costs("correlate", count)
         then = (lambda noisy: pack(positive(noisy))) if self.psd else pack
-        return {"corr": client.release("corr", matrix, **noise, then=then)}
+        return {"corr": client.release("corr", matrix, **noise.how, then=then)}
 
-    @exchange(
-        down={"model": weights(), "others": statistic(), "alpha": scalar()},
-        up=TRAINED,
-    )
+    def costs(self, step: str, examples: int) -> Sequence[Release]:
+        """One matrix, whose noise follows from the number of pictures if a budget is given."""
+        if step != "correlate" or not self.private:
+            return ()
+        far = (math.sqrt(2) if self.neighbours == "replace" else 1.0) * self.spectral.mu / examples
+        budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "releases": self.planned}
+        sigma = self.sigma or sigma_for(**budget, sensitivity=far)
+        return (Release("corr", "gaussian", far, sigma, neighbours=self.neighbours),)
+
+    @exchange(down={"model": weights(), "others": statistic(), "alpha": scalar()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the others' matrix."""
         parts = self.pull(client, got.model)
@@ -185,15 +187,13 @@ class FedSC(Method):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Equation 80 twice."""
-        mu, alpha = self.spectral.mu, given["alpha"]
-        return correlation_contrast(seen.z, mu, alpha=alpha, others=given["others"])
+        others, alpha = given["others"], given["alpha"]
+        return correlation_contrast(seen.z, self.spectral.mu, alpha=alpha, others=others)
 
     def exchanges(self) -> dict[str, Exchange]:
         """As declared, but that matrices with noise are guarded."""
         found = super().exchanges()
         if not any(self.exchanging(r) for r in range(1, self.world.rounds + 1)):
             return {name: one for name, one in found.items() if name != "correlate"}
-        found["correlate"] = replace(
-            found["correlate"], up={"corr": statistic("each", guarded=self.private)}
-        )
-        return found
+        up = {"corr": statistic("each", guarded=self.private)}
+        return {**found, "correlate": replace(found["correlate"], up=up)}

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.wire import ClientId
+from harmonium.privacy.mechanisms import Release
 
 Sampling = Literal["client", "server", "replace"]  # see `quotas`
 _BESIDE = (
@@ -80,8 +81,13 @@ def protected(client: Client, rows: Tensor, noise: float, group: int) -> Tensor:
         return functional.normalize(grouped_means(rows, group))
     if not noise:
         return rows
-    unit = functional.normalize  # unit rows lie at most 2 apart
-    return client.release("rows", rows, sensitivity=2.0, sigma=noise, then=unit)
+    (by,) = costs(noise)
+    return client.release("rows", rows, **by.how, then=functional.normalize)
+
+
+def costs(noise: float) -> tuple[Release, ...]:
+    """What rows with noise release of a picture: its own row, and unit rows lie at most 2 apart."""
+    return (Release("rows", "gaussian", 2.0, noise),) if noise else ()
 
 
 def in_words(

@@ -6,7 +6,7 @@ import math
 import secrets
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,9 +32,15 @@ class Release:
     mechanism: Mechanism
     sensitivity: float
     scale: float  # gaussian: standard deviation; discrete-laplace: chances fall by exp(-1 / scale)
-    noise: Randomness
+    noise: Randomness = "system"
     count: int = 1  # such releases, each of its own noise
     neighbours: Neighbours = "replace"
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What `Client.release` wants to know, of Gaussian noise."""
+        names = {"sensitivity": "sensitivity", "sigma": "scale", "neighbours": "neighbours"}
+        return {word: getattr(self, name) for word, name in names.items()}
 
 
 class Noise:

@@ -1,0 +1,105 @@
+"""A privacy budget kept: what asks would release, who may still be asked, what was released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harmonium.errors import BudgetSpent, ConfigError
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import Ask, ClientId
+from harmonium.privacy.account import Account
+from harmonium.privacy.mechanisms import Release
+
+
+def affordable(
+    method: Method, server: Server, step: str, clients: Iterable[ClientId]
+) -> list[ClientId]:
+    """Those of the clients whose privacy budget allows them to be asked for a step."""
+    return [
+        client
+        for client in clients
+        if server.account.affords(client, method.costs(step, server.examples[client]))
+    ]
+
+
+def check_ask(method: Method, server: Server, ask: Ask) -> None:
+    """Refuse to ask a client for more than its privacy budget allows."""
+    account = server.account
+    able = set(affordable(method, server, ask.step, ask.to))
+    for client in (client for client in ask.to if client not in able):
+        spent = account.spent(client, method.costs(ask.step, server.examples[client]))
+        raise BudgetSpent(
+            f"with another `{ask.step}` client {client} would spend epsilon {spent:.4g} at delta "
+            f"{account.delta:g}, more than privacy.epsilon={account.limit:g}"
+        )
+
+
+def check_budget(method: Method) -> None:
+    """Refuse a privacy budget that nothing could be counted against."""
+    guarded = {
+        step: {name for name, one in declared.up.items() if one.guarded}
+        for step, declared in method.exchanges().items()
+    }
+    if not any(guarded.values()):
+        raise ConfigError(
+            f"privacy.epsilon has nothing to count: {method.name} sends nothing with noise. Leave "
+            "it out, or choose a method or settings with noise."
+        )
+    for step, names in guarded.items():
+        if not names <= {one.field for one in method.costs(step, 1000)}:
+            raise ConfigError(
+                f"privacy.epsilon cannot be kept: {method.name} does not say beforehand what "
+                f"`{step}` releases. Its author must add that to `costs`."
+            )
+
+
+def recount(
+    account: Account,
+    method: Method,
+    examples: Mapping[ClientId, int],
+    entries: Iterable[Mapping[str, Any]],
+) -> Account:
+    """The account with all asks of a ledger charged to it, as the driver charged them."""
+    for entry in entries:
+        client = entry["client"]
+        account.charge(client, method.costs(entry["step"], examples[client]))
+    return account
+
+
+def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str:
+    """How what a client released differs from what its method says; empty if it does not.
+
+    >>> fault([Release("corr", "gaussian", 0.5, 2.0)], [])
+    'released nothing, not corr by gaussian (sensitivity=0.5, scale=2, count=1)'
+    """
+    wanted = records(promised)
+    if not wanted or len(wanted) == len(made) and all(map(_same, wanted, made)):
+        return ""
+    return f"released {_listed(made)}, not {_listed(wanted)}"
+
+
+def records(releases: Sequence[Release]) -> list[Mapping[str, Any]]:
+    """Releases as a ledger has them; where their noise comes from only a client can say."""
+    return [{k: v for k, v in asdict(one).items() if k != "noise"} for one in releases]
+
+
+def _same(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> bool:
+    for key, value in wanted.items():
+        got = made.get(key)
+        if isinstance(value, float) and isinstance(got, float | int):
+            if not math.isclose(value, got, rel_tol=1e-9):
+                return False
+        elif value != got:
+            return False
+    return True
+
+
+def _listed(releases: Sequence[Mapping[str, Any]]) -> str:
+    said = []
+    for one in releases:
+        numbers = (f"{k}={v:g}" for k, v in one.items() if isinstance(v, float | int))
+        said.append(f"{one.get('field')} by {one.get('mechanism')} ({', '.join(numbers)})")
+    return ", ".join(said) or "nothing"

@@ -1,0 +1,219 @@
+"""A privacy budget: what is asked for counts, and a run ends before it spends too much."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harmonium import Recipe, run
+from harmonium.errors import BudgetSpent, ConfigError, WireError
+from harmonium.federation.client import Client
+from harmonium.federation.drive import Reply
+from harmonium.federation.method import Method, Server
+from harmonium.federation.spending import affordable
+from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, statistic, weights
+from harmonium.privacy.account import Account
+from harmonium.privacy.budget import epsilon
+from harmonium.privacy.mechanisms import Release
+from harmonium.runs import resume
+from harmonium.testing import TINY, first_trial
+
+ONE = Release("mean", "gaussian", 1.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Noisy(Method):
+    """Asks for a guarded mean, then trains; with `sharing`, only those that can afford it."""
+
+    name = "noisy"
+    paper = "none"
+    remembers = {"shared": "scalar"}
+    sigma: float = 40.0
+    careful: bool = False
+    honest: bool = True
+
+    def costs(self, step: str, examples: int) -> Sequence[Release]:
+        """One mean."""
+        if step != "tell":
+            return ()
+        return (Release("mean", "gaussian", math.sqrt(2) / examples, self.sigma / examples),)
+
+    def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Tell, then train."""
+        able = affordable(self, server, "tell", cohort) if self.careful else cohort
+        if able:
+            yield Ask("tell", able, {"model": server.model}, least=0)
+        memory = {"shared": [*server.memory.get("shared", []), len(able)]}
+        return (yield from super().round(replace(server, memory=memory), cohort))
+
+    @exchange(down={"model": weights()}, up={"mean": statistic("each", guarded=True)})
+    def tell(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """A mean with noise."""
+        (one,) = self.costs("tell", len(client.examples))
+        value = client.views.plain(client.examples.pixels()).mean(0).clamp(0, 1)
+        sigma = (1.0 if self.honest else 2.0) * self.sigma / len(client.examples)
+        sent = client.release("mean", value, sensitivity=one.sensitivity, sigma=sigma)
+        return {"mean": sent}
+
+
+HERE = f"{__name__}:Noisy"
+SMALL: dict[str, Any] = {
+    **TINY,
+    "split": "iid",
+    "rounds": 4,
+    "evaluate": {"labels_per_class": [], "every": 100},
+    "engine": {"workers": 0},
+}
+
+
+def spent(times: int, delta: float = 1e-3) -> float:
+    return epsilon([{"sensitivity": math.sqrt(2), "sigma": 40.0}] * times, delta)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    names = ("metrics.jsonl", "ledger.jsonl", "encoder.safetensors", "result.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def test_it_counts_each_client_and_knows_what_more_would_cost() -> None:
+    account = Account(limit=1.9, delta=1e-5)
+    assert account.spent(3) == 0 and account.affords(3, ())
+    account.charge(3, [ONE, replace(ONE, field="other", noise="simulated")])
+    one = {"sensitivity": 1.0, "sigma": 4.0}
+    assert account.spent(3) == epsilon([one] * 2, 1e-5)
+    assert account.spent(3, [ONE]) == epsilon([one] * 3, 1e-5)
+    assert account.spent(4) == 0
+    assert account.affords(3, [ONE]) and not account.affords(3, [ONE] * 2)
+    assert Account(None).affords(0, [replace(ONE, sensitivity=1e9)])
+
+
+def test_a_run_ends_before_it_would_spend_too_much(tmp_path: Path) -> None:
+    """Two rounds fit; the third is not played, and the encoder is that of the second."""
+    settings = {**SMALL, "privacy": {"epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3}}
+    found = run(HERE, out=tmp_path / "a", **settings)
+    assert [row["answered"] for row in found.rounds] == [0, 4, 4, 0]
+    assert f"client 0 would spend epsilon {spent(3):.4g} at delta 0.001" in found.stopped
+    short = run(HERE, out=tmp_path / "b", **{**SMALL, "rounds": 4, "privacy": {"delta": 1e-3}})
+    assert short.stopped == "" and len(short.rounds) == 5
+    assert found.rounds[2]["loss"] == short.rounds[2]["loss"] and "knn" in found.rounds[3]
+    assert found.figures and (tmp_path / "a/encoder.safetensors").exists()
+    before = files(tmp_path / "a")
+    (tmp_path / "a/result.json").unlink()  # killed before the verdict: it is not played on
+    resume(tmp_path / "a")
+    assert files(tmp_path / "a") == before
+
+
+def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
+    settings = {**SMALL, "privacy": {"epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3}}
+    method = {"name": HERE, "careful": True}
+    found = run(Recipe.from_tree({**settings, "method": method}), out=tmp_path / "a")
+    assert found.stopped == "" and [row["answered"] for row in found.rounds] == [0, 4, 4, 4, 4]
+    entries = [json.loads(line) for line in (tmp_path / "a/ledger.jsonl").open()]
+    assert [e["round"] for e in entries if e["step"] == "tell"] == [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_resumed_run_has_spent_the_same(
+    tmp_path: Path, careful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "privacy": {"epsilon": (spent(3) + spent(4)) / 2, "delta": 1e-3}}
+    settings["participation"] = {"fraction": 0.5, "dropout": 0.3}  # clients differ, answers lost
+    recipe = Recipe.from_tree(
+        {**settings, "rounds": 6, "method": {"name": HERE, "careful": careful}}
+    )
+    run(recipe, out=tmp_path / "a")
+    play = Method.play
+    for stop in (2, 4):
+        where = tmp_path / f"killed {stop}"
+
+        def killed(self: Method, server: Server, cohort: Any, stop: int = stop) -> Plan:
+            if server.round == stop:
+                raise KeyboardInterrupt
+            return (yield from play(self, server, cohort))
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Method, "play", killed)
+            run(recipe, out=where)
+        resume(where)
+        assert files(where) == files(tmp_path / "a")
+
+
+class Losing:
+    """Loses the answers of client 0 to `tell`."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def deliver(self, ask: Ask, turn: Any) -> Iterator[Reply]:
+        """Client 0 did the work, but nobody hears of it."""
+        for reply in self.engine.deliver(ask, turn):
+            lost = ask.step == "tell" and reply.client == 0
+            yield Reply(0, None, "lost") if lost else reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def test_a_lost_answer_counts_as_released() -> None:
+    plain = first_trial(HERE, split="iid", privacy={"delta": 1e-3})
+    lossy = plain.again(wrap=Losing)
+    account = lossy.server.account
+    assert account.spent(0) == account.spent(1) == plain.server.account.spent(0) == spent(2)
+    told = [json.loads(line) for line in lossy.lines]
+    lost = [entry for entry in told if entry["outcome"] == "no answer"]
+    heard = [entry for entry in told if entry["step"] == "tell" and entry["client"] == 1]
+    assert len(lost) == 2
+    for one, other in zip(lost, heard, strict=True):
+        assert "noise" not in one["releases"][0]  # nobody knows where it came from
+        assert one["releases"] == [{k: v for k, v in other["releases"][0].items() if k != "noise"}]
+
+
+def test_a_budget_for_not_even_one_round_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BudgetSpent, match="would spend epsilon .* nothing would be learned"):
+        run(HERE, out=tmp_path / "a", **{**SMALL, "privacy": {"epsilon": 1e-4, "delta": 1e-6}})
+
+
+def test_releasing_other_than_is_said_is_refused() -> None:
+    with pytest.raises(WireError, match=r"noisy.tell released mean by gaussian .* not mean by"):
+        first_trial(Noisy, method={"name": HERE, "honest": False})
+
+
+def test_a_client_that_tells_of_other_releases_is_left_out() -> None:
+    class Lying(Losing):
+        def deliver(self, ask: Ask, turn: Any) -> Iterator[Reply]:
+            for reply in self.engine.deliver(ask, turn):
+                lies = reply.client == 0 and ask.step == "tell"
+                yield replace(reply, releases=({"field": 3},)) if lies else reply
+
+    trial = first_trial(HERE, split="iid").again(wrap=Lying)
+    refused = [e for e in map(json.loads, trial.lines) if e["outcome"] == "refused"]
+    assert [(e["client"], e["step"]) for e in refused] == [(0, "tell")] * 2
+    assert "it released 3 by None" in refused[0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "message"),
+    [
+        ({"epsilon": 3.0}, "has nothing to count: fedavg sends nothing with noise"),
+        ({"epsilon": -1.0}, "privacy.epsilon is -1.0; it must be above 0"),
+        ({"delta": 1.0}, "privacy.delta is 1.0; it must be above 0 and below 1"),
+    ],
+)
+def test_budgets_that_mean_nothing_are_refused(privacy: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_tree({**TINY, "privacy": privacy})
+
+
+def test_a_method_that_does_not_say_what_it_releases_has_no_budget() -> None:
+    @dataclass(frozen=True)
+    class Silent(Noisy):
+        def costs(self, step: str, examples: int) -> Sequence[Release]:
+            return ()
+
+    with pytest.raises(ConfigError, match="does not say beforehand what `tell` releases"):
+        Recipe.from_tree({**TINY, "method": Silent, "privacy": {"epsilon": 3.0}})
