@@ -48,9 +48,9 @@ ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
     "fedca": ["fedca"],
 }
 PROTECTIONS: dict[str, list[str]] = {
-    "noise 0.1": ["method.noise=0.1"],
-    "noise 1": ["method.noise=1"],
-    "noise 10": ["method.noise=10"],
+    "noise 0.1": ["method.noise=0.1", "privacy.noise=simulated"],
+    "noise 1": ["method.noise=1", "privacy.noise=simulated"],
+    "noise 10": ["method.noise=10", "privacy.noise=simulated"],
     "groups of 4": ["method.group=4"],
     "groups of 16": ["method.group=16"],
 }

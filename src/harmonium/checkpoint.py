@@ -6,6 +6,7 @@
     metrics.jsonl          one line a round: loss, bytes, and figures of evaluations
     ledger.jsonl           one line a client and ask: what crossed, and what was refused
     timings.jsonl          seconds a round; apart, because no two runs agree on them
+    asked.jsonl            asks for noisy releases, before they are sent; only with system noise
     commits/000007.json    a committed round: digests of all that belongs to it
     commits/000007.safetensors   the server's state after that round
     clients/               what clients keep between rounds, readable by the owner only
@@ -18,6 +19,7 @@ at any instant continues from the last committed round and ends with the same bi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from harmonium import codec, store
 from harmonium.engines import shelf
 from harmonium.errors import StoreError
 
+ASKED = "asked.jsonl"  # never cut back: noise that was drawn and lost cannot be drawn again
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
 
 
@@ -114,15 +117,19 @@ class Folder:
                     if file.tell() < size:
                         raise StoreError(f"{path} is shorter than the checkpoint says: it was cut")
                     file.truncate(size)
+        if (asked := self.path / ASKED).exists():  # a torn line was never acted upon
+            os.truncate(asked, asked.read_bytes().rfind(b"\n") + 1)
         for path in (self.path / "scratch").glob("*"):
             path.unlink(missing_ok=True)
 
-    def log(self, name: str, lines: Iterable[str]) -> None:
-        """Append lines to a log; they count once a commit names them."""
+    def log(self, name: str, lines: Iterable[str], *, sync: bool = False) -> None:
+        """Append lines to a log; they count once a commit names them, or at once if synced."""
         text = "".join(f"{line}\n" for line in lines)
         try:
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(text)
+            if sync:
+                store.sync_file(self.path / name)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from None
 
@@ -131,7 +138,8 @@ class Folder:
         path = self.path / name
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self._commits.glob("*.json"))

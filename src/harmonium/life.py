@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from harmonium import codec, store
-from harmonium.checkpoint import Commit, Folder
+from harmonium.checkpoint import ASKED, Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.batch_norm import measure
-from harmonium.federation.drive import Driver, Engine, Reply
+from harmonium.federation.drive import Driver, Engine, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.spending import recount
+from harmonium.federation.spending import charged, notes_on_noise, recount
 from harmonium.federation.wire import ClientId, Weights, fault
 from harmonium.handover import save_encoder
 from harmonium.hosts import read_about
@@ -171,20 +171,24 @@ class Life:
         if simulate and recipe.participation.unreliable:
             asked = Unreliable(engine, recipe.participation, recipe.seed, ground.examples)
         account = Account(recipe.privacy.epsilon, recipe.privacy.delta)
-        recount(account, method, ground.examples, self.folder.read_log("ledger.jsonl"))
+        made = charged(self.folder.read_log("ledger.jsonl"), self.folder.read_log(ASKED))
+        recount(account, method, ground.examples, made)
         driver = Driver(
             method,
             asked,
             Ledger(),
             recipe.participation.quorum,
             watcher.task,
-            recipe.privacy.masks,
+            masks=recipe.privacy.masks,
         )
+        if recipe.privacy.noise == "system":
+            driver.announce = self._announce
         known: dict[str, Any] = {"public": ground.public, "account": account}
         server = Server(ground.examples, method.blueprint.shared(), **known)
         cohort_size = recipe.participation.asked(recipe.clients)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
+        warned += notes_on_noise(method, account, recipe.privacy.noise, ground.examples)
         for note in (*ground.notes, *(judge.notes if judge else ()), *warned):
             watcher.note(note)
         if commit is None:
@@ -220,6 +224,16 @@ class Life:
                 f"clients were left out in {self.path / 'ledger.jsonl'}"
             )
         return server
+
+    def _announce(self, turn: Turn, step: str, clients: Iterable[ClientId]) -> None:
+        """Write down who is asked for a noisy release, before anything is sent.
+
+        A kill may lose the answers but not the fact that they may have left the clients. Simulated
+        noise is the same when it is drawn again, so there the ledger is enough.
+        """
+        about = {"round": turn.round, "ask": turn.ask, "step": step}
+        lines = [json.dumps({**about, "client": client}) for client in clients]
+        self.folder.log(ASKED, lines, sync=True)
 
     def _cohort(self, server: Server) -> list[ClientId]:
         recipe = self.recipe

@@ -60,6 +60,9 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]
 
 def show_result(result: Result, as_json: bool) -> None:
     """Show what a run came to: its figures, if anything could judge it, and where it lies."""
+    from harmonium.privacy.reporting import summary
+
+    private = summary(result.folder)
     if as_json:
         shown = {
             "folder": str(result.folder),
@@ -69,6 +72,7 @@ def show_result(result: Result, as_json: bool) -> None:
             "notes": list(result.notes),
             "batch_norm": result.batch_norm,
             "stopped": result.stopped,
+            "privacy": private,
             "rounds": list(result.rounds),
         }
         print(json.dumps(shown))
@@ -79,6 +83,8 @@ def show_result(result: Result, as_json: bool) -> None:
         _show_bounds(result.bounds)
     if result.batch_norm:
         say(f"BatchNorm {result.batch_norm}")
+    if private:
+        say(f"privacy  {private}")
     if result.stopped:
         say(f"stopped  {result.stopped}")
     encoder = result.folder / "encoder.safetensors"

@@ -147,7 +147,9 @@ def first_trial(method: str | type[Method], /, **settings: Any) -> Trial:
     own: dict[str, Any] = load_tree(method) if isinstance(method, str) else {"method": method}
     if own.get("public"):
         own["public"] = FEW
-    recipe = Recipe.from_tree({**own, **TINY, **settings})
+    tree = {**own, **TINY, **settings}
+    tree["privacy"] = {"noise": "simulated", **tree.get("privacy", {})}  # bits are compared
+    recipe = Recipe.from_tree(tree)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     return Trial(recipe, dataset, split).go()

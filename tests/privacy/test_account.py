@@ -94,11 +94,18 @@ def test_it_counts_each_client_and_knows_what_more_would_cost() -> None:
 
 def test_a_run_ends_before_it_would_spend_too_much(tmp_path: Path) -> None:
     """Two rounds fit; the third is not played, and the encoder is that of the second."""
-    settings = {**SMALL, "privacy": {"epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3}}
+    settings = {
+        **SMALL,
+        "privacy": {"noise": "simulated", "epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3},
+    }
     found = run(HERE, out=tmp_path / "a", **settings)
     assert [row["answered"] for row in found.rounds] == [0, 4, 4, 0]
     assert f"client 0 would spend epsilon {spent(3):.4g} at delta 0.001" in found.stopped
-    short = run(HERE, out=tmp_path / "b", **{**SMALL, "rounds": 4, "privacy": {"delta": 1e-3}})
+    short = run(
+        HERE,
+        out=tmp_path / "b",
+        **{**SMALL, "rounds": 4, "privacy": {"noise": "simulated", "delta": 1e-3}},
+    )
     assert short.stopped == "" and len(short.rounds) == 5
     assert found.rounds[2]["loss"] == short.rounds[2]["loss"] and "knn" in found.rounds[3]
     assert found.figures and (tmp_path / "a/encoder.safetensors").exists()
@@ -106,10 +113,14 @@ def test_a_run_ends_before_it_would_spend_too_much(tmp_path: Path) -> None:
     (tmp_path / "a/result.json").unlink()  # killed before the verdict: it is not played on
     resume(tmp_path / "a")
     assert files(tmp_path / "a") == before
+    assert not (tmp_path / "a/asked.jsonl").exists()  # simulated noise needs none
 
 
 def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
-    settings = {**SMALL, "privacy": {"epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3}}
+    settings = {
+        **SMALL,
+        "privacy": {"noise": "simulated", "epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3},
+    }
     method = {"name": HERE, "careful": True}
     found = run(Recipe.from_tree({**settings, "method": method}), out=tmp_path / "a")
     assert found.stopped == "" and [row["answered"] for row in found.rounds] == [0, 4, 4, 4, 4]
@@ -117,27 +128,55 @@ def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
     assert [e["round"] for e in entries if e["step"] == "tell"] == [1] * 4 + [2] * 4
 
 
+def killed_in(stop: int) -> Any:
+    """A play that is killed in a round, once its first ask was answered."""
+    play = Method.play
+
+    def killed(self: Method, server: Server, cohort: Any) -> Plan:
+        steps = play(self, server, cohort)
+        if server.round != stop:
+            return (yield from steps)
+        yield next(steps)
+        raise KeyboardInterrupt
+
+    return killed
+
+
+def test_noise_that_cannot_be_drawn_again_counts_though_its_round_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kills in round 2 after the release: four releases, of which the ledger has two."""
+    settings = {**SMALL, "privacy": {"epsilon": (spent(4) + spent(5)) / 2, "delta": 1e-3}}
+    with monkeypatch.context() as patch:
+        patch.setattr(Method, "play", killed_in(2))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                run(HERE, out=tmp_path / "a", **settings)
+    with (tmp_path / "a/asked.jsonl").open("a") as file:
+        file.write('{"round": 2, "ask"')  # torn by another kill: nothing was sent
+    found = resume(tmp_path / "a")
+    assert [row["answered"] for row in found.rounds] == [0, 4, 4, 0]  # not 4 rounds, but 4 releases
+    assert f"would spend epsilon {spent(5):.4g}" in found.stopped
+    assert len((tmp_path / "a/asked.jsonl").read_text().splitlines()) == 4 * 4
+
+
 @pytest.mark.parametrize("careful", [False, True])
 def test_a_resumed_run_has_spent_the_same(
     tmp_path: Path, careful: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**SMALL, "privacy": {"epsilon": (spent(3) + spent(4)) / 2, "delta": 1e-3}}
+    settings = {
+        **SMALL,
+        "privacy": {"noise": "simulated", "epsilon": (spent(3) + spent(4)) / 2, "delta": 1e-3},
+    }
     settings["participation"] = {"fraction": 0.5, "dropout": 0.3}  # clients differ, answers lost
     recipe = Recipe.from_tree(
         {**settings, "rounds": 6, "method": {"name": HERE, "careful": careful}}
     )
     run(recipe, out=tmp_path / "a")
-    play = Method.play
     for stop in (2, 4):
         where = tmp_path / f"killed {stop}"
-
-        def killed(self: Method, server: Server, cohort: Any, stop: int = stop) -> Plan:
-            if server.round == stop:
-                raise KeyboardInterrupt
-            return (yield from play(self, server, cohort))
-
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Method, "play", killed)
+            patch.setattr(Method, "play", killed_in(stop))
             run(recipe, out=where)
         resume(where)
         assert files(where) == files(tmp_path / "a")

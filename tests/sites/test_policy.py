@@ -434,7 +434,7 @@ def test_rows_of_single_pictures_stay_unless_allowed() -> None:
 
 
 def test_guarded_fields_need_noise_that_nobody_can_subtract() -> None:
-    simulated = Recipe(method=Guarded)  # type: ignore[arg-type]
+    simulated = Recipe(method=Guarded, privacy=Privacy(noise="simulated"))  # type: ignore[arg-type]
     with pytest.raises(PolicyRefusal, match="privacy.noise=simulated, but `simulated_noise`"):
         check_plan(Policy(), simulated)
     check_plan(Policy(simulated_noise=True), simulated)

@@ -167,6 +167,7 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str, **settings: Any) ->
     if asked.clients < 2:
         raise ConfigError(f"clients is {asked.clients}; to compare clients, at least 2 are needed")
     kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}
+    kept["privacy"]["epsilon"] = None  # its sums have no noise
     plain = Recipe.from_tree({**kept, "method": Diagnosis, "rounds": 1})
     dataset = plain.data.load()
     split = make_split(plain.split, dataset, None, plain.clients, plain.seed)

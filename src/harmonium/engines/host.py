@@ -58,7 +58,7 @@ class Host:
     images: Images
     indices: Sequence[np.ndarray] | Mapping[ClientId, np.ndarray]  # positions, by client
     folder: Path  # where clients' states are kept
-    noise: Randomness = "simulated"
+    noise: Randomness = "system"
     public: Images | None = None
     masks: Masks | None = None  # secure aggregation: nothing is uploaded without
     key: bytes = b""  # a site's: digests of states leave it, and must not tell what they are of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from types import SimpleNamespace
@@ -106,6 +106,7 @@ class Driver:
     ledger: Ledger
     quorum: int = 1
     watch: Callable[[Reply], None] = field(default=lambda reply: None)
+    announce: Callable[[Turn, str, Iterable[ClientId]], None] = lambda *_: None  # noisy asks
     masks: Masks | None = None  # secure aggregation, if the recipe wants it
     reported: dict[str, float] = field(default_factory=dict)  # what scalars came to, by field
 
@@ -219,6 +220,9 @@ class Driver:
         awaited = next(order, None)
         answered: list[ClientId] = []
         promised = {c: self.method.costs(ask.step, server.examples[c]) for c in ask.to}
+
+        if paying := [client for client in ask.to if promised[client]]:
+            self.announce(turn, ask.step, paying)
 
         def count(reply: Reply) -> Entry:
             return self._count(reply, ask, turn, take, promised[reply.client])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -69,6 +70,44 @@ def recount(
     return account
 
 
+def charged(
+    ledger: Iterable[Mapping[str, Any]], asked: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The entries of a ledger, and asks for noisy releases that a kill kept out of it.
+
+    `asked` was written before asks were sent, and is never cut back. An ask that was made twice
+    drew its noise twice.
+    """
+    entries = list(ledger)
+    kept = Counter(_name(entry) for entry in entries)
+    lost = Counter(_name(entry) for entry in asked) - kept
+    keys = ("round", "ask", "step", "client")
+    more = [dict(zip(keys, name, strict=True), outcome="lost") for name in lost.elements()]
+    return [*entries, *more]
+
+
+def notes_on_noise(
+    method: Method, account: Account, noise: str, examples: Mapping[ClientId, int]
+) -> list[str]:
+    """What to know of a run whose clients send something with noise."""
+    fewest = min(examples.values(), default=0)
+    if not any(method.costs(step, max(fewest, 1)) for step in method.exchanges()):
+        return []
+    notes = [
+        "noise comes from the operating system, so this run does not repeat to the bit; "
+        "privacy.noise=simulated does, for studies"
+        if noise == "system"
+        else "noise follows from the seed: whoever knows the seed can subtract it, which is good "
+        "for studies and protects nobody"
+    ]
+    if fewest and account.delta >= 1 / fewest and account.limit is not None:
+        notes.append(
+            f"privacy.delta={account.delta:g} means little for a client with {fewest} examples: it "
+            f"should be far below 1 / {fewest}"
+        )
+    return notes
+
+
 def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str:
     """How what a client released differs from what its method says; empty if it does not.
 
@@ -84,6 +123,10 @@ def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str
 def records(releases: Sequence[Release]) -> list[Mapping[str, Any]]:
     """Releases as a ledger has them; where their noise comes from only a client can say."""
     return [{k: v for k, v in asdict(one).items() if k != "noise"} for one in releases]
+
+
+def _name(entry: Mapping[str, Any]) -> tuple[int, int, str, ClientId]:
+    return entry["round"], entry["ask"], entry["step"], entry["client"]
 
 
 def _same(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> bool:

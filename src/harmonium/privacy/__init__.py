@@ -1,1 +1,23 @@
-"""Protection of what leaves a client: noise mechanisms and their records."""
+"""Protection of what leaves a client: noise, its records, and what they amount to.
+
+`harmonium.privacy.report(folder)` reads a run's ledger, `harmonium.privacy.plan(...)` says how much
+noise a budget takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harmonium.privacy.planning import plan as plan
+    from harmonium.privacy.reporting import report as report
+
+_WHERE = {"plan": "harmonium.privacy.planning", "report": "harmonium.privacy.reporting"}
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'harmonium.privacy' has no attribute '{name}'")

@@ -16,7 +16,7 @@ class Privacy:
 
     epsilon: float | None = None  # most that a client's noisy releases may spend; none: no limit
     delta: float = 1e-5  # at which epsilon is counted; below 1 / examples of a client
-    noise: Randomness = "simulated"  # or system: from the operating system, not repeatable
+    noise: Randomness = "system"  # from the operating system; simulated: repeatable, for studies
     secure_aggregation: bool = False  # the server learns sums over clients only
     secure_threshold: float = 0.66  # share of those who began that must stay to the end
 

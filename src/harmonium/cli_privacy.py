@@ -1,0 +1,77 @@
+"""The command that says what noise is worth: of a run, or before one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harmonium.errors import ConfigError
+from harmonium.terminal import Json, say, show_table
+
+if TYPE_CHECKING:
+    from harmonium.privacy.planning import Plan
+
+
+def privacy(
+    words: Annotated[list[str], typer.Argument(metavar="RUN | plan KEY=VALUE...")],
+    delta: Annotated[float | None, typer.Option("--delta", help="Tell epsilon at this.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The picture's file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run's noisy releases amount to, and what left without noise; or plan noise.
+
+    For example: harmonium privacy runs/first
+    or: harmonium privacy plan epsilon=3 delta=1e-5 rounds=200 examples=5000 mu=4 dim=512
+    """
+    from harmonium.privacy.planning import plan_from
+    from harmonium.privacy.reporting import WORST, picture, report
+
+    if words[0] == "plan":
+        if delta is not None:
+            raise ConfigError(f"write delta={delta:g} behind plan, without dashes")
+        _show_plan(plan_from(words[1:]), as_json)
+        return
+    if len(words) > 1:
+        raise ConfigError(f"name one run's folder; '{words[1]}' is one word too many")
+    found = report(words[0], delta)
+    drawn = picture(found, out or found.folder / "privacy.png")
+    if as_json:
+        print(json.dumps({**found.plain(), "picture": str(drawn) if drawn else None}))
+        return
+    many = f"the worst {WORST} of {len(found.clients)} clients"
+    title = "Noisy releases" + (f", {many}" if len(found.clients) > WORST else "")
+    show_table(found.table(), title, digits=3)
+    for line in found.lines():
+        say(line)
+    if drawn:
+        say(f"picture  {drawn}")
+
+
+def _show_plan(made: Plan, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(made)))
+        return
+    times = "once" if made.rounds == 1 else f"in {made.rounds} rounds"
+    say(f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact")
+    say(f"by RDP   {made.rdp:.4g}, as papers often report it")
+    if made.pld is not None:
+        say(f"by PLD   {made.pld:.4g}, by dp-accounting")
+    say(f"a round  {made.each:.4g}")
+    say(f"between  {made.neighbours}")
+    say(f"noise    {made.multiplier:.4g} standard deviations for each unit of sensitivity")
+    if made.sensitivity is not None and made.sigma is not None:
+        say(
+            f"matrix   a correlation matrix of {made.examples:,} examples moves by at most "
+            f"{made.sensitivity:.4g}: sigma {made.sigma:.4g}"
+        )
+    if made.noise_norm is not None and made.kept_norm is not None:
+        say(
+            f"size     noise of norm {made.noise_norm:.3g}, of which the symmetric half keeps "
+            f"{made.kept_norm:.3g}, beside a matrix of norm {made.mu:g} at most"
+        )
+    for text in made.notes:
+        say(f"note     {text}")

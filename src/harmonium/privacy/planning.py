@@ -1,0 +1,146 @@
+"""How much noise a budget takes, and what a budget noise is worth, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from harmonium.errors import ConfigError, suggest
+from harmonium.privacy.budget import epsilon as exact
+from harmonium.privacy.budget import epsilon_rdp
+from harmonium.privacy.calibration import sigma_for
+from harmonium.privacy.library import epsilon_pld
+from harmonium.privacy.mechanisms import Neighbours
+from harmonium.settings import coerce
+
+FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far a picture moves n R, over mu
+_KEYS: dict[str, Any] = {
+    "epsilon": float | None,
+    "sigma": float | None,
+    "multiplier": float | None,
+    "delta": float,
+    "rounds": int,
+    "examples": int | None,
+    "mu": float | None,
+    "dim": int | None,
+    "neighbours": Neighbours,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Gaussian noise on one release a round, and what it amounts to."""
+
+    epsilon: float  # of all rounds, exactly
+    rdp: float  # the same by Renyi divergences, as papers often report it
+    pld: float | None  # the same by dp-accounting; none where it is not installed
+    each: float  # of one round, exactly
+    delta: float
+    rounds: int
+    neighbours: str
+    multiplier: float  # standard deviations of noise for each unit of sensitivity
+    examples: int | None
+    mu: float | None
+    sensitivity: float | None  # of a correlation matrix
+    sigma: float | None  # of its noise
+    dim: int | None
+    noise_norm: float | None  # expected norm of the noise that a matrix gets
+    kept_norm: float | None  # of its symmetric half, which is what is left of it
+    notes: tuple[str, ...]
+
+
+def plan(
+    *,
+    epsilon: float | None = None,
+    sigma: float | None = None,
+    multiplier: float | None = None,
+    delta: float = 1e-5,
+    rounds: int = 1,
+    examples: int | None = None,
+    mu: float | None = None,
+    dim: int | None = None,
+    neighbours: Neighbours = "replace",
+) -> Plan:
+    """Noise for a budget, or the budget of some noise, for one Gaussian release a round.
+
+    Args:
+        epsilon: the budget of all rounds; then the noise is found.
+        sigma: the noise of a correlation matrix as FedSC sends it; then epsilon is found.
+        multiplier: the same for any release: its noise over its sensitivity.
+        delta: of the budget.
+        rounds: releases of a client.
+        examples: of a client; with mu they give the sensitivity of a correlation matrix.
+        mu: largest squared norm of a projection.
+        dim: of a projection, for the norm of the noise.
+        neighbours: `replace`, one picture in another's place, or `add-remove`.
+
+    >>> found = plan(epsilon=3, delta=1e-5, rounds=200, examples=5000, mu=4, dim=512)
+    >>> round(found.multiplier, 2), round(found.sigma, 4), round(found.rdp, 2)
+    (19.56, 0.0221, 3.73)
+    """
+    if neighbours not in FAR:
+        raise ConfigError(f"neighbours is '{neighbours}': {suggest(neighbours, FAR)}")
+    given = {"epsilon": epsilon, "sigma": sigma, "multiplier": multiplier}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "none of them"
+        raise ConfigError(f"give one of epsilon, sigma and multiplier; there is {what}")
+    least = {**given, "rounds": rounds, "examples": examples, "mu": mu, "dim": dim}
+    for name, value in least.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be above 0")
+    if sigma is not None and (examples is None or mu is None):
+        raise ConfigError("sigma is the noise of a correlation matrix: give examples and mu, too")
+    far = None if examples is None or mu is None else FAR[neighbours] * mu / examples
+    if epsilon is not None:
+        multiplier = sigma_for(epsilon, delta, sensitivity=1.0, releases=rounds)
+    elif sigma is not None and far is not None:
+        multiplier = sigma / far
+    assert multiplier is not None
+    one = {"mechanism": "gaussian", "sensitivity": 1.0, "scale": multiplier}
+    every = [{**one, "count": rounds}]
+    sigma = None if far is None else multiplier * far
+    spread = None if sigma is None or dim is None else sigma * dim
+    return Plan(
+        epsilon=exact(every, delta),
+        rdp=epsilon_rdp(every, delta),
+        pld=epsilon_pld(every, delta),
+        each=exact([one], delta),
+        delta=delta,
+        rounds=rounds,
+        neighbours=neighbours,
+        multiplier=multiplier,
+        examples=examples,
+        mu=mu,
+        sensitivity=far,
+        sigma=sigma,
+        dim=dim,
+        noise_norm=spread,
+        kept_norm=None if spread is None or dim is None else spread * math.sqrt((1 + 1 / dim) / 2),
+        notes=tuple(_notes(delta, examples, mu, spread)),
+    )
+
+
+def plan_from(words: list[str]) -> Plan:
+    """The same from `key=value` words."""
+    values = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            raise ConfigError(f"'{word}' is no setting of a plan: {suggest(key, _KEYS)}")
+        values[key] = coerce(key, _KEYS[key], value)
+    return plan(**values)
+
+
+def _notes(delta: float, examples: int | None, mu: float | None, spread: float | None) -> list[str]:
+    notes = []
+    if examples is not None and delta >= 1 / examples:
+        notes.append(
+            f"delta {delta:g} is not below 1 / {examples} examples: to publish one picture as it "
+            f"is would be within it, so epsilon means little; choose at most {0.1 / examples:.0e}"
+        )
+    if spread is not None and mu is not None and spread > mu:
+        notes.append("the noise of one matrix is larger than any signal in it can be")
+    notes.append("this is of the noisy releases alone; weights that are sent beside them have none")
+    return notes
