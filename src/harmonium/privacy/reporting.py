@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -25,8 +25,8 @@ from harmonium.report.progress import size_of
 MOST = 40  # points of the curves over rounds
 WORST = 10  # clients that a table shows, and whose epsilon a library counts as well
 NEIGHBOURS = {
-    "replace": "one picture of a client in another's place",
-    "add-remove": "one picture of a client more or less",
+    "replace": "one picture of a client and another in its place",
+    "add-remove": "a client's pictures with and without one of them",
 }
 
 Made = tuple[tuple[tuple[str, Any], ...], ...]  # kinds of releases, as keys and values, sorted
@@ -90,7 +90,7 @@ class Report:
                 f"{median(one.epsilon for one in self.clients):.4g} for the median of "
                 f"{len(self.clients)}, after {self.rounds} rounds"
                 + (f"; the budget is {self.limit:g}" if self.limit is not None else ""),
-                f"means    nobody can tell {NEIGHBOURS[self.neighbours]}, by the noisy releases",
+                f"between  {NEIGHBOURS[self.neighbours]}",
             ]
         hidden = " (the server saw sums over clients only)" if self.masked else ""
         for one in self.unprotected:
@@ -151,7 +151,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
             client,
             str(names[client]) if client < len(names) else "",
             examples[client],
-            dict(Counter(f"{one['field']} by {one['mechanism']}" for _, one in made[client])),
+            dict(_by_field(one for _, one in made[client])),
             lost[client],
             exact[client],
             epsilon_rdp(_told(kinds[client]), delta),
@@ -222,6 +222,13 @@ def _examples(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
     if about.get("federation"):
         return {one["client"]: one["examples"] for one in about["federation"]["roll"]}
     return dict(enumerate(map(len, Split.load(path / "split.npz").indices)))
+
+
+def _by_field(releases: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    found = Counter[str]()
+    for one in releases:
+        found[f"{one['field']} by {one['mechanism']}"] += one.get("count", 1)
+    return found
 
 
 def _guards(method: Method, step: str) -> bool:
@@ -305,8 +312,8 @@ def _warnings(found: Report, sources: set[str], unknown: int) -> list[str]:
             )
         if lost := sum(one.lost for one in found.clients):
             said.append(
-                f"{lost} releases belong to answers that never came; they count, for they may have "
-                "left their clients"
+                f"releases in answers that never came: {lost}; they count, for they may have left "
+                "their clients"
             )
         if found.unprotected:
             said.append(
