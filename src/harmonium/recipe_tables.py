@@ -41,8 +41,10 @@ def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
                 for size, changes in source["sizes"].items()
             }
             name = f"{table}/{'-'.join(place)}/{row}"
-            figures = about.get("published")  # of every setting, or none at all
-            yield Entry(name, about["what"], layers, figures[number] if figures else None)
+            figures = about.get("published", {})  # of every setting in order, or by name
+            listed = dict(enumerate(figures)) if isinstance(figures, list) else figures
+            figure = listed.get(number, listed.get("-".join(place)))
+            yield Entry(name, about["what"], layers, figure)
 
 
 def _filled(parts: list[Any]) -> list[list[str]]:

@@ -23,6 +23,11 @@ from harmonium.hosts import make_host
 from harmonium.methods import methods
 from harmonium.testing import ContractError, check_parity, first_trial
 
+QUICK = {  # settings that are made for real runs, and slow
+    "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
+    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
+}
+
 
 @pytest.fixture(scope="module")
 def together() -> Iterator[Together]:
@@ -33,8 +38,7 @@ def together() -> Iterator[Together]:
 @pytest.mark.parametrize("name", methods.table())
 def test_every_method_ends_with_the_same_bits(name: str, together: Together) -> None:
     before = together.asked
-    quick = {"method": {"name": "fedca", "align_epochs": 2}} if name == "fedca" else {}
-    check_parity(name, together, **quick)
+    check_parity(name, together, **QUICK.get(name, {}))
     assert together.asked > before
 
 

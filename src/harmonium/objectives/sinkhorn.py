@@ -59,17 +59,16 @@ def scaling(
 
     Args:
         kernel: what is to be balanced, (n, columns).
-        iterations: at most; looked at every tenth time, and at first, it ends once the rows'
-            factors change by less than `tolerance` in all.
+        iterations: at most; it ends once the rows' factors change by less than `tolerance`.
         rows: factors to begin with; none: all alike.
-        tolerance: sum of relative changes.
+        tolerance: of the sum of relative changes.
     """
     n, columns = kernel.shape
     rows = kernel.new_ones(n) if rows is None else rows
     across = kernel.new_ones(columns)
-    for step in range(iterations):
+    for _ in range(iterations):
         across = n / (columns * (rows @ kernel))
         held, rows = rows, 1 / (kernel @ across)
-        if step % 10 == 0 and float((held / rows - 1).abs().sum()) < tolerance:
+        if float((held / rows - 1).abs().sum()) < tolerance:
             break
     return rows, across
