@@ -12,6 +12,10 @@ by the largest Sinkhorn shares, as released (`balance: argmax`), can be of any s
 of a small client has several views of a picture. So clusters are of equal size, of one row a
 picture; each client says how many pictures its smallest cluster has, and one with fewer than
 `k_min` keeps its centroids back and sends its model alone.
+
+With `epsilon` a client's centroids are those of a private clustering (`privacy/kmeans.py`) of what
+the received target makes of its pictures as they are, of all of them, for after training every row
+depends on every picture. The budget is of each release; the model goes unprotected beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Client, Decline
@@ -43,13 +48,8 @@ from harmonium.federation.wire import (
 from harmonium.methods import methods
 from harmonium.objectives import Seen, check
 from harmonium.objectives.assignments import Assignments
-from harmonium.objectives.clustering import (
-    Balance,
-    GlobalBalance,
-    Recent,
-    anonymous,
-    regrouped,
-)
+from harmonium.objectives.clustering import Balance, GlobalBalance, Recent, anonymous, regrouped
+from harmonium.privacy.kmeans import private_centroids
 
 CLUSTERED = {"centroids": statistic("concat"), "anonymity": scalar()}  # 0: nothing was sent
 
@@ -72,6 +72,9 @@ class Orchestra(Method):
     global_steps: int = 500  # of the server's clustering
     k_min: int = 2  # pictures in a client's smallest cluster; with fewer it sends no centroids
     evaluated: Literal["online", "target"] = "online"  # whose encoder is the result
+    epsilon: float | None = None  # of one release of a client's centroids; none: no noise
+    delta: float = 1e-3  # of one release; should be far below 1 / pictures of a client
+    dims: int | None = None  # that private clusters are made in, by a public matrix; none: all
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Assignments):
@@ -82,16 +85,17 @@ class Orchestra(Method):
         check(self, "at least 2", lambda count: count >= 2, "clusters", "memory")
         check(self, "at least 1", lambda count: count >= 1, "k_min", "global_steps")
         check(self, "0 or more", lambda count: count >= 0, "local_clusters")
-        if not self.local_clusters and self.k_min > 1:
+        check(self, "above 0", lambda budget: budget > 0, "epsilon", "delta", "dims")
+        if not self.local_clusters and (self.k_min > 1 or self.epsilon is not None):
             raise ConfigError(
                 "method.local_clusters=0 sends rows of single pictures: to allow that, set "
-                "method.k_min=1"
+                "method.k_min=1 and no method.epsilon"
             )
         known = (self.objective.target, self.batch_norm) == ("mean", "average")
-        if self.evaluated == "target" and not known:
+        if not known and (self.evaluated == "target" or self.epsilon is not None):
             raise ConfigError(
-                "method.evaluated=target needs a target that the server knows: set "
-                "objective.target=mean batch_norm=average"
+                "method.evaluated=target and method.epsilon need a target that the server knows: "
+                "set objective.target=mean batch_norm=average"
             )
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
@@ -120,11 +124,13 @@ class Orchestra(Method):
     @exchange(down={"model": weights()}, up=CLUSTERED)
     def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Cluster what the target makes of some pictures; nothing is trained."""
-        parts, recent = self.pull(client, got.model).train(), self.recent()
+        parts, recent = self.pull(client, got.model), self.recent()
+        if self.epsilon is not None:
+            return self.private(client, parts)
         objective = cast(Assignments, self.objective)
         for batch in client.batches(1, self.local.batch):
             if len(recent) < self.memory:
-                recent.push(batch.index, objective.hear(parts, batch))
+                recent.push(batch.index, objective.hear(parts.train(), batch))
         if not len(recent):
             raise Decline(f"it has {len(client.examples)} example(s), too few to cluster")
         return self.centroids(client, recent)
@@ -133,9 +139,10 @@ class Orchestra(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Predict assignments and turns, then cluster the target's newest projections."""
         parts, recent = self.pull(client, got.model), self.recent()
+        sent = {} if self.epsilon is None else self.private(client, parts)
         given = {"centroids": got.centroids, "recent": recent}
         done = self.fit(parts, client, anchor=got.model, **given)
-        sent = self.centroids(client, recent)
+        sent = sent or self.centroids(client, recent)
         return {"model": self.push(client, parts), "loss": done.loss, **sent}
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
@@ -152,6 +159,18 @@ class Orchestra(Method):
         found, fewest = anonymous(recent, self.local_clusters, self.k_min, self.balance, client.rng)
         return {"centroids": found, "anonymity": fewest}
 
+    def private(self, client: Client, parts: Parts) -> dict[str, Value]:
+        """What it sends with noise: centroids of what a target makes of all pictures, unit rows."""
+        target: Any = parts.eval()["target"]
+        rows = client.look(
+            lambda x: functional.normalize(target["projector"](target["encoder"](x)))
+        )
+        budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
+        budget |= {"noise": client.noise, "rng": client.rng}
+        found, told = private_centroids(rows, self.local_clusters, **budget)
+        unit = functional.normalize(found)
+        return {"centroids": client.released("centroids", unit, told), "anonymity": 0}
+
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder of the network that is to be judged."""
         if self.evaluated == "online":
@@ -160,10 +179,11 @@ class Orchestra(Method):
         return cast(nn.Module, target["encoder"])
 
     def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but that without local clusters rows of single pictures leave."""
-        found = super().exchanges()
-        for step in () if self.local_clusters else ("cluster", "train"):
-            found[step] = replace(found[step], up={**found[step].up, "centroids": per_example()})
+        """As declared; rows of single pictures leave without local clusters, or noise guards."""
+        found, guarded = super().exchanges(), self.epsilon is not None
+        rows = statistic("concat", guarded=guarded) if self.local_clusters else per_example()
+        for step in ("cluster", "train"):
+            found[step] = replace(found[step], up={**found[step].up, "centroids": rows})
         return found
 
     def noted(self, server: Server) -> dict[str, float]:
@@ -172,6 +192,6 @@ class Orchestra(Method):
 
     def remark(self, step: str, up: Mapping[str, Any]) -> str:
         """A word where a client kept its centroids back."""
-        if step not in ("cluster", "train") or up.get("anonymity"):
+        if step not in ("cluster", "train") or up.get("anonymity") or self.epsilon is not None:
             return ""
         return f"kept its centroids back: fewer than {self.k_min} pictures to a cluster"
