@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +52,7 @@ def privacy(
 
 def _show_plan(made: Plan, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(asdict(made)))
+        print(json.dumps(made.plain()))
         return
     times = "once" if made.rounds == 1 else f"in {made.rounds} rounds"
     say(f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harmonium.errors import ConfigError, suggest
@@ -34,7 +34,6 @@ class Plan:
 
     epsilon: float  # of all rounds, exactly
     rdp: float  # the same by Renyi divergences, as papers often report it
-    pld: float | None  # the same by dp-accounting; none where it is not installed
     each: float  # of one round, exactly
     delta: float
     rounds: int
@@ -48,6 +47,16 @@ class Plan:
     noise_norm: float | None  # expected norm of the noise that a matrix gets
     kept_norm: float | None  # of its symmetric half, which is what is left of it
     notes: tuple[str, ...]
+
+    @property
+    def pld(self) -> float | None:
+        """Epsilon of all rounds by dp-accounting; none where it is not installed."""
+        one = {"mechanism": "gaussian", "sensitivity": 1.0, "scale": self.multiplier}
+        return epsilon_pld([{**one, "count": self.rounds}], self.delta)
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return {**asdict(self), "pld": self.pld}
 
 
 def plan(
@@ -105,7 +114,6 @@ def plan(
     return Plan(
         epsilon=exact(every, delta),
         rdp=epsilon_rdp(every, delta),
-        pld=epsilon_pld(every, delta),
         each=exact([one], delta),
         delta=delta,
         rounds=rounds,
