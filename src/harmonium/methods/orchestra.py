@@ -13,9 +13,8 @@ of a small client has several views of a picture. So clusters are of equal size,
 picture; each client says how many pictures its smallest cluster has, and one with fewer than
 `k_min` keeps its centroids back and sends its model alone.
 
-With `epsilon` a client's centroids are those of a private clustering (`privacy/kmeans.py`) of what
-the received target makes of its pictures as they are, of all of them, for after training every row
-depends on every picture. The budget is of each release; the model goes unprotected beside it.
+With `epsilon` centroids are of a private clustering (`privacy/kmeans.py`) of what the received
+target makes of all pictures. The budget is of each release; the model goes unprotected beside it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ from harmonium.methods import methods
 from harmonium.objectives import Seen, check
 from harmonium.objectives.assignments import Assignments
 from harmonium.objectives.clustering import Balance, GlobalBalance, Recent, anonymous, regrouped
-from harmonium.privacy.kmeans import private_centroids
+from harmonium.privacy.kmeans import multiplier, private_centroids, releases
+from harmonium.privacy.mechanisms import Release
 
 CLUSTERED = {"centroids": statistic("concat"), "anonymity": scalar()}  # 0: nothing was sent
 
@@ -139,7 +139,7 @@ class Orchestra(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Predict assignments and turns, then cluster the target's newest projections."""
         parts, recent = self.pull(client, got.model), self.recent()
-        sent = {} if self.epsilon is None else self.private(client, parts)
+        sent = {} if self.epsilon is None else self.private(client, parts)  # before training
         given = {"centroids": got.centroids, "recent": recent}
         done = self.fit(parts, client, anchor=got.model, **given)
         sent = sent or self.centroids(client, recent)
@@ -162,14 +162,17 @@ class Orchestra(Method):
     def private(self, client: Client, parts: Parts) -> dict[str, Value]:
         """What it sends with noise: centroids of what a target makes of all pictures, unit rows."""
         target: Any = parts.eval()["target"]
-        rows = client.look(
-            lambda x: functional.normalize(target["projector"](target["encoder"](x)))
-        )
+        rows = functional.normalize(client.look(nn.Sequential(*target.values())))
         budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
         budget |= {"noise": client.noise, "rng": client.rng}
         found, told = private_centroids(rows, self.local_clusters, **budget)
         unit = functional.normalize(found)
         return {"centroids": client.released("centroids", unit, told), "anonymity": 0}
+
+    def costs(self, step: str, examples: int) -> Sequence[Release]:
+        """Centroids, whenever it clusters or trains."""
+        budget = self.epsilon if step in ("cluster", "train") else None
+        return releases("centroids", multiplier(budget, self.delta)) if budget else ()
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder of the network that is to be judged."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from harmonium import seeds
 from harmonium.errors import ConfigError
 from harmonium.privacy.budget import epsilon as spent
-from harmonium.privacy.mechanisms import Noise, Release
+from harmonium.privacy.mechanisms import Noise, Randomness, Release
 
 DEPTH = 20  # hyperplanes that a row is sorted by, at most
 COUNTS = 20  # the scale of counts' noise over the deviation of sums' noise, radii counted as 1
@@ -77,10 +77,7 @@ def private_centroids(
     """
     _check(k, radius, dims, depth)
     a = 0.0 if epsilon == math.inf else multiplier(epsilon, delta, depth)
-    told = [
-        Release("", "gaussian", radius, a * radius, noise.source, 1, "add-remove"),
-        Release("", "discrete-laplace", 1, COUNTS * a, noise.source, depth + 1, "add-remove"),
-    ]
+    told = releases("", a, radius, depth, noise.source)
     back = None if dims is None or dims >= rows.shape[1] else public_matrix(rows.shape[1], dims)
     points = rows.detach().double().nan_to_num(0.0, 0.0, 0.0)
     if back is not None:
@@ -94,6 +91,20 @@ def private_centroids(
     if back is not None:
         centroids = centroids @ back.T
     return centroids.to(rows.dtype), told
+
+
+def releases(
+    field: str,
+    a: float,
+    radius: float = 1.0,
+    depth: int = DEPTH,
+    source: Randomness = "system",
+) -> list[Release]:
+    """The noise between rows and centroids, for a multiplier: of sums, and of counts."""
+    return [
+        Release(field, "gaussian", radius, a * radius, source, 1, "add-remove"),
+        Release(field, "discrete-laplace", 1, COUNTS * a, source, depth + 1, "add-remove"),
+    ]
 
 
 @lru_cache(maxsize=64)
