@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from harmonium.errors import ConfigError
-from harmonium.privacy.budget import epsilon, epsilon_rdp
+from harmonium.privacy.budget import _one, _power, epsilon, epsilon_rdp
 
 # clip, sigma, pictures, releases; epsilon at 1e-5 for removed and for replaced pictures
 ROWS = [
@@ -180,6 +181,19 @@ def test_unlike_counts_are_rounded_up_a_little() -> None:
     most = epsilon([counts(20.0, 500)], 1e-5)
     assert least < epsilon(crowd, 1e-5) < most
     assert epsilon(crowd, 1e-5) == pytest.approx((least + most) / 2, rel=0.01)
+
+
+def test_what_is_cut_off_is_counted_as_revealed() -> None:
+    """Against binomial chances: no loss is made smaller, and no chance is lost."""
+    step, count, spare = 0.1, 300, 0.1
+    values, chances, beyond = _power(_one(step, 1), count, spare)
+    assert len(values) < count and 0 < beyond < spare
+    assert 1 - 1e-12 <= chances.sum() + beyond <= 1 + spare**2
+    truth = stats.binom(count, 1 / (1 + math.exp(-step)))
+    for loss in values:
+        above = beyond + chances[values > loss - step / 2].sum()
+        exact = truth.sf((loss / step + count) / 2 - 0.75)
+        assert exact * (1 - 1e-9) <= above <= exact + spare
 
 
 def test_more_is_never_less() -> None:

@@ -250,6 +250,27 @@ def test_dropped_parts_are_left_out_and_nothing_is_counted_twice() -> None:
     assert isinstance(whole, Leaf) and len(whole.index) == 100
 
 
+class Even(Scripted):
+    """Says of every part that it is as large as its depth allows: 960, 480, 240 and so on."""
+
+    def discrete_laplace(self, value: Tensor, scale: float) -> Tensor:
+        return torch.full_like(value, 960 // len(value))
+
+
+@pytest.mark.parametrize(
+    ("k", "a", "leaves"),
+    [
+        (16, 100.0, 16),  # at least 960 / 32 = 30: parts of 120 still branch, of 60 no more
+        (32, 100.0, 32),  # at least 15
+        (960, 100.0, 512),  # at least 1: until parts have less than 3
+        (8, 1.0, 32),  # at least 10 sqrt(4) = 20, for the noise of means, not 60
+        (16, 0.1, 256),  # at least 2
+    ],
+)
+def test_a_part_branches_as_long_as_counts_allow(k: int, a: float, leaves: int) -> None:
+    assert len(tree(torch.zeros(5, 4).double(), k, a, Even(), rng(), 12)) == leaves
+
+
 class Weak(Noise):
     """Ten times less noise than it is asked for."""
 

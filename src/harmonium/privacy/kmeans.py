@@ -8,7 +8,7 @@ by their weight, which costs nothing more.
 What it protects: each picture of one client against whoever sees this release, for one picture
 more or less. It is no local privacy, in which each picture would carry its own noise. And (epsilon,
 delta) is of one release, where a run has many: at a delta of 1e-3, releases at epsilon 0.8, 1 and
-10 come to 9.0, 11.6 and 204 after fifty and to 14.5, 18.9 and 381 after 101, and for one picture in
+10 come to 9.0, 11.6 and 205 after fifty and to 14.5, 18.9 and 382 after 101, and for one picture in
 another's place to more than twice that (`privacy.budget.epsilon`).
 
 What it costs: a leaf's mean has noise of norm a sqrt(columns) radius / pictures, and counts have
