@@ -81,6 +81,9 @@ def show_result(result: Result, as_json: bool) -> None:
         _show_figures(result.figures, result.untrained)
     if result.bounds:
         _show_bounds(result.bounds)
+    told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
+    if sent := [k for k in told if k]:
+        say(f"k        every centroid that left a client is of at least {min(sent)} pictures")
     if result.batch_norm:
         say(f"BatchNorm {result.batch_norm}")
     if private:
