@@ -193,7 +193,7 @@ def test_either_network_can_be_judged(evaluated: str) -> None:
 
 
 def test_a_client_with_too_few_pictures_keeps_its_centroids_back_and_says_so() -> None:
-    unequal = {"name": "quantity"}
+    unequal = {"name": "quantity", "min_size": 4}
     found = trial({"k_min": 10}, split=unequal)
     sizes = found.server.examples
     assert {size < 10 for size in sizes.values()} == {True, False}
