@@ -53,11 +53,11 @@ class Recent:
         """Pictures (n,) and rows (n, dim), the newest last."""
         pictures = torch.cat([some for some, _ in self._held])
         rows = torch.cat([some for _, some in self._held])
-        if self._distinct:
-            _, first = np.unique(pictures.flip(0).numpy(), return_index=True)
-            last = torch.from_numpy(np.sort(len(pictures) - 1 - first))
-            pictures, rows = pictures[last], rows[last]
-        return pictures[-self._size :], rows[-self._size :]
+        if not self._distinct:
+            return pictures[-self._size :], rows[-self._size :]
+        last = {picture: place for place, picture in enumerate(pictures.tolist())}
+        index = torch.tensor(sorted(last.values())[-self._size :])
+        return pictures[index], rows[index]
 
 
 def equal(scores: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ def equal(scores: Tensor) -> Tensor:
     tensor([0, 0, 1, 1])
     """
     n, clusters = scores.shape
-    seats = torch.arange(n) % clusters
-    _, seat = linear_sum_assignment(scores.double()[:, seats].numpy(), maximize=True)
-    return seats[torch.from_numpy(seat)]
+    seats = np.arange(n) % clusters
+    _, seat = linear_sum_assignment(-scores.double().numpy()[:, seats])
+    return torch.from_numpy(seats[seat])
 
 
 def largest(scores: Tensor) -> Tensor:
@@ -86,21 +86,28 @@ def local_clusters(
     They start as rows drawn at random. With `argmax` a cluster may end empty: its centroid is then
     a row drawn at random, and that row gets its label.
     """
-    centroids = rows[torch.randperm(len(rows), generator=rng)[:count]]
+    points = rows.double()
+    centroids = points[torch.randperm(len(rows), generator=rng)[:count]]
     assign = equal if balance == "exact" else largest
+    labels = torch.full((len(rows),), -1)
     for _ in range(TURNS):
-        labels = assign(rows @ centroids.T)
-        for empty in (labels.bincount(minlength=count) == 0).nonzero().flatten():
-            labels[torch.randint(len(rows), (1,), generator=rng)] = empty
-        centroids = means(rows, labels, centroids)
-    return centroids, labels
+        before, labels = labels, assign(points @ centroids.T)
+        if torch.equal(before, labels):
+            break
+        if balance == "argmax":
+            for empty in (labels.bincount(minlength=count) == 0).nonzero().flatten():
+                labels[torch.randint(len(rows), (1,), generator=rng)] = empty
+        centroids = means(points, labels, centroids)
+    return centroids.to(rows.dtype), labels
 
 
 def means(rows: Tensor, labels: Tensor, before: Tensor) -> Tensor:
     """Unit means of the rows with each label; a label that no row has keeps what was `before`."""
-    sums = torch.zeros_like(before).index_add_(0, labels, rows)
-    held = labels.bincount(minlength=len(before)) > 0
-    return torch.where(held[:, None], functional.normalize(sums), before)
+    members = np.eye(len(before))[labels.numpy()].T  # numpy: less to do around small sums
+    sums = members @ rows.double().numpy()
+    units = sums / np.linalg.norm(sums, axis=1, keepdims=True).clip(1e-12)
+    made = np.where(members.any(1, keepdims=True), units, before.numpy())
+    return torch.from_numpy(made).to(before.dtype)
 
 
 def smallest(labels: Tensor, pictures: Tensor, count: int) -> int:
