@@ -29,7 +29,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError, DataError, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.client import Local
@@ -158,6 +158,11 @@ def _engine(value: Any) -> EngineSettings:
 
 def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
     """A choice whose relative paths become absolute, for the run may be resumed from elsewhere."""
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if isinstance(name, str) and name not in registry.table() and Path(name).expanduser().is_dir():
+        raise ConfigError(
+            f"{section}={name} is a folder: set {section}=folder {section}.path={name}"
+        )
     spec = choose(section, registry, value)
     named = {name: getattr(spec, name, None) for name in ("path", "root")}
     absolute = {k: str(Path(v).expanduser().absolute()) for k, v in named.items() if v}
@@ -232,6 +237,8 @@ class Recipe(BaseModel):
         recipe.aggregation.check(recipe.participation.check(recipe.clients))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
         method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
+        if recipe.public is None and method.needs_public:
+            raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
         if recipe.privacy.epsilon is not None:
@@ -256,7 +263,10 @@ class Recipe(BaseModel):
         """Refuse data whose settings or files cannot be right, without reading them."""
         self.data.check()
         if self.public is not None:
-            self.public.check()
+            try:
+                self.public.check()
+            except (ConfigError, DataError) as error:  # the same settings, of another section
+                raise type(error)(str(error).replace("data.", "public.")) from None
 
     def tree(self) -> dict[str, Any]:
         """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""

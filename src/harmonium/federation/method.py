@@ -125,6 +125,11 @@ class Method:
         """Parts beyond the encoder's, the objective's and the terms'."""
         return {}
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether a recipe must name public pictures."""
+        return False
+
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder to judge: the federation's, or a client's own given its state."""
         if self.recalibrates and "statistics" not in server.memory:
@@ -302,7 +307,7 @@ class Method:
         """The server as a client of the public pictures, for plans that train on them."""
         if server.public is None:
             raise ConfigError(
-                f"{self.name} needs public pictures at the server: name them, e.g. public=digits"
+                f"{self.name} needs public pictures at the server, e.g. public=shapes"
             )
         rng = seeds.torch_rng(self.world.seed, "server", purpose, server.round)
         return Client(

@@ -11,10 +11,9 @@ Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` sa
 each client its share by number of pictures (`client`), the server among all rows (`server`), or as
 `client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
 sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the trained
-model, as in eq. 9; without moving averages the paper has them by the received one (`source`).
-
-Rows belong to single pictures. Two protections: `group` sends means of that many similar rows;
-`noise` is counted for a picture's own rows alone, as the model goes unprotected beside them.
+model, as in eq. 9; without moving averages the paper has them by the received one (`source`). Rows
+belong to single pictures: `group` sends means of that many similar rows; `noise` is counted for a
+picture's own rows alone, as the model goes unprotected beside them.
 """
 
 from __future__ import annotations
@@ -85,13 +84,16 @@ class FedCA(Method):
                 "objective=infonce objective.anchors=first"
             )
         for name, least in _LEAST.items():
-            if not least <= getattr(self, name) < (1 if name == "momentum" else math.inf):
-                below = " and below 1" if name == "momentum" else ""
-                raise ConfigError(
-                    f"method.{name} is {getattr(self, name)}; it must be at least {least}{below}"
-                )
+            value, below = getattr(self, name), " and below 1" if name == "momentum" else ""
+            if not least <= value < (1 if below else math.inf):
+                raise ConfigError(f"method.{name} is {value}; it must be at least {least}{below}")
         if self.noise and self.group > 1:
             raise ConfigError("method.noise cannot be counted for means of groups: choose one")
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether clients are aligned."""
+        return self.strength > 0
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Train the alignment model on public pictures; nobody is asked."""
@@ -192,7 +194,7 @@ class FedCA(Method):
         """As declared, but rows with noise are guarded, means are statistics, none is nothing."""
         found = super().exchanges()
         train = found["train"]
-        kind: Kind = "statistic" if self.group > 1 else "per_example" if self.size else "public"
+        kind: Any = "statistic" if self.group > 1 else "per_example" if self.size else "public"
         rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise and self.size))
         found["train"] = replace(train, up={**train.up, "rows": rows})
         return found if self.strength else {k: v for k, v in found.items() if k != "align"}
