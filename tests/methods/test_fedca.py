@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_n_plus_k_classes() -> None:
     given = {"dictionary": dictionary, "weighed": []}
     loss = found.method.score(parts, seen, given)
     first, second = (functional.normalize(z) for z in seen.pair())
-    logits = torch.cat([first @ second.T, first @ dictionary.detach().T], 1) / 0.5
+    logits = torch.cat([first @ second.T, first @ dictionary.detach().T], 1) / 0.1
     assert logits.shape == (6, 6 + 5)
     wanted = -logits.log_softmax(1).diagonal().mean()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_n_plus_k_classes() -> None:
     shuffled = found.method.score(parts, seen, {**given, "dictionary": dictionary[order]})
     assert shuffled.item() == pytest.approx(loss.item(), rel=1e-6)
     empty = found.method.score(parts, seen, {**given, "dictionary": torch.zeros(0, 128)})
-    alone = -(first @ second.T / 0.5).log_softmax(1).diagonal().mean()
+    alone = -(first @ second.T / 0.1).log_softmax(1).diagonal().mean()
     assert empty.item() == pytest.approx(alone.item(), rel=1e-5)
 
 
