@@ -17,8 +17,9 @@ from torch.nn import functional
 from harmonium import seeds
 from harmonium.errors import ConfigError, NotEnoughReplies
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Client, Examples
-from harmonium.objectives.pool import collected, grouped_means, quotas
+from harmonium.federation.client import Batch, Client, Decline, Examples, Local
+from harmonium.objectives.infonce import info_nce
+from harmonium.objectives.pool import collected, grouped_means, public_batches, quotas
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe import Recipe
 from harmonium.testing import TINY, Trial, check_method, first_trial
@@ -113,6 +114,27 @@ def test_targets_are_what_a_model_trained_on_public_pictures_makes_of_them() -> 
         assert torch.equal(state["align_h"], memory["align_h"])
 
 
+def test_the_public_model_is_trained_for_its_own_epochs_at_a_constant_rate() -> None:
+    found = trial(encoder={"name": "cnn-small", "width": 4, "norm": "batch", "out": 16})
+    local = Local(optimiser="adam", lr=0.01, schedule="cosine", warmup=2, batch=16, clip=None)
+    method = replace(found.method, align_epochs=3, local=local)
+    server = replace(found.server, memory={}, round=0)
+    with pytest.raises(StopIteration) as ended:
+        next(method.setup(server, [0, 1]))
+    memory = ended.value.value.memory
+    here, parts = method.at_server(server, "align"), method.blueprint.copy_from().train()
+    adam = torch.optim.Adam(parts.parameters(), lr=0.01)
+    for batch in here.batches(3, 16):
+        adam.zero_grad()
+        info_nce(*method.see(parts, batch).pair(), 0.1, anchors="first").backward()
+        adam.step()
+    parts.eval()
+    torch.testing.assert_close(memory["align_h"], here.look(parts["encoder"]))
+    z = here.look(lambda x: parts["projector"](parts["encoder"](x)))
+    torch.testing.assert_close(memory["align_z"], z)
+    assert memory["told"] == []
+
+
 def test_targets_are_sent_once_and_every_client_gets_the_same_dictionary() -> None:
     found = trial(rounds=3)
     entries = [json.loads(line) for line in found.lines]
@@ -170,6 +192,50 @@ def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
     torch.testing.assert_close(client.state["ensemble"], (1 - momentum) * z)  # from zero on
 
 
+def test_rows_are_made_in_evaluation_mode() -> None:
+    found = trial(objective={"name": "infonce", "anchors": "first", "norm": "batch"})
+    client, method = client_of(found, 1), replace(found.method, momentum=0.0)
+    parts = method.pull(client, found.server.model).train()
+    before = {key: value.clone() for key, value in parts.state_dict().items()}
+    method.rows(client, parts, 5)
+    assert all(torch.equal(before[key], value) for key, value in parts.state_dict().items())
+    parts.eval()
+    z = client.look(lambda x: parts["projector"](parts["encoder"](x)), size=3)
+    torch.testing.assert_close(client.state["ensemble"], z)
+
+
+def test_public_pictures_go_with_their_targets_in_ever_new_orders() -> None:
+    found = trial()
+    client = client_of(found)
+    assert client.public is not None
+    count = len(client.public)
+    client.state |= {"align_h": torch.arange(count)[:, None], "align_z": -torch.arange(count)}
+    batches, seen = public_batches(client, 10), list[list[int]]()
+    plain = client.views.plain(torch.from_numpy(client.public.batch(np.arange(count)).copy()))
+    for _ in range(2):
+        passed = list[int]()
+        while len(passed) < count:
+            pictures, h, z = next(batches)
+            assert len(pictures) <= 10 and torch.equal(h[:, 0], -z)
+            torch.testing.assert_close(pictures, plain[h[:, 0]])
+            passed += h[:, 0].tolist()
+        assert sorted(passed) == list(range(count)) != passed
+        seen.append(passed)
+    assert seen[0] != seen[1]
+    with pytest.raises(Decline, match="no public pictures"):
+        next(public_batches(replace(client, public=None), 10))
+
+
+def test_the_ratio_that_is_told_is_of_alignment_to_contrast() -> None:
+    found = trial(local={"epochs": 1, "batch": 500})  # a single step
+    got = {"model": found.server.model, "dictionary": torch.zeros(0, 128), "count": 0}
+    told = found.method.train(client_of(found), SimpleNamespace(**got))
+    bare = replace(found.method, strength=0.0).train(client_of(found), SimpleNamespace(**got))
+    assert bare["ratio"] == 0
+    wanted = (told["loss"] - bare["loss"]) / bare["loss"]
+    assert told["ratio"] == pytest.approx(wanted, rel=1e-4)
+
+
 def test_clients_that_are_away_keep_their_average() -> None:
     found = trial(participation={"number": 2}, rounds=2)
     took = [json.loads(line) for line in found.lines]
@@ -215,6 +281,7 @@ def test_rows_with_noise_are_guarded_and_counted() -> None:
 
 def test_means_of_groups_take_the_place_of_rows() -> None:
     found = trial({"group": 3, "size": 8})
+    torch.testing.assert_close(found.server.memory["dictionary"].norm(dim=1), torch.ones(8))
     declared = found.method.exchanges()["train"].up["rows"]
     assert declared.kind == "statistic" and not declared.guarded
     assert "Rows that belong to single pictures leave" not in card(found.method).text()
@@ -287,6 +354,12 @@ def test_every_group_has_at_least_as_many_rows_as_asked(count: int, least: int, 
     assert torch.equal(same, torch.ones(count // least, 2))
 
 
+def test_groups_are_of_similar_rows() -> None:
+    rows = torch.tensor([[0.0, 1], [9, 1], [0.5, 0], [9.5, 0], [0.2, 2], [9.1, 2]])
+    means = grouped_means(rows, 3)
+    torch.testing.assert_close(means[means[:, 0].argsort()], torch.tensor([[0.7 / 3, 1], [9.2, 1]]))
+
+
 @given(
     st.integers(0, 50),
     st.dictionaries(st.integers(0, 9), st.integers(1, 20), min_size=1),
@@ -299,11 +372,15 @@ def test_quotas_add_up(size: int, examples: dict[int, int], sampling: Any) -> No
 
 
 def test_a_dictionary_has_its_size_whatever_was_sent() -> None:
-    rows = {"0": torch.zeros(2, 3), "10": torch.ones(3, 3)}
+    rows = {"10": torch.arange(20.0, 29)[:, None], "2": torch.arange(0.0, 9)[:, None]}
+    whole = torch.cat([rows["2"], rows["10"]])  # whoever answered first
     torch.manual_seed(0)
-    assert len(collected(rows, 4)) == 4
-    assert collected(rows, 9).shape == (9, 3)
-    assert torch.equal(collected(rows, 9)[:5], torch.cat([rows["0"], rows["10"]]))
+    some, others = collected(rows, 6), collected(rows, 6)
+    assert len(some.unique()) == 6 and set(some.flatten().tolist()) <= set(whole.flatten().tolist())
+    assert not torch.equal(some, others)  # drawn at random
+    again = collected(rows, 40)
+    assert again.shape == (40, 1) and torch.equal(again[:18], whole)
+    assert len(again[18:].unique()) > 5
     assert collected({"0": torch.zeros(0, 3)}, 9).shape == (0, 3)
 
 
@@ -346,7 +423,8 @@ def test_a_round_without_targets_is_refused() -> None:
     found = trial()
     server = replace(found.server, memory={**found.server.memory, "told": []})
     plan = found.method.round(server, [0])
-    assert next(plan).step == "align"
+    ask = next(plan)
+    assert ask.step == "align" and ask.least == 0  # nobody need be new, or answer
     with pytest.raises(NotEnoughReplies, match="alignment targets"):
         plan.send(SimpleNamespace(ids=[]))
 
