@@ -71,6 +71,8 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "split.alpha=3"], "split=iid does not have it, split=dirichlet does"),
         (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),
         (["fedavg", "data=digitz"], "unknown data set 'digitz': did you mean 'digits'?"),
+        (["fedca", "public=/"], "public=/ is a folder: set public=folder public.path=/"),
+        (["fedavg", "method=fedca", "objective=infonce"], "fedca needs public pictures: name some"),
         (["fedavg", "views=simcrl"], "unknown views 'simcrl': did you mean 'simclr'?"),
         (["fedavg", "rounds=many"], "rounds=many: should be a whole number"),
         (["fedavg", "local.epochs=1.5"], "local.epochs=1.5: should be a whole number"),

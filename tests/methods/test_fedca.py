@@ -416,7 +416,8 @@ def test_it_needs_infonce_and_public_pictures() -> None:
     with pytest.raises(ConfigError, match="set objective=infonce"):
         trial(objective="byol")
     with pytest.raises(ConfigError, match="needs public pictures"):
-        first_trial("fedca", **{"method": SMALL, "public": None})
+        Recipe.of("fedca", "public=none")  # before anything begins
+    assert Recipe.of("fedca", "public=none", "method.strength=0").public is None
 
 
 def test_a_round_without_targets_is_refused() -> None:
