@@ -241,6 +241,8 @@ class Recipe(BaseModel):
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
+        if recipe.privacy.updates is not None:
+            recipe.privacy.updates.check(method)
         if recipe.privacy.epsilon is not None:
             check_budget(method)
         return recipe
@@ -339,6 +341,7 @@ class Recipe(BaseModel):
             server_optimiser=self.server,
             views=views,
             batch_norm=self.batch_norm,
+            updates=self.privacy.updates,
             **self.method.options,
         )
 

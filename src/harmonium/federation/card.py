@@ -118,7 +118,8 @@ class Card:
         if self.per_example:
             said.append("Rows that belong to single pictures leave the clients.")
         said += self.reveals
-        if any(f.kind == "weights" for s in self.exchanges.values() for f in s["up"].values()):
+        sent = [f for sides in self.exchanges.values() for f in sides["up"].values()]
+        if any(f.kind == "weights" and not f.guarded for f in sent):
             said.append(
                 "Model weights leave the clients, and the server sees only their sum; a sum, too, "
                 "can reveal whether a picture was trained on."
@@ -126,7 +127,7 @@ class Card:
                 else "Model weights leave the clients. Nothing hides them from the server unless "
                 "the recipe adds protection; weights can reveal whether a picture was trained on."
             )
-        elif not any(sides["up"] for sides in self.exchanges.values()):
+        elif not sent:
             said.append("Nothing leaves the clients.")
         if self.masks:
             said.append(
@@ -198,7 +199,11 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         masks=masks,
         per_example=any(f.kind == "per_example" for f in sent),
         uses_labels=method.reads_labels,
-        reveals=(*method.revealed(), *(term.reveals for term in method.terms if term.reveals)),
+        reveals=(
+            *method.revealed(),
+            *(term.reveals for term in method.terms if term.reveals),
+            *(method.updates.words() if method.updates else ()),
+        ),
     )
 
 

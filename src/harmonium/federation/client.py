@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from harmonium.data.views import Views
 from harmonium.errors import ConfigError, WireError
 from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
-from harmonium.federation.wire import ClientId
+from harmonium.federation.wire import ClientId, Weights
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
+
+Sent = TypeVar("Sent", Tensor, Weights)
 
 
 class Decline(Exception):
@@ -103,7 +105,7 @@ class Client:
     public: Images | None = None  # the shared public set, the same everywhere
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
-    _released: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # and a copy
+    _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # and a copy
 
     def batches(
         self, epochs: int, size: int, *, least: int = 2, among: Tensor | None = None
@@ -159,7 +161,7 @@ class Client:
         by = Release(name, "gaussian", sensitivity, sigma, self.noise.source, neighbours=neighbours)
         return self.released(name, noisy if then is None else then(noisy), [by])
 
-    def released(self, name: str, value: Tensor, by: Sequence[Release]) -> Tensor:
+    def released(self, name: str, value: Sent, by: Sequence[Release]) -> Sent:
         """Note in the ledger a guarded field whose noise was added where it was made.
 
         `by` is all the noise between the pictures and the value, as whoever made it tells. The
@@ -167,8 +169,8 @@ class Client:
         """
         if not by:
             raise WireError(f"`{name}` is released without a record of the noise in it")
-        self.releases += [replace(one, field=name) for one in by]
-        self._released[name] = (value, value.clone())
+        self.releases += [replace(one, field=name, noise=self.noise.source) for one in by]
+        self._released[name] = (value, _copy(value))
         return value
 
     def was_released(self, name: str, value: Any) -> bool:
@@ -176,7 +178,17 @@ class Client:
         if name not in self._released:
             return False
         released, then = self._released[name]
+        if isinstance(released, dict) and released is value:
+            return set(released) == set(then) and all(
+                torch.equal(part, then[key]) for key, part in released.items()
+            )
         return released is value and torch.equal(released, then)
+
+
+def _copy(value: Tensor | Weights) -> Tensor | Weights:
+    if isinstance(value, dict):
+        return {key: part.clone() for key, part in value.items()}
+    return value.clone()
 
 
 @dataclass(frozen=True)

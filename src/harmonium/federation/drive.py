@@ -19,6 +19,7 @@ from harmonium.federation.ledger import Entry, Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
+from harmonium.federation.updates import covers
 from harmonium.federation.wire import STEPS, Ask, ClientId, Exchange, Plan, check
 from harmonium.privacy.mechanisms import Release
 from harmonium.threads import single_thread
@@ -79,6 +80,8 @@ def handle(
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
     check(method.name, declared, "up", up)
+    if method.updates is not None and covers(declared):
+        up["model"] = method.updates.at_client(client, down["model"], up["model"])
     for name, part in declared.up.items():
         if part.guarded and not client.was_released(name, up[name]):
             raise WireError(
@@ -86,7 +89,7 @@ def handle(
                 f'what client.release("{name}", ...) returns, unchanged.'
             )
     made = [asdict(release) for release in client.releases]
-    if why := spending.fault(method.costs(step, len(client.examples)), made):
+    if why := spending.fault(spending.paid_here(method, step, len(client.examples)), made):
         raise WireError(f"{method.name}.{step} {why}. Let `costs` say what client.release does.")
     allowed = method.may_keep()
     if extra := sorted(set(client.state) - allowed):
@@ -138,6 +141,12 @@ class Driver:
             folded = self._masked(self.masks, ask, declared, turn, server)
         else:
             folded = self._plain(ask, declared, turn, server)
+        made = self.method.updates
+        if made and made.noise and made.place == "server" and folded.ids and covers(declared):
+            alike = _counts_alike(self.method) or declared.up["model"].by is None
+            shares = {c: 1 if alike else server.examples[c] for c in folded.ids}
+            path = (self.method.world.seed, turn.round, turn.ask)
+            folded.model = made.at_server(folded.model, shares, path)
         for name, part in declared.up.items():
             if part.kind == "scalar" and folded.ids:
                 value = getattr(folded, name)
@@ -219,13 +228,21 @@ class Driver:
         order = iter(ask.to)
         awaited = next(order, None)
         answered: list[ClientId] = []
-        promised = {c: self.method.costs(ask.step, server.examples[c]) for c in ask.to}
+        method = self.method
+        promised = {c: spending.costs(method, ask.step, server.examples[c]) for c in ask.to}
+        here = {c: spending.paid_here(method, ask.step, server.examples[c]) for c in ask.to}
+        more = spending.paid_at_server(method, ask.step)
 
         if paying := [client for client in ask.to if promised[client]]:
             self.announce(turn, ask.step, paying)
 
         def count(reply: Reply) -> Entry:
-            return self._count(reply, ask, turn, take, promised[reply.client])
+            entry = self._count(reply, ask, turn, take, here[reply.client])
+            if entry.outcome == "no answer":  # it may have left the client all the same
+                entry.releases = spending.records(promised[reply.client])
+            elif entry.outcome == "answered":
+                entry.releases += more
+            return entry
 
         for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
             if reply.client not in left:
@@ -260,7 +277,6 @@ class Driver:
         entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered")
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
-            entry.releases = spending.records(promised)  # they may have left the client
             return entry
         entry.releases = list(reply.releases)
         try:

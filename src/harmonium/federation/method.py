@@ -27,6 +27,7 @@ from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
+from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
@@ -83,6 +84,7 @@ class Method:
     server_optimiser: ServerOptimiser = Average()
     views: Views = preset("simclr")
     batch_norm: BatchNorms = "average"
+    updates: Updates | None = None  # protection of whole clients
 
     name: ClassVar[str] = "method"
     paper: ClassVar[str] = ""  # authors and year, for lists
@@ -382,7 +384,8 @@ class Method:
         declared = {one.name: one for one in found if isinstance(one, Exchange)}
         used = {"calibrate": self.recalibrates, "gauge": bool(self.measured)}
         last = {name: declared.pop(name) for name in used}
-        return {**declared, **{name: one for name, one in last.items() if used[name]}}
+        declared |= {name: one for name, one in last.items() if used[name]}
+        return {name: declared_with(self.updates, one) for name, one in declared.items()}
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""

@@ -10,9 +10,35 @@ from typing import Any
 
 from harmonium.errors import BudgetSpent, ConfigError
 from harmonium.federation.method import Method, Server
+from harmonium.federation.updates import covers
 from harmonium.federation.wire import Ask, ClientId
 from harmonium.privacy.account import Account
 from harmonium.privacy.mechanisms import Release
+
+
+def costs(method: Method, step: str, examples: int) -> tuple[Release, ...]:
+    """What an ask for a step costs a client: by the method, and by noise on its whole change."""
+    return (*method.costs(step, examples), *_of_update(method, step))
+
+
+def paid_here(method: Method, step: str, examples: int) -> tuple[Release, ...]:
+    """That part of it which the client itself releases, in its order."""
+    by_server = method.updates is not None and method.updates.place == "server"
+    return tuple(method.costs(step, examples)) if by_server else costs(method, step, examples)
+
+
+def paid_at_server(method: Method, step: str) -> list[Mapping[str, Any]]:
+    """The record of noise that the server adds to the average."""
+    if method.updates is None or method.updates.place == "client":
+        return []
+    return [{**one, "noise": method.updates.source} for one in records(_of_update(method, step))]
+
+
+def _of_update(method: Method, step: str) -> tuple[Release, ...]:
+    if method.updates is None or not method.updates.noise:
+        return ()
+    declared = method.exchanges().get(step)
+    return method.updates.costs if declared is not None and covers(declared) else ()
 
 
 def affordable(
@@ -22,7 +48,7 @@ def affordable(
     return [
         client
         for client in clients
-        if server.account.affords(client, method.costs(step, server.examples[client]))
+        if server.account.affords(client, costs(method, step, server.examples[client]))
     ]
 
 
@@ -31,7 +57,7 @@ def check_ask(method: Method, server: Server, ask: Ask) -> None:
     account = server.account
     able = set(affordable(method, server, ask.step, ask.to))
     for client in (client for client in ask.to if client not in able):
-        spent = account.spent(client, method.costs(ask.step, server.examples[client]))
+        spent = account.spent(client, costs(method, ask.step, server.examples[client]))
         raise BudgetSpent(
             f"with another `{ask.step}` client {client} would spend epsilon {spent:.4g} at delta "
             f"{account.delta:g}, more than privacy.epsilon={account.limit:g}"
@@ -44,13 +70,13 @@ def check_budget(method: Method) -> None:
         step: {name for name, one in declared.up.items() if one.guarded}
         for step, declared in method.exchanges().items()
     }
-    if not any(guarded.values()):
+    if not any(guarded.values()) and not (method.updates and method.updates.noise):
         raise ConfigError(
             f"privacy.epsilon has nothing to count: {method.name} sends nothing with noise. Leave "
             "it out, or choose a method or settings with noise."
         )
     for step, names in guarded.items():
-        if not names <= {one.field for one in method.costs(step, 1000)}:
+        if not names <= {one.field for one in costs(method, step, 1000)}:
             raise ConfigError(
                 f"privacy.epsilon cannot be kept: {method.name} does not say beforehand what "
                 f"`{step}` releases. Its author must add that to `costs`."
@@ -66,7 +92,7 @@ def recount(
     """The account with all asks of a ledger charged to it, as the driver charged them."""
     for entry in entries:
         client = entry["client"]
-        account.charge(client, method.costs(entry["step"], examples[client]))
+        account.charge(client, costs(method, entry["step"], examples[client]))
     return account
 
 
@@ -91,7 +117,7 @@ def notes_on_noise(
 ) -> list[str]:
     """What to know of a run whose clients send something with noise."""
     fewest = min(examples.values(), default=0)
-    if not any(method.costs(step, max(fewest, 1)) for step in method.exchanges()):
+    if not any(costs(method, step, max(fewest, 1)) for step in method.exchanges()):
         return []
     notes = [
         "noise comes from the operating system, so this run does not repeat to the bit; "

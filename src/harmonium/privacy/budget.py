@@ -16,7 +16,7 @@ from scipy.special import log_ndtr, logsumexp, ndtri
 from harmonium.errors import ConfigError, suggest
 from harmonium.privacy.mechanisms import Neighbours
 
-NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add-remove")
+NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add-remove", "client")
 MOST_STEPS = 1_000  # largest sensitivity of whole numbers
 CELLS = 1 << 14  # losses of unlike releases are told apart to this share of their range
 
@@ -51,6 +51,7 @@ def epsilon(
         neighbours: the pictures between which epsilon is to hold; none: those that all releases
             name, or `replace` if they differ. To replace a picture is to remove one and to add
             one, so a release stated for `add-remove` then counts with twice its sensitivity.
+            What holds for any pictures of a client, `client`, holds for all neighbours.
 
     >>> round(epsilon([{"sensitivity": 1.0, "sigma": 1.0}], delta=1e-5), 3)
     4.377
@@ -107,12 +108,14 @@ def _told(
             raise ConfigError(f"a release has neighbours '{name}': {suggest(name, NEIGHBOURS)}")
     if neighbours == "add-remove" and "replace" in stated:
         raise ConfigError("a release is stated for `replace`: it cannot be told for `add-remove`")
+    if neighbours == "client" and stated - {"client"}:
+        raise ConfigError("a release is stated for single pictures: it cannot be told for `client`")
     together = neighbours or (stated.pop() if len(stated) == 1 else "replace")
     shifts: list[float] = []
     steps: Counter[tuple[float, int]] = Counter()
     for release in told:
         sensitivity, scale, count = _numbers(release)
-        if release.get("neighbours", "replace") != together:
+        if release.get("neighbours") == "add-remove" != together:
             sensitivity *= 2
         if not sensitivity:
             continue

@@ -24,7 +24,7 @@ def epsilon_pld(releases: Iterable[Mapping[str, Any]], delta: float) -> float | 
     neighbours = together(told)
     counts: dict[Kind, int] = {}
     for one in told:
-        twice = 1 if one.get("neighbours", "replace") == neighbours else 2
+        twice = 2 if one.get("neighbours") == "add-remove" != neighbours else 1
         scale = float(one["scale"] if "scale" in one else one["sigma"])
         kind = (str(one["mechanism"]), twice * float(one["sensitivity"]), scale)
         if kind[1]:

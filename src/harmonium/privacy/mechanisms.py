@@ -16,7 +16,7 @@ from harmonium.errors import ConfigError, WireError
 
 Randomness = Literal["simulated", "system"]
 Mechanism = Literal["gaussian", "discrete-laplace"]
-Neighbours = Literal["replace", "add-remove"]
+Neighbours = Literal["replace", "add-remove", "client"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Release:
 
     One picture moves what the noise was added to by at most `sensitivity`: by Euclid's distance
     under Gaussian noise, by the sum of absolute changes of whole numbers under discrete Laplace
-    noise. `replace` means one picture in another's place, `add-remove` one picture more or less.
+    noise. `replace` means one picture in another's place, `add-remove` one picture more or less,
+    `client` any pictures in place of all that a client has.
     """
 
     field: str

@@ -15,7 +15,7 @@ from harmonium.checkpoint import ASKED, Folder
 from harmonium.data.partition import Split
 from harmonium.errors import ConfigError, StoreError
 from harmonium.federation.method import Method
-from harmonium.federation.spending import charged, records
+from harmonium.federation.spending import charged, costs, paid_at_server, records
 from harmonium.federation.wire import STEPS, ClientId
 from harmonium.hosts import read_recipe
 from harmonium.privacy.budget import epsilon, epsilon_rdp
@@ -27,6 +27,7 @@ WORST = 10  # clients that a table shows, and whose epsilon a library counts as 
 NEIGHBOURS = {
     "replace": "one picture of a client and another in its place",
     "add-remove": "a client's pictures with and without one of them",
+    "client": "all of a client's pictures and any others in their place",
 }
 
 Made = tuple[tuple[tuple[str, Any], ...], ...]  # kinds of releases, as keys and values, sorted
@@ -136,7 +137,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     for entry in entries:
         client, some = entry["client"], entry.get("releases", [])
         if entry["outcome"] == "lost":  # by a kill, with its round
-            some = records(method.costs(entry["step"], examples[client]))
+            some = records(costs(method, entry["step"], examples[client]))
         made.setdefault(client, []).extend((entry["round"], one) for one in some)
         if entry["outcome"] in ("lost", "no answer"):
             lost[client] += len(some)
@@ -174,7 +175,8 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
         len(examples),
     )
     sources = {str(one.get("noise", "")) for one in every}
-    return replace(found, warnings=tuple(_warnings(found, sources, unknown)))
+    trusting = any(paid_at_server(method, step) for step in method.exchanges())
+    return replace(found, warnings=tuple(_warnings(found, sources, unknown, trusting)))
 
 
 def summary(folder: str | Path) -> str:
@@ -243,7 +245,8 @@ def _open(method: Method, entries: Sequence[Mapping[str, Any]]) -> list[Open]:
     for entry in entries:
         for name, size in entry.get("up", {}).items() if entry["step"] not in STEPS else ():
             declared = exchanges[entry["step"]].up.get(name) if entry["step"] in exchanges else None
-            if declared is None or not (declared.guarded or declared.kind == "public"):
+            noisy = name == "model" and paid_at_server(method, entry["step"])
+            if declared is None or not (noisy or declared.guarded or declared.kind == "public"):
                 times[entry["step"], name] += 1
                 sizes[entry["step"], name] += size
     return [
@@ -294,12 +297,23 @@ def _curve(
     return points
 
 
-def _warnings(found: Report, sources: set[str], unknown: int) -> list[str]:
+def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) -> list[str]:
     """What to know before the figures are quoted."""
     said = []
     if found.clients:
         small = [one.examples for one in found.clients if found.delta >= 1 / max(one.examples, 1)]
-        if small:
+        if trusting:
+            sums = "sums of" if found.masked else "all"
+            said.append(
+                f"the server added the noise: it saw {sums} changes of the model without, and "
+                "epsilon holds against everyone but the server"
+            )
+        if found.neighbours == "client" and found.delta >= 1 / found._everyone:
+            said.append(
+                f"delta {found.delta:g} is not below 1 / {found._everyone} clients: to publish all "
+                "of one client would be within it, so epsilon is not meaningful"
+            )
+        elif found.neighbours != "client" and small:
             said.append(
                 f"delta {found.delta:g} is not below 1 / examples for {len(small)} of "
                 f"{len(found.clients)} clients, the smallest with {min(small)}: to publish one "
