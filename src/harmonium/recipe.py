@@ -31,6 +31,7 @@ from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, DataError, suggest
 from harmonium.evaluate.judge import Evaluation
+from harmonium.federation import dpsgd
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.client import Local
 from harmonium.federation.method import Method
@@ -241,6 +242,8 @@ class Recipe(BaseModel):
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
+        if recipe.local.dp_clip is not None:
+            dpsgd.check(method)
         if recipe.privacy.updates is not None:
             recipe.privacy.updates.check(method)
         if recipe.privacy.epsilon is not None:

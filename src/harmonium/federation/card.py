@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harmonium.federation import dpsgd
 from harmonium.federation.client import Local
 from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
@@ -203,6 +204,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
             *method.revealed(),
             *(term.reveals for term in method.terms if term.reveals),
             *(method.updates.words() if method.updates else ()),
+            *dpsgd.words(method.local),
         ),
     )
 

@@ -206,6 +206,8 @@ class Local:
     decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
     milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
+    dp_clip: float | None = None  # largest gradient norm of one picture (DP-SGD); none: any
+    dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
     for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
     for_fraction: float | None = None  # participation that lr was chosen for; others scale it
 
@@ -225,6 +227,12 @@ class Local:
         schedules.check("local", self.schedule, self.warmup, self.decay, self.milestones)
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
+        if self.dp_clip is not None and not 0 < self.dp_clip < math.inf:
+            raise ConfigError(f"local.dp_clip is {self.dp_clip}; it must be above 0, or none")
+        if not 0 <= self.dp_noise < math.inf:
+            raise ConfigError(f"local.dp_noise is {self.dp_noise}; it must be 0 or more")
+        if self.dp_noise and self.dp_clip is None:
+            raise ConfigError("local.dp_noise needs local.dp_clip, e.g. 1")
         if self.for_clients is not None and self.for_clients < 1:
             raise ConfigError(f"local.for_clients is {self.for_clients}; it must be at least 1")
         if self.for_fraction is not None and not 0 < self.for_fraction <= 1:
@@ -286,6 +294,8 @@ def fit(
     `after` runs after every step (EMA targets, unit rows). Parts that are not trained keep their
     values bit for bit and cost no gradient. A client without a single step declines.
     """
+    from harmonium.federation import dpsgd  # which stands on this module
+
     names = list(parts) if train is None else list(train)
     parts.train()
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
@@ -294,14 +304,18 @@ def fit(
     with frozen(module for name, module in parts.items() if name not in names):
         for batch in client.batches(local.epochs, local.batch, among=among):
             optimiser.zero_grad()
-            value = loss(batch)
-            value.backward()  # type: ignore[no-untyped-call]
+            if local.dp_clip is None:
+                value = loss(batch)
+                value.backward()  # type: ignore[no-untyped-call]
+                amount = value.item()
+            else:
+                amount = dpsgd.step(parameters, loss, batch, local, client)
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimiser.step()
             if after is not None:
                 after()
-            total += value.item()
+            total += amount
             steps += 1
     if not steps:
         count = len(client.examples if among is None else among)

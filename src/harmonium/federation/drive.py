@@ -19,7 +19,7 @@ from harmonium.federation.ledger import Entry, Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
-from harmonium.federation.updates import covers
+from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import STEPS, Ask, ClientId, Exchange, Plan, check
 from harmonium.privacy.mechanisms import Release
 from harmonium.threads import single_thread
@@ -80,8 +80,8 @@ def handle(
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
     check(method.name, declared, "up", up)
-    if method.updates is not None and covers(declared):
-        up["model"] = method.updates.at_client(client, down["model"], up["model"])
+    if covers(declared):
+        up["model"] = shielded(method, client, down["model"], up["model"])
     for name, part in declared.up.items():
         if part.guarded and not client.was_released(name, up[name]):
             raise WireError(

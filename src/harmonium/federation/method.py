@@ -385,7 +385,7 @@ class Method:
         used = {"calibrate": self.recalibrates, "gauge": bool(self.measured)}
         last = {name: declared.pop(name) for name in used}
         declared |= {name: one for name, one in last.items() if used[name]}
-        return {name: declared_with(self.updates, one) for name, one in declared.items()}
+        return {name: declared_with(self, one) for name, one in declared.items()}
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harmonium.errors import BudgetSpent, ConfigError
+from harmonium.federation import dpsgd
 from harmonium.federation.method import Method, Server
 from harmonium.federation.updates import covers
 from harmonium.federation.wire import Ask, ClientId
@@ -17,28 +18,35 @@ from harmonium.privacy.mechanisms import Release
 
 
 def costs(method: Method, step: str, examples: int) -> tuple[Release, ...]:
-    """What an ask for a step costs a client: by the method, and by noise on its whole change."""
-    return (*method.costs(step, examples), *_of_update(method, step))
+    """What an ask for a step costs a client: by the method, and by noise on the model."""
+    return (*method.costs(step, examples), *_of_model(method, step))
 
 
 def paid_here(method: Method, step: str, examples: int) -> tuple[Release, ...]:
     """That part of it which the client itself releases, in its order."""
-    by_server = method.updates is not None and method.updates.place == "server"
-    return tuple(method.costs(step, examples)) if by_server else costs(method, step, examples)
+    own = tuple(method.costs(step, examples))
+    return own if _by_server(method) else costs(method, step, examples)
 
 
 def paid_at_server(method: Method, step: str) -> list[Mapping[str, Any]]:
     """The record of noise that the server adds to the average."""
-    if method.updates is None or method.updates.place == "client":
+    if method.updates is None or not _by_server(method):
         return []
-    return [{**one, "noise": method.updates.source} for one in records(_of_update(method, step))]
+    return [{**one, "noise": method.updates.source} for one in records(_of_model(method, step))]
 
 
-def _of_update(method: Method, step: str) -> tuple[Release, ...]:
-    if method.updates is None or not method.updates.noise:
+def _by_server(method: Method) -> bool:
+    made = method.updates
+    return made is not None and made.noise > 0 and made.place == "server"
+
+
+def _of_model(method: Method, step: str) -> tuple[Release, ...]:
+    """Noise on a client's whole change, or in every step of its training; never both."""
+    updates = method.updates.costs if method.updates is not None else ()
+    if not (noisy := updates or dpsgd.costs(method.local)):
         return ()
     declared = method.exchanges().get(step)
-    return method.updates.costs if declared is not None and covers(declared) else ()
+    return noisy if declared is not None and covers(declared) else ()
 
 
 def affordable(
@@ -70,7 +78,7 @@ def check_budget(method: Method) -> None:
         step: {name for name, one in declared.up.items() if one.guarded}
         for step, declared in method.exchanges().items()
     }
-    if not any(guarded.values()) and not (method.updates and method.updates.noise):
+    if not any(guarded.values()) and not _by_server(method):
         raise ConfigError(
             f"privacy.epsilon has nothing to count: {method.name} sends nothing with noise. Leave "
             "it out, or choose a method or settings with noise."

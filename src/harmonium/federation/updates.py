@@ -19,6 +19,7 @@ import torch
 
 from harmonium import seeds
 from harmonium.errors import ConfigError
+from harmonium.federation import dpsgd
 from harmonium.federation.wire import EXAMPLES, ClientId, Exchange, Weights
 from harmonium.privacy.mechanisms import Noise, Randomness, Release
 
@@ -126,11 +127,21 @@ class Updates:
                 )
 
 
-def declared_with(updates: Updates | None, one: Exchange) -> Exchange:
-    """An exchange as it is with this protection, if there is any."""
-    if updates is None or not (updates.guards and covers(one)):
+def declared_with(method: Method, one: Exchange) -> Exchange:
+    """An exchange as it is under a method's protections: models with noise are guarded."""
+    updates = method.updates
+    noisy = method.local.dp_noise or (updates is not None and updates.guards)
+    if not (noisy and covers(one)):
         return one
     return replace(one, up={**one.up, "model": replace(one.up["model"], guarded=True)})
+
+
+def shielded(method: Method, client: Client, before: Weights, after: Weights) -> Weights:
+    """A trained model as it leaves, with a note of the noise in it."""
+    sent = after if method.updates is None else method.updates.at_client(client, before, after)
+    if noisy := dpsgd.costs(method.local):  # it followed from noisy steps alone
+        client.released("model", sent, noisy)
+    return sent
 
 
 def covers(declared: Exchange) -> bool:

@@ -76,6 +76,10 @@ class Objective:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
         raise TypeError(f"{type(self).__name__} must define `build`")
 
+    def alone(self) -> bool:
+        """Whether the loss is a mean over pictures, none of which looks at another."""
+        return False
+
     def among(self, examples: Examples) -> Tensor | None:
         """Positions of the examples it can learn from; none: all of them."""
         return None

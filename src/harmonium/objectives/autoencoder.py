@@ -47,6 +47,10 @@ class Autoencoder(Objective):
         """The decoder, averaged like the encoder."""
         return {"decoder": Part(decoder(dim, world.channels, world.side, self.width))}
 
+    def alone(self) -> bool:
+        """No picture looks at another."""
+        return True
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of the pictures as they are: views are never made."""
         return Seen(batch, [parts["encoder"](batch.plain)], [])

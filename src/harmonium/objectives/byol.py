@@ -72,6 +72,10 @@ class BYOL(Objective):
         """A `fresh` target starts as the received model."""
         restart(parts, first=first)
 
+    def alone(self) -> bool:
+        """Whether none looks at another; a target that moves at every look is not for that."""
+        return self.update == "after"
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """What the network makes of the views, and what the target makes of them."""
         if self.update == "before":

@@ -60,6 +60,10 @@ class Rotation(Objective):
         projector = mlp(dim, out, out, norm="batch", bias=False, out_bias=self.bias, out_norm=True)
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
+    def alone(self) -> bool:
+        """No picture looks at another."""
+        return True
+
     def see(self, parts: Parts, batch: Batch) -> Turned:
         """Features of the turned pictures, and projections if there is a projector."""
         pictures = self._pictures(batch)

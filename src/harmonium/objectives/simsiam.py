@@ -58,6 +58,10 @@ class SimSiam(Objective):
         predictor = mlp(out, narrow, out, norm=self.norm, bias=self.bias, out_bias=True)
         return {"projector": Part(projector), "predictor": Part(predictor)}
 
+    def alone(self) -> bool:
+        """No picture looks at another."""
+        return True
+
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Minus the similarity of each view's guess to the other's projection."""
         first, second = seen.pair()

@@ -40,6 +40,10 @@ class Supervised(Objective):
         """Pictures whose label is known; a client with fewer than two takes no part."""
         return (examples.labels() != UNKNOWN).nonzero().flatten()
 
+    def alone(self) -> bool:
+        """No picture looks at another; that its label is known is public."""
+        return True
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of every view; there is no projector."""
         h = parts["encoder"](torch.cat(batch.views))

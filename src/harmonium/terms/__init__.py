@@ -29,6 +29,7 @@ class Term:
     paper: ClassVar[str] = ""  # authors and year, for cards
     uses_labels: ClassVar[bool] = False
     reveals: ClassVar[str] = ""  # what leaves because of it, in plain words
+    alone: ClassVar[bool] = False  # no picture looks at another in it
 
     def check(self, objective: Objective) -> None:
         """Refuse an objective that it cannot be added to."""

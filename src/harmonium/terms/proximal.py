@@ -26,6 +26,7 @@ class Proximal(Term):
     """(mu / 2) times the squared distance of the trained parameters from the received ones."""
 
     paper = "Li et al., 2020"
+    alone = True
 
     mu: float = 0.01  # strength of the pull
 
