@@ -56,11 +56,11 @@ def words(local: Local) -> tuple[str, ...]:
     """What it does, for people."""
     if local.dp_clip is None:
         return ()
-    noise = f"noise of {local.dp_noise:g} deviations over its sensitivity"
+    noise = "no noise, which hides nothing"
+    if local.dp_noise:
+        noise = f"noise of {local.dp_noise:g} deviations over its sensitivity"
     said = f"Gradients of single pictures are shortened to {local.dp_clip:g} in every step"
-    return (
-        f"{said}, and their sum gets {noise if local.dp_noise else 'no noise, which hides none'}.",
-    )
+    return (f"{said}, and their sum gets {noise}.",)
 
 
 def costs(local: Local) -> tuple[Release, ...]:
