@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from harmonium.errors import ConfigError
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.planning import plan, plan_from
+from harmonium.recipe import Recipe
 
 # delta, mu, sigma, releases, pictures; epsilon by RDP for a picture removed and replaced, exact
 ROWS = [
@@ -119,3 +121,16 @@ def test_words_and_names_say_the_same() -> None:
     assert named.pld is None or named.pld == pytest.approx(3.0, rel=0.01)
     with pytest.raises(AttributeError, match="no attribute 'plans'"):
         harmonium.privacy.plans  # noqa: B018
+
+
+def test_the_commands_of_the_page_on_privacy_are_right() -> None:
+    page = Path(__file__).parents[2] / "docs" / "privacy.md"
+    if not page.exists():
+        pytest.skip("not a checkout")
+    lines = [
+        line.split() for line in page.read_text().splitlines() if line.startswith("harmonium ")
+    ]
+    runs = [Recipe.of(*words[2:]) for words in lines if words[1] == "run"]
+    plans = [plan_from(words[3:]) for words in lines if words[1:3] == ["privacy", "plan"]]
+    assert len(runs) == 2 and len(plans) == 2
+    assert runs[0].privacy.updates and runs[1].local.dp_noise
