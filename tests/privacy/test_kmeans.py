@@ -174,6 +174,7 @@ def test_noise_is_as_calibrated_elsewhere() -> None:
     """By losses rounded up on a grid; exact ones need a thousandth less."""
     for epsilon, expected in ((0.8, 3.19), (1.0, 2.644), (10.0, 0.417)):
         assert multiplier(epsilon, 1e-3) == pytest.approx(expected, rel=2e-3)
+    assert multiplier(math.inf, 1e-3) == 0
     assert multiplier(1.0, 1e-3, 5) < multiplier(1.0, 1e-3) < multiplier(1.0, 1e-6)
 
 

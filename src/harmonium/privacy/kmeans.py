@@ -116,6 +116,8 @@ def multiplier(epsilon: float, delta: float, depth: int = DEPTH) -> float:
     >>> [round(multiplier(epsilon, 1e-3), 3) for epsilon in (0.8, 1.0, 10.0)]
     [3.186, 2.641, 0.417]
     """
+    if epsilon == math.inf:
+        return 0.0
     if not epsilon > 0:
         raise ConfigError(f"epsilon is {epsilon}; it must be above 0, e.g. 1, or inf for no noise")
     common = {"sensitivity": 1, "neighbours": "add-remove"}
