@@ -19,7 +19,7 @@ from harmonium.runs import resume, run
 SETTINGS = {
     "clients": 3,
     "rounds": 3,
-    "data": {"name": "shapes", "count": 60, "test_count": 10, "size": 8},
+    "data": {"name": "shapes", "count": 120, "test_count": 10, "size": 8},
     "public": {"name": "shapes", "count": 60, "test_count": 10, "validation": 0},
     "encoder": {"name": "cnn-small", "width": 2, "out": 80},
     "method": {"name": "fedca", "size": 8, "align_epochs": 1, "align_batch": 8},
@@ -156,7 +156,7 @@ def test_a_run_has_targets_once_and_resumes_to_the_same_bits(tmp_path: Path) -> 
     for client in range(3):
         versions = list((clients / str(client)).glob("[0-9]*"))
         assert len(versions) == 2 and len(apart(clients, client)) == 2
-        assert all(one.stat().st_size < LARGE for one in versions)
+        assert all(LARGE < one.stat().st_size < 2 * LARGE for one in versions)  # moving averages
     with pytest.raises(KeyboardInterrupt):
         run("fedca", out=tmp_path / "run", watcher=StopAfter(2), **SETTINGS)
     resume(tmp_path / "run")

@@ -18,6 +18,7 @@ from harmonium import codec, store
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
+from harmonium.engines import shelf
 from harmonium.engines.host import Host, StateRef
 from harmonium.errors import ConfigError, DataError, HarmoniumError, StoreError, WireError
 from harmonium.federation.client import Decline
@@ -43,7 +44,7 @@ class Noisy(Method):
 
     sigma: float = 4.0
     head_epochs: int = 1
-    keeps = {"count": "scalar"}
+    keeps = {"count": "scalar", "still": "public", "moves": "public"}
 
     @exchange(
         down={"model": weights(), "fault": scalar()},
@@ -55,6 +56,8 @@ class Noisy(Method):
         if got.fault == 2:
             raise ZeroDivisionError("a bug of\nthe method")
         client.state["count"] = client.state.get("count", 0) + 1
+        client.state["still"] = torch.ones(3)
+        client.state["moves"] = torch.full((3,), client.state["count"])
         mean = client.examples.pixels().double().mean(dim=(0, 1, 2))
         noisy = client.release("mean", mean, sensitivity=1.0, sigma=self.sigma)
         return {"model": got.model, "mean": noisy, "loss": float(client.state["count"])}
@@ -417,6 +420,24 @@ def test_versions_that_no_commit_needs_are_deleted_but_none_that_is_newer(bench:
     assert kept() == ["000004", "000005"]
 
 
+def test_a_large_tensor_that_stays_lies_apart_and_nothing_tells_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "LARGE", 12)
+    states = [bench.say(about={"round": 1})["state"]]
+    assert len(list(bench.states.glob("apart-*"))) == 2
+    for round in (2, 3, 4):
+        keep = [state["file"] for state in states[-2:]]
+        got = bench.say(about={"round": round}, state=states[-1], keep=keep)
+        states.append(got["state"])
+        assert got["up"]["loss"] == round and set(got["state"]) == {"file", "digest"}
+    (apart,) = bench.states.glob("apart-*")  # of what moves no version refers to it any more
+    assert apart.name[6:70] not in json.dumps(states)
+    apart.write_bytes(b"damaged")
+    why = bench.refusal(about={"round": 5}, state=states[-1], keep=[states[-1]["file"]])
+    assert "StoreError" in why and apart.name not in why  # the site's log says more
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -715,7 +736,7 @@ def test_the_end_hands_on_the_model_and_what_the_client_kept(bench: Bench) -> No
     recipe, host, folder, told, kept = bench.finished[0]
     assert recipe.digest == PLAN.digest and isinstance(host, Host)
     assert folder == bench.folder / "runs" / RUN
-    assert torch.equal(told["model"]["x"], torch.ones(2)) and kept == {"count": 1}
+    assert torch.equal(told["model"]["x"], torch.ones(2)) and kept["count"] == 1
 
 
 def test_a_fault_at_the_end_is_told(bench: Bench) -> None:
