@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -60,8 +60,8 @@ class OwnTargets(Method):
             restart(parts, first=True)
         done = self.fit(parts, client, anchor=got.model)
         sent = self.push(client, parts)
-        kept = self.remembered()
-        client.state["online"] = {key: sent[key] for key in self.online() if key.startswith(kept)}
+        shared, kept = self.blueprint.layouts()["parameters"], self.remembered()
+        client.state["online"] = {k: sent[k] for k in shared if k.partition(".")[0] in kept}
         client.state |= {"divergence": distance(start, sent), "round": client.round}
         return {"model": sent, "loss": done.loss}
 
@@ -82,11 +82,6 @@ class OwnTargets(Method):
         if self.divergence == "received":
             return distance(client.state["online"], model)
         return float(client.state["divergence"])
-
-    def online(self) -> list[str]:
-        """Names of the parameters that are trained and shared, but for those of terms."""
-        trained: Any = self.blueprint.layouts()["parameters"]
-        return [key for key in trained if key.partition(".")[0] in ONLINE]
 
 
 @methods("fedu")
