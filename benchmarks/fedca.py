@@ -284,9 +284,9 @@ at test pictures. The standard error of such a figure is about 1 point, and of t
   42.6, of 256 rows 41.0. That gain of 1.8 did not come again on seed 101: SimCLR 39.4, dictionary
   of 64 rows 35.8.
 
-The table has the setting, of those tried with one epoch a round, that was best for FedCA: batches of
-128, temperature 0.1, 64 rows, strength 0.01 of means. It is not the best for SimCLR. Five epochs a
-round are better for all rows, but brought FedCA no lead either, so the setting was kept. The
+The table has the setting, of those tried with one epoch a round, that was best for FedCA: batches
+of 128, temperature 0.1, 64 rows, strength 0.01 of means. It is not the best for SimCLR. Five epochs
+a round are better for all rows, but brought FedCA no lead either, so the setting was kept. The
 published K = 1024 and sums with strength 0.01 were not tried; STL-10 was not at hand, so public
 pictures are drawn shapes, 2,000 of them.
 
@@ -333,8 +333,8 @@ Every client has 8 pictures of 16 pixels; 200 public pictures, two rounds, all c
 tiny encoder, all in one process. Peak memory is the largest proportional set size. States live on
 disk: a client keeps its moving averages, 4 kB here, and two rounds are kept for resuming. What the
 alignment model makes of the public pictures lies there once for all clients, 0.1 MB here and 28 MB
-with 3,200 public pictures and 2,048 features; before it did, every client had a copy in each round
-and these states took 26.5 and 264.8 MB. Seconds are of a busy machine.
+with 3,200 public pictures and 2,048 features; with a copy for every client in each round these
+states took 26.5 and 264.8 MB. Seconds are of a busy machine.
 """,
 }
 
