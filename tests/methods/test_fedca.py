@@ -324,7 +324,7 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
     assert "of at least 4 similar pictures, as a mean" in means and "there is no epsilon" in means
     assert "test whether a picture" not in means
     for text in (noisy, means):
-        assert "The model goes up beside the rows without any protection" in text
+        assert "This is for rows alone: the model goes up beside them" in text
 
 
 def test_without_a_dictionary_no_rows_leave_and_nothing_is_said_of_them() -> None:

@@ -14,9 +14,7 @@ from harmonium.federation.wire import ClientId
 from harmonium.privacy.mechanisms import Release
 
 Sampling = Literal["client", "server", "replace"]  # see `quotas`
-_BESIDE = (
-    "The model goes up beside the rows without any protection, and was trained on the pictures."
-)
+_BESIDE = "This is for rows alone: the model goes up beside them, trained on the same pictures."
 
 
 def quotas(
