@@ -97,9 +97,13 @@ def test_recipes_of_fedu_and_fedema_have_one_setting(size: str) -> None:
         held = getattr(recipe.split, "classes_per_client", None)
         assert held == (None if shift == "iid" else 2 if data == "c10" else 20)
         assert getattr(recipe.split, "assignment", "least_used") == "least_used"
-        assert recipe.clients == 5 and recipe.local.batch == 128 and recipe.local.clip is None
-        assert (recipe.local.lr, recipe.local.weight_decay) == (0.032, 0.0005)
-        assert (recipe.objective.name, recipe.views.name) == ("byol", "easyfl")
+        assert recipe.clients == 5 and recipe.local.clip is None
+        local = (recipe.local.batch, recipe.local.lr, recipe.local.weight_decay)
+        assert local == ((32, 0.001, 0) if size else (128, 0.032, 0.0005))
+        assert (recipe.objective.name, recipe.views.name) == (
+            "byol",
+            "simclr" if size else "easyfl",
+        )
         assert recipe.method.cls.name == ("fedavg" if row == "fedbyol" else row.split("-")[0])
         received = recipe.method.options.get("divergence") == "received"
         assert received == row.endswith("received")
