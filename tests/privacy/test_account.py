@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from harmonium import Recipe, run
+from harmonium.checkpoint import Folder
+from harmonium.engines import shelf
 from harmonium.errors import BudgetSpent, ConfigError, WireError
 from harmonium.federation.client import Client
 from harmonium.federation.drive import Reply
-from harmonium.federation.method import Method, Server
+from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, statistic, weights
 from harmonium.privacy.account import Account
@@ -33,9 +35,11 @@ class Noisy(Method):
     name = "noisy"
     paper = "none"
     remembers = {"shared": "scalar"}
+    keeps = {"turns": "scalar"}
     sigma: float = 40.0
     careful: bool = False
     honest: bool = True
+    late: bool = False  # train first
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """One mean."""
@@ -45,11 +49,21 @@ class Noisy(Method):
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Tell, then train."""
+        if self.late:
+            server = yield from super().round(server, cohort)
+            yield Ask("tell", cohort, {"model": server.model})
+            return server
         able = affordable(self, server, "tell", cohort) if self.careful else cohort
         if able:
             yield Ask("tell", able, {"model": server.model}, least=0)
         memory = {"shared": [*server.memory.get("shared", []), len(able)]}
         return (yield from super().round(replace(server, memory=memory), cohort))
+
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Train, and count how often."""
+        client.state["turns"] = client.state.get("turns", 0) + 1
+        return super().train(client, got)
 
     @exchange(down={"model": weights()}, up={"mean": statistic("each", guarded=True)})
     def tell(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
@@ -114,6 +128,19 @@ def test_a_run_ends_before_it_would_spend_too_much(tmp_path: Path) -> None:
     resume(tmp_path / "a")
     assert files(tmp_path / "a") == before
     assert not (tmp_path / "a/asked.jsonl").exists()  # simulated noise needs none
+
+
+def test_what_the_last_round_did_before_it_was_stopped_is_dropped(tmp_path: Path) -> None:
+    """Clients had trained already when they were to tell for the third time."""
+    settings = {**SMALL, "privacy": {"epsilon": (spent(2) + spent(3)) / 2, "delta": 1e-3}}
+    method = {"name": HERE, "late": True}
+    found = run(Recipe.from_tree({**settings, "method": method}), out=tmp_path / "a")
+    assert found.stopped and len(found.rounds) == 4
+    commit, _ = Folder(tmp_path / "a").last()
+    assert commit is not None
+    for held in commit.clients.values():
+        state = shelf.read(tmp_path / "a/clients" / held["file"], held["digest"]).state
+        assert state["turns"] == 2
 
 
 def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
