@@ -60,6 +60,15 @@ def test_a_large_change_is_shortened_and_keeps_its_direction() -> None:
     )
 
 
+@pytest.mark.parametrize("norm", [0.501, 0.75, 1.5, 100.0])
+def test_no_change_is_longer_than_the_clip(norm: float) -> None:
+    before, way = weights(0), weights(1)
+    size = apart(way, {key: torch.zeros_like(part) for key, part in way.items()})
+    after = {key: before[key] + norm / size * part for key, part in way.items()}
+    sent = Updates(0.5).at_client(client_of(), before, after)
+    assert apart(before, sent) == pytest.approx(0.5, rel=1e-4)
+
+
 def test_a_small_change_without_noise_is_left_alone() -> None:
     before = weights(0)
     after = {key: part + 1e-4 for key, part in before.items()}
