@@ -12,6 +12,7 @@ from collections import deque
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from torch.nn import functional
 
 from harmonium.objectives.sinkhorn import scaled, scaling
 
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 Balance = Literal["exact", "argmax"]
 GlobalBalance = Literal["soft", "exact"]
 SHARPNESS = 25.0  # of Sinkhorn's assignments, by which cosines are multiplied
@@ -66,15 +69,28 @@ def equal(scores: Tensor) -> Tensor:
     >>> equal(torch.tensor([[9.0, 0.0], [8.0, 0.0], [7.0, 6.0], [7.0, 5.0]]))
     tensor([0, 0, 1, 1])
     """
+    return torch.from_numpy(_equal(scores.double().numpy()))
+
+
+def _equal(scores: Floats) -> Integers:
     n, clusters = scores.shape
     seats = np.arange(n) % clusters
-    _, seat = linear_sum_assignment(-scores.double().numpy()[:, seats])
-    return torch.from_numpy(seats[seat])
+    _, seat = linear_sum_assignment(-scores[:, seats])
+    found: Integers = seats[seat]
+    return found
 
 
 def largest(scores: Tensor) -> Tensor:
     """Labels (n,) by the largest shares of a Sinkhorn assignment; sizes are as they come."""
     return scaled(SHARPNESS * scores, 10).argmax(1)
+
+
+def _largest(scores: Floats, rng: torch.Generator) -> Integers:
+    """With a row drawn at random for every cluster that would be empty."""
+    labels = largest(torch.from_numpy(scores)).numpy()
+    for empty in set(range(scores.shape[1])) - set(labels.tolist()):
+        labels[torch.randint(len(labels), (1,), generator=rng)] = empty
+    return labels
 
 
 @torch.no_grad()
@@ -86,28 +102,30 @@ def local_clusters(
     They start as rows drawn at random. With `argmax` a cluster may end empty: its centroid is then
     a row drawn at random, and that row gets its label.
     """
-    points = rows.double()
-    centroids = points[torch.randperm(len(rows), generator=rng)[:count]]
-    assign = equal if balance == "exact" else largest
-    labels = torch.full((len(rows),), -1)
+    points = rows.double().numpy()  # numpy has less to do around small sums
+    centroids = points[torch.randperm(len(rows), generator=rng)[:count].numpy()]
+    labels = np.full(len(rows), -1)
     for _ in range(TURNS):
-        before, labels = labels, assign(points @ centroids.T)
-        if torch.equal(before, labels):
+        scores, before = points @ centroids.T, labels
+        labels = _equal(scores) if balance == "exact" else _largest(scores, rng)
+        if np.array_equal(before, labels):
             break
-        if balance == "argmax":
-            for empty in (labels.bincount(minlength=count) == 0).nonzero().flatten():
-                labels[torch.randint(len(rows), (1,), generator=rng)] = empty
-        centroids = means(points, labels, centroids)
-    return centroids.to(rows.dtype), labels
+        centroids = _means(points, labels, centroids)
+    return torch.from_numpy(centroids).to(rows.dtype), torch.from_numpy(labels)
 
 
 def means(rows: Tensor, labels: Tensor, before: Tensor) -> Tensor:
     """Unit means of the rows with each label; a label that no row has keeps what was `before`."""
-    members = np.eye(len(before))[labels.numpy()].T  # numpy: less to do around small sums
-    sums = members @ rows.double().numpy()
-    units = sums / np.linalg.norm(sums, axis=1, keepdims=True).clip(1e-12)
-    made = np.where(members.any(1, keepdims=True), units, before.numpy())
+    made = _means(rows.double().numpy(), labels.numpy(), before.numpy())
     return torch.from_numpy(made).to(before.dtype)
+
+
+def _means(rows: Floats, labels: Integers, before: Floats) -> Floats:
+    members = np.eye(len(before))[labels].T
+    sums = members @ rows
+    units = sums / np.sqrt((sums * sums).sum(1, keepdims=True)).clip(1e-12)
+    found: Floats = np.where(members.any(1, keepdims=True), units, before)
+    return found
 
 
 def smallest(labels: Tensor, pictures: Tensor, count: int) -> int:
