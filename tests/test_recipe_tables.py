@@ -205,3 +205,91 @@ def test_a_small_recipe_runs(row: str, tmp_path: Path) -> None:
     words = [*drawn, *small, *less]
     found = run(f"fsimclr/c10-joint/{row}@cpu", *words, out=tmp_path / "run")
     assert found.rounds[1]["bounds"]["clients"] == 3
+
+
+OF_ORCHESTRA = [entry.name for entry in table("orchestra")]
+OURS = {"orchestra", "released", "paper", "g1", "g2", "g3", "g4", "l1", "l2", "l3", "reps"}
+OURS |= {"no-rotation", "no-target", "dp-0.8", "dp-1", "dp-10"}
+
+
+@pytest.mark.parametrize("name", [one for one in OF_ORCHESTRA if "-device/" in one])
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_a_recipe_of_orchestra_says_what_its_name_says(name: str, size: str) -> None:
+    recipe = Recipe.of(f"{name}{size}")
+    data, row = name.split("/")[1].split("-")[0], name.split("/")[2]
+    assert recipe.data.name == {"c10": "cifar10", "c100": "cifar100"}[data]
+    assert (recipe.method.name == "orchestra") == (row in OURS)
+    assert recipe.split.name == "orchestra" and getattr(recipe.split, "alpha", 0) == 0.1
+    options = recipe.method.options
+    if row in OURS:
+        assert recipe.objective.name == "assignments"
+        private = {"dp-0.8": 0.8, "dp-1": 1.0, "dp-10": 10.0}
+        assert options.get("epsilon") == private.get(row)
+        asked = recipe.participation.asked(recipe.clients)
+        rows = options["local_clusters"] or 128
+        assert asked * rows >= options["clusters"]  # else the run would be refused
+    if size:
+        assert recipe.encoder.name == "cnn-small" and recipe.clients == 10
+        return
+    local = recipe.local.scaled(recipe.clients, recipe.participation.fraction)
+    assert (local.epochs, local.batch, recipe.rounds) == (10, 16, 100)
+    rates = {"f-simsiam": 0.01, "f-byol": 0.01, "supervised": 0.03}
+    assert local.lr == pytest.approx(rates.get(row, 0.003))
+    if row == "orchestra":
+        wanted = (64, 8) if data == "c10" else (128, 16)
+        assert (options["clusters"], options["local_clusters"]) == wanted
+
+
+def test_settings_of_orchestra_change_one_thing_each() -> None:
+    places = ["device", "silo", "iid", "skewed", "k50", "k400", "r10", "r100", "e5", "e20"]
+    found = {place: Recipe.of(f"orchestra/c10-{place}") for place in places}
+    one = {p: r.local.scaled(r.clients, r.participation.fraction) for p, r in found.items()}
+    alphas = [getattr(found[place].split, "alpha", None) for place in ("iid", "skewed")]
+    assert alphas == [100_000, 0.001]
+    assert (found["k50"].clients, one["k50"].epochs) == (50, 5)
+    assert (found["k400"].clients, one["k400"].epochs) == (400, 40)
+    assert one["r10"].lr == pytest.approx(0.003 * 0.2**0.5)
+    assert one["r100"].lr == pytest.approx(0.003 * 2**0.5)
+    assert (one["e5"].epochs, one["e20"].epochs) == (5, 20)
+    silo, options = found["silo"], one["silo"]
+    assert (silo.clients, silo.participation.fraction, options.epochs) == (10, 1.0, 10)
+    assert (options.batch, options.lr) == (256, 0.01)
+    for row in ("f-byol", "f-simsiam"):
+        assert Recipe.of(f"orchestra/c10-silo/{row}").method.name == "divergence-aware"
+        assert Recipe.of(f"orchestra/c10-device/{row}").method.name == "fedavg"
+    target = Recipe.of("orchestra/c10-silo/f-byol").objective
+    assert getattr(target, "target", None) == "local" and getattr(target, "momentum", 0) == 0.99
+
+
+@pytest.mark.parametrize("row", sorted({name.split("/")[2] for name in OF_ORCHESTRA}))
+def test_models_of_orchestras_rows_can_be_built(row: str) -> None:
+    method = Recipe.of(f"orchestra/c100-device/{row}@cpu").method_for((32, 32, 3), 100)
+    assert sum(p.numel() for p in method.blueprint.parameters()) < 3e5
+    Recipe.of(f"orchestra/c10-silo/{row}@cpu")
+
+
+def test_orchestras_figures_are_those_of_the_paper() -> None:
+    found = {entry.name: entry.published for entry in table("orchestra")}
+    assert len(found) == len(OF_ORCHESTRA) == 2 * 13 * 22
+    assert found["orchestra/c10-device/orchestra"] == 71.58
+    assert found["orchestra/c100-silo/f-specloss"] == 56.59
+    assert found["orchestra/c10-silo/supervised"] == 79.22
+    assert found["orchestra/c100-device/l3"] == 40.25
+    assert found["orchestra/c10-device/reps"] == 71.95
+    assert found["orchestra/c100-device/no-target"] == 36.8
+    assert found["orchestra/c10-device/dp-10"] == 69.63
+    assert found["orchestra/c10-iid/orchestra"] is found["orchestra/c10-silo/g1"] is None
+    source = read_yaml(tables()["orchestra"].read_text(encoding="utf-8"), "orchestra")
+    assert all(len(f) == 4 for about in source["elsewhere"].values() for f in about.values())
+
+
+@pytest.mark.parametrize("row", ["orchestra", "f-byol"])
+def test_a_small_recipe_of_orchestra_runs(row: str, tmp_path: Path) -> None:
+    drawn = ["data=shapes", "data.count=150", "data.test_count=20", "data.size=16", "clients=4"]
+    small = ["encoder.width=4", "encoder.out=16", "local.batch=16", "engine.workers=0"]
+    less = ["rounds=1", "evaluate.k=5", "evaluate.health=32", "data.limit=100"]
+    more = ["method.clusters=8", "method.global_steps=9"] if row == "orchestra" else []
+    words = [*drawn, *small, *less, *more, "participation.fraction=1"]
+    found = run(f"orchestra/c10-silo/{row}@cpu", *words, out=tmp_path / "run")
+    key = "anonymity" if row == "orchestra" else "divergence"
+    assert found.rounds[1]["reported"][key] > 0

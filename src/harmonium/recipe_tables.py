@@ -26,8 +26,16 @@ class Entry:
 
     name: str
     what: str
-    layers: Mapping[str, list[list[str]]]  # size -> words, layer by layer
+    parts: Mapping[str, list[Any]]  # size -> layers as the file has them
     published: float | None  # test accuracy in percent; none where the paper has no figure
+
+    def layers(self, size: str) -> list[list[str]]:
+        """The words of each layer, with the values that names in braces stand for."""
+        parts = self.parts[size]
+        whole = [part if isinstance(part, Mapping) else {"words": part} for part in parts]
+        values = {key: value for part in whole for key, value in part.items() if key != "words"}
+        values = {key: str(value).format(**values) for key, value in values.items()}
+        return [[word.format(**values) for word in part.get("words", [])] for part in whole]
 
 
 def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
@@ -36,23 +44,15 @@ def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
     for number, place in enumerate(itertools.product(*axes)):
         chosen = [axis[name] for axis, name in zip(axes, place, strict=True)]
         for row, about in source["rows"].items():
-            layers = {
-                size: _filled([source["common"], *chosen, about["words"], changes])
+            parts = {
+                size: [source["common"], *chosen, about["words"], changes]
                 for size, changes in source["sizes"].items()
             }
             name = f"{table}/{'-'.join(place)}/{row}"
             figures = about.get("published", {})  # of every setting in order, or by name
             listed = dict(enumerate(figures)) if isinstance(figures, list) else figures
             figure = listed.get(number, listed.get("-".join(place)))
-            yield Entry(name, about["what"], layers, figure)
-
-
-def _filled(parts: list[Any]) -> list[list[str]]:
-    """The words of each layer, with the values that names in braces stand for."""
-    whole = [part if isinstance(part, Mapping) else {"words": part} for part in parts]
-    values = {key: value for part in whole for key, value in part.items() if key != "words"}
-    values = {key: str(value).format(**values) for key, value in values.items()}
-    return [[word.format(**values) for word in part.get("words", [])] for part in whole]
+            yield Entry(name, about["what"], parts, figure)
 
 
 def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
@@ -66,4 +66,4 @@ def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
         if asked not in found:
             near = suggest(f"{asked}@{SMALL}" if size == SMALL else asked, sized)
         raise ConfigError(f"unknown recipe '{name}': {near} (harmonium recipes {table} lists them)")
-    return found[asked].layers[size or FULL]
+    return found[asked].layers(size or FULL)
