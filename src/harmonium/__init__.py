@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harmonium.runs import resume as resume
     from harmonium.runs import run as run
     from harmonium.testing import check_method as check_method
+    from harmonium.tuning.study import tune as tune
 
 _WHERE = {
     "Method": "harmonium.federation.method",
@@ -31,6 +32,7 @@ _WHERE = {
     "load_encoder": "harmonium.handover",
     "resume": "harmonium.runs",
     "run": "harmonium.runs",
+    "tune": "harmonium.tuning.study",
 }
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 

@@ -23,6 +23,7 @@ from harmonium.cli_diagnosis import diagnose
 from harmonium.cli_eval import evaluate
 from harmonium.cli_federation import client, server
 from harmonium.cli_privacy import privacy
+from harmonium.cli_tune import tune
 from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
 
@@ -182,6 +183,7 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
 app.command()(diagnose)
 app.command("eval")(evaluate)
 app.command()(privacy)
+app.command()(tune)
 
 
 @app.command()

@@ -18,6 +18,10 @@ class ConfigError(HarmoniumError):
     """A recipe, key or value that does not exist or does not fit."""
 
 
+class UnknownSetting(ConfigError):
+    """A key, a name or a kind of value that nothing reads: a slip, whatever the other settings."""
+
+
 class DataError(HarmoniumError):
     """Pictures, labels, splits or downloads that are missing or not what they should be."""
 

@@ -212,7 +212,8 @@ class Life:
                 )
             figures, last = dict(marks), number if stopped else recipe.rounds
             due = recipe.evaluate.due(number, last)
-            if due and (judge or method.measured or number == last):
+            wanted = judge or method.measured or method.appraisal or number == last
+            if due and wanted:
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
                 looks = [judge.look(encoder) for encoder in encoders] if judge else []

@@ -29,10 +29,11 @@ from harmonium.data.splits.iid import IID
 from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import ConfigError, DataError, suggest
+from harmonium.errors import ConfigError, DataError, UnknownSetting, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation import dpsgd
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
+from harmonium.federation.appraising import Appraisal
 from harmonium.federation.client import Local
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
@@ -120,7 +121,7 @@ def _views(value: Any) -> ViewsChoice:
         raise ConfigError(f"views is {value!r}; give one of these names: {', '.join(PRESETS)}")
     name = str(value.get("name", "simclr"))
     if name not in PRESETS:
-        raise ConfigError(f"unknown views '{name}': {suggest(name, PRESETS)}")
+        raise UnknownSetting(f"unknown views '{name}': {suggest(name, PRESETS)}")
     changes = {key: setting for key, setting in value.items() if key != "name"}
     choice = ViewsChoice(name, check_fields(View, changes, "views"))
     choice.build()  # wrong values are refused here and not in the middle of a run
@@ -226,7 +227,7 @@ class Recipe(BaseModel):
         checked: dict[str, Any] = {}
         for key, value in tree.items():
             if key not in cls.model_fields:
-                raise ConfigError(unknown(key, known_keys()))
+                raise UnknownSetting(unknown(key, known_keys()))
             kind = cls.model_fields[key].annotation
             checked[key] = coerce(key, kind, value) if key in _PLAIN else value
         try:
@@ -258,6 +259,11 @@ class Recipe(BaseModel):
         local = plain(self._scaled())
         alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
         return self.changed(split=split, local=local, **alone)
+
+    def _appraisal(self) -> Appraisal | None:
+        """How clients score the encoder, if they shall."""
+        asked = self.evaluate
+        return Appraisal(preset(asked.tuning), asked.tuning_centre) if asked.tuning else None
 
     def _scaled(self) -> Local:
         """Local training as Orchestra's rules scale it to these clients."""
@@ -345,6 +351,7 @@ class Recipe(BaseModel):
             views=views,
             batch_norm=self.batch_norm,
             updates=self.privacy.updates,
+            appraisal=self._appraisal(),
             **self.method.options,
         )
 

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError, UnknownSetting, suggest
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -48,7 +48,7 @@ class Registry(Generic[T]):
             return self._import(name)
         table = self.table()
         if name not in table:
-            raise ConfigError(f"unknown {self.kind} '{name}': {suggest(name, table)}")
+            raise UnknownSetting(f"unknown {self.kind} '{name}': {suggest(name, table)}")
         return table[name]
 
     def _import(self, path: str) -> type[T]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import UnknownSetting, suggest
 from harmonium.registry import Registry, recipe_name
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dic
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(
+        raise UnknownSetting(
             f"{section} is {value!r}; give one of these names: {', '.join(registry.table())}"
         )
     return registry[value["name"]], {k: v for k, v in value.items() if k != "name"}
@@ -57,7 +57,7 @@ def check_fields(
     """
     others = others or {}
     if not isinstance(options, Mapping):
-        raise ConfigError(
+        raise UnknownSetting(
             f"{section} is {options!r}; it takes settings such as {section}.key=value"
         )
     hints = typing.get_type_hints(cls)
@@ -67,7 +67,7 @@ def check_fields(
         if key not in known:
             name = getattr(cls, "name", "") or "as chosen"
             if elsewhere := [o for o in others if key in _names(others[o])]:
-                raise ConfigError(
+                raise UnknownSetting(
                     f"unknown key '{section}.{key}': {section}={name} does not have it, "
                     f"{section}={elsewhere[0]} does"
                 )
@@ -75,10 +75,12 @@ def check_fields(
             if near := difflib.get_close_matches(key, everywhere - set(skip), n=1, cutoff=0.75):
                 known = [*known, *near]
             if not known:
-                raise ConfigError(
+                raise UnknownSetting(
                     f"unknown key '{section}.{key}': {section}={name} has no settings"
                 )
-            raise ConfigError(unknown(f"{section}.{key}", (f"{section}.{name}" for name in known)))
+            raise UnknownSetting(
+                unknown(f"{section}.{key}", (f"{section}.{name}" for name in known))
+            )
         checked[key] = coerce(f"{section}.{key}", hints[key], value)
     return checked
 
@@ -96,7 +98,7 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         shown = "" if value is None else value
-        raise ConfigError(f"{key}={shown}: {_plainly(first)}") from None
+        raise UnknownSetting(f"{key}={shown}: {_plainly(first)}") from None
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

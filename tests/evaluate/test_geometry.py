@@ -16,6 +16,7 @@ from harmonium.evaluate.geometry import (
     effective_rank,
     health,
     spread,
+    tuning_parts,
     tuning_score,
     uniformity,
 )
@@ -109,8 +110,18 @@ def test_tuning_score_is_equation_five():
     crowd = cosine(first[:, None], first[None], dim=2)
     uniform = -float((crowd / 0.2).exp().mean(dim=1).log().mean())
     for chunk in (5, 1000):
-        score = tuning_score(first, second, chunk=chunk)
-        assert score == pytest.approx(align + 0.2 * uniform, abs=1e-5)
+        parts = tuning_parts(first, second, chunk=chunk)
+        assert parts == pytest.approx((align, uniform), abs=1e-5)
+        assert tuning_score(*parts) == pytest.approx(align + 0.2 * uniform, abs=1e-5)
+    assert parts[0] == pytest.approx(1 - alignment(first, second) / 2)
+
+
+def test_the_ends_of_the_tuning_score():
+    same, apart = torch.ones(50, 8), torch.eye(50)
+    assert tuning_parts(same, same) == pytest.approx((1, -5))
+    assert tuning_score(*tuning_parts(same, same)) == pytest.approx(0)
+    _, unif = tuning_parts(apart, apart)
+    assert unif == pytest.approx(math.log(50) - math.log(math.exp(5) + 49))
 
 
 @settings(max_examples=25, deadline=None)

@@ -93,24 +93,21 @@ def spread(features: Tensor) -> float:
     return float(unit.std(dim=0, correction=0).mean()) * math.sqrt(unit.shape[1])
 
 
-def tuning_score(
-    first: Tensor,
-    second: Tensor,
-    *,
-    temperature: float = 0.2,
-    weight: float = 0.2,
-    chunk: int = 1000,
-) -> float:
-    """Orchestra eq. 5, a label-free score of a setting (higher is better).
+def tuning_parts(
+    first: Tensor, second: Tensor, *, temperature: float = 0.2, chunk: int = 1000
+) -> tuple[float, float]:
+    """Align and Unif of Orchestra eq. 5; both are higher where a representation is better.
 
-    Mean cosine of two views plus `weight` times minus the mean over pictures x of
-    log mean_y exp(cosine(x, y) / temperature), y running over all pictures, x itself included.
+    Align is the mean cosine of two views, so 1 - `alignment` / 2. Unif is minus the mean over
+    pictures x of log mean_y exp(cosine(x, y) / temperature), y running over all pictures, x itself
+    included: between -1 / temperature, where all features are the same, and about
+    log(n) - 1 / temperature where n of them are far apart. It is not minus `uniformity`, which
+    takes the logarithm of one mean over all pairs and leaves x itself out.
 
     Args:
-        first: features `(n, dim)` of one view of a client's pictures.
+        first: features `(n, dim)` of one view of a client's pictures; Unif is of these.
         second: features `(n, dim)` of another view of the same.
-        temperature: of the second part.
-        weight: of the second part.
+        temperature: of Unif.
         chunk: rows at a time.
     """
     one, two = _unit(first), _unit(second)
@@ -119,7 +116,16 @@ def tuning_score(
         cosine = one[start : start + chunk] @ one.T
         crowding += float((cosine / temperature).logsumexp(dim=1).sum())
     together = float((one * two).sum(dim=1).mean())
-    return together - weight * (crowding / len(one) - math.log(len(one)))
+    return together, math.log(len(one)) - crowding / len(one)
+
+
+def tuning_score(align: float, unif: float, weight: float = 0.2) -> float:
+    """Orchestra eq. 5 as one number, by which settings are ranked without labels.
+
+    >>> tuning_score(1.0, -5.0)  # all features are the same
+    0.0
+    """
+    return align + weight * unif
 
 
 @dataclass(frozen=True)

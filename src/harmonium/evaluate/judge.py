@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from harmonium import seeds
 from harmonium.data.images import UNKNOWN, Dataset, Images
-from harmonium.data.views import Views
-from harmonium.errors import ConfigError
+from harmonium.data.views import PRESETS, Views
+from harmonium.errors import ConfigError, UnknownSetting, suggest
 from harmonium.evaluate.features import embed, evaluating
 from harmonium.evaluate.geometry import Health, health
 from harmonium.evaluate.knn import knn_accuracy
@@ -43,6 +43,8 @@ class Evaluation:
     labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; []: none
     draws: int = 5  # choices of those few labels
     clients: int = 10  # clients whose own encoders are judged, where each has one
+    tuning: str | None = None  # views by which clients score the encoder without labels; none: no
+    tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
 
     def __post_init__(self) -> None:
         least = {"k": 1, "bank": 1, "queries": 1, "health": 2, "draws": 1, "clients": 1, "every": 1}
@@ -52,6 +54,8 @@ class Evaluation:
                 raise ConfigError(f"evaluate.{name} is {value}; it must be at least {bound}")
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"evaluate.temperature is {self.temperature}; it must be above 0")
+        if self.tuning is not None and self.tuning not in PRESETS:
+            raise UnknownSetting(f"unknown views '{self.tuning}': {suggest(self.tuning, PRESETS)}")
         if any(count < 1 for count in self.labels_per_class):
             raise ConfigError(
                 f"evaluate.labels_per_class is {list(self.labels_per_class)}; each must be at "

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from harmonium.federation.wire import ClientId
+from harmonium.federation.client import Client, Decline
+from harmonium.federation.wire import Ask, ClientId, Plan, Weights
 from harmonium.objectives import Objective
 from harmonium.terms import Term
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
 
 NEVER = -1  # the round of a client that has not measured yet
 
@@ -23,6 +28,35 @@ NEVER = -1  # the round of a client that has not measured yet
 def names(terms: Iterable[Term], objective: Objective) -> list[str]:
     """What is measured, in the order of the numbers; as `term.name`."""
     return [f"{term.name}.{one}" for term in terms for one in term.measures(objective)]
+
+
+def gauged(server: Server, cohort: Sequence[ClientId]) -> Plan:
+    """The server with the newest numbers of the cohort."""
+    model = {**server.model, **server.memory.get("statistics", {})}
+    got = yield Ask("gauge", cohort, {"model": model}, least=0)
+    if not got.ids:
+        return server
+    held, clients = server.memory.get("measured", {}), len(server.examples)
+    newest = updated(held, got.measured, clients, server.round)
+    return replace(server, memory={**server.memory, "measured": newest})
+
+
+def measured(method: Method, client: Client, model: Weights) -> Tensor:
+    """What terms want of a model, as means over a client's pictures."""
+    parts = method.pull(client, model)
+    parts.train(method.recalibrates)  # statistics of projectors are then known nowhere
+    total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0
+    given = {"me": client.id}
+    with torch.no_grad():
+        for batch in client.batches(1, method.local.batch):
+            seen = method.see(parts, batch)
+            wanted = (term.measure(parts, seen, given, method.objective) for term in method.terms)
+            values = torch.stack([value for some in wanted for value in some])
+            total += len(batch.index) * values
+            count += len(batch.index)
+    if not count:
+        raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
+    return total / count
 
 
 def updated(

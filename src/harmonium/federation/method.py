@@ -21,7 +21,7 @@ from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, NotEnoughReplies
-from harmonium.federation import measuring, rows
+from harmonium.federation import appraising, measuring, rows
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
@@ -85,6 +85,7 @@ class Method:
     views: Views = preset("simclr")
     batch_norm: BatchNorms = "average"
     updates: Updates | None = None  # protection of whole clients
+    appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
 
     name: ClassVar[str] = "method"
     paper: ClassVar[str] = ""  # authors and year, for lists
@@ -155,6 +156,10 @@ class Method:
         """
         return ()
 
+    def known(self, server: Server, client: ClientId) -> Mapping[str, Any]:
+        """What the server knows of a client's state and `represent` reads; most often nothing."""
+        return {}
+
     # ---- given, not overridden ---------------------------------------------------------------
     def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """A round, or the setup as round 0; statistics measured on the model before are dropped."""
@@ -166,15 +171,11 @@ class Method:
         """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from self._calibrated(server, cohort)
-        if not self.measured:
-            return server
-        model = {**server.model, **server.memory.get("statistics", {})}
-        got = yield Ask("gauge", cohort, {"model": model}, least=0)
-        if not got.ids:
-            return server
-        held, clients = server.memory.get("measured", {}), len(server.examples)
-        newest = measuring.updated(held, got.measured, clients, server.round)
-        return replace(server, memory={**server.memory, "measured": newest})
+        if self.measured:
+            server = yield from measuring.gauged(server, cohort)
+        if self.appraisal is not None:
+            yield appraising.ask(self, server)
+        return server
 
     def _calibrated(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """With statistics of BatchNorm, by `batch_norm=recalibrate`.
@@ -208,20 +209,12 @@ class Method:
     @exchange(down={"model": weights()}, up={"measured": statistic("each")})
     def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Measure what terms want of the received model; nothing is trained."""
-        parts = self.pull(client, got.model)
-        parts.train(self.recalibrates)  # statistics of projectors are then known nowhere
-        total, count = torch.zeros(len(self.measured), dtype=torch.float64), 0
-        given = {"me": client.id}
-        with torch.no_grad():
-            for batch in client.batches(1, self.local.batch):
-                seen = self.see(parts, batch)
-                wanted = (t.measure(parts, seen, given, self.objective) for t in self.terms)
-                values = torch.stack([value for some in wanted for value in some])
-                total += len(batch.index) * values
-                count += len(batch.index)
-        if not count:
-            raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
-        return {"measured": total / count}
+        return {"measured": measuring.measured(self, client, got.model)}
+
+    @exchange(down={"model": weights()}, up=appraising.UP)
+    def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Score the encoder that is judged on views of the client's pictures."""
+        return appraising.appraised(self, client, got.model)
 
     @property
     def measured(self) -> list[str]:
@@ -378,11 +371,15 @@ class Method:
         return replace(server, model=model, moments=moments)
 
     def exchanges(self) -> dict[str, Exchange]:
-        """The declared exchanges by name; `calibrate` and `gauge` only where they are used."""
+        """The declared exchanges by name; those that measure only where they are used."""
         cls = type(self)
         found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
         declared = {one.name: one for one in found if isinstance(one, Exchange)}
-        used = {"calibrate": self.recalibrates, "gauge": bool(self.measured)}
+        used = {
+            "calibrate": self.recalibrates,
+            "gauge": bool(self.measured),
+            "appraise": self.appraisal is not None,
+        }
         last = {name: declared.pop(name) for name in used}
         declared |= {name: one for name, one in last.items() if used[name]}
         return {name: declared_with(self, one) for name, one in declared.items()}

@@ -6,10 +6,9 @@ Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit fro
   its objective - strength * mean over views and pictures of <z(view), phi(x)>,
 
 z being unit projections and phi(x) the received model's for the picture as it is, in evaluation
-mode, found once before training. `featarc` is this alignment alone, which Louizos et al., A Mutual
-Information Perspective on Federated Contrastive Learning, 2024, appendix B.1, compares with: it has
-strength 0.5 there, as 1, the original's, diverged. In the released code phi(x) is the encoder's
-feature while z is a projection: two spaces that only have the same size. `target=encoder` does so.
+mode, found once before training. `featarc` is this alignment alone, which Louizos et al., 2024,
+appendix B.1, compare with: there it has strength 0.5, as 1, the original's, diverged. In the
+released code phi(x) is a feature and z a projection, of the same size only: `target=encoder`.
 
 `featarc-clustered` is the whole system: the server has several models; a client takes the one whose
 phi agrees most, by mean inner product over its pictures, with that of the model it sent last, and
@@ -150,10 +149,9 @@ class FeatARCClustered(FeatARC):
         trained: list[ClientId] = []
         for number, held in enumerate(clusters):
             members = [client for client in cohort if now.get(client) == number]
-            if members:
-                least = 0 if self.clusters > 1 else None  # one silent cluster spoils no round
+            if members:  # one silent cluster spoils no round, where there are several
                 down = {"model": held["model"], "cluster": number}
-                got = yield Ask("train", members, down, least=least)
+                got = yield Ask("train", members, down, least=0 if self.clusters > 1 else None)
                 if got.ids:
                     after = self.merge(replace(server, **held), got.model)
                     clusters[number] = {"model": after.model, "moments": after.moments}
@@ -161,9 +159,8 @@ class FeatARCClustered(FeatARC):
                 trained += got.ids
         if not trained:
             raise NotEnoughReplies("no client of any cluster trained")
-        pictures = [0] * self.clusters
-        for client, number in chosen.items():
-            pictures[number] += server.examples[client]
+        size, numbers = server.examples, range(self.clusters)
+        pictures = [sum(size[c] for c in chosen if chosen[c] == number) for number in numbers]
         largest = clusters[pictures.index(max(pictures))]
         memory = {**server.memory, "clusters": clusters, "chosen": chosen}
         return replace(server, **largest, memory=memory)
@@ -190,6 +187,10 @@ class FeatARCClustered(FeatARC):
         client.state["mine"] = {key: value for key, value in sent.items() if of(key) == "mean"}
         client.state["cluster"] = got.cluster
         return up
+
+    def known(self, server: Server, client: ClientId) -> Mapping[str, Any]:
+        """Whose cluster is which."""
+        return {"cluster": server.memory.get("chosen", {}).get(client)}
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """A client's encoder is its cluster's."""

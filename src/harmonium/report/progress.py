@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from harmonium.data.store import listening
+from harmonium.evaluate.geometry import tuning_score
 from harmonium.life import Watcher
 
 if TYPE_CHECKING:
@@ -169,6 +170,9 @@ def figures_of(row: Mapping[str, Any]) -> str:
         words.append(f"loss {row['loss']:.3f}")
     if row.get("knn") is not None:
         words.append(f"validation kNN {100 * row['knn']:.1f} %")
+    told = row.get("reported", {})
+    if "align" in told and "unif" in told:
+        words.append(f"score {tuning_score(told['align'], told['unif']):.3f}")
     words.append(f"{size_of(row['bytes_up'] + row['bytes_down'])}")
     return "  ".join(words)
 

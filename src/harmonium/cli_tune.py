@@ -1,0 +1,105 @@
+"""The command that chooses settings without labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harmonium.errors import ConfigError, HarmoniumError
+from harmonium.terminal import Json, err, say, show_table
+
+if TYPE_CHECKING:
+    from harmonium.tuning.study import Study
+
+
+def tune(
+    words: Annotated[
+        list[str], typer.Argument(metavar="METHOD_OR_FILE grid.KEY=V1,V2... [KEY=VALUE]...")
+    ],
+    folder: Annotated[Path | None, typer.Option("--out", help="The study's folder.")] = None,
+    keep_all: Annotated[
+        bool, typer.Option("--keep-all", help="Play every setting to its end.")
+    ] = False,
+    keep: Annotated[
+        float, typer.Option("--keep", help="Share of the settings that goes on at a check.")
+    ] = 0.5,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Who is so near below goes on, too (best - worst: 1).")
+    ] = 0.1,
+    check: Annotated[
+        str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Choose settings by short runs that are scored without labels.
+
+    For example: harmonium tune fedbyol grid.local.lr=0.03,0.01 grid.objective.momentum=0.9,0.99
+    """
+    from harmonium.life import Watcher
+    from harmonium.report.progress import decoding, watcher_for
+    from harmonium.tuning.study import new_folder
+    from harmonium.tuning.study import tune as study
+
+    names = [word for word in words if "=" not in word]
+    if len(names) != 1:
+        raise ConfigError(
+            "name one method or recipe, e.g. `harmonium tune fedsimclr grid.local.lr=0.03,0.01`"
+        )
+    folder = folder or new_folder(names[0])
+
+    def watcher(label: str) -> Watcher:
+        return Watcher() if as_json else watcher_for(err, label)
+
+    def note(text: str) -> None:
+        if not as_json:
+            say(f"note: {text}", err)
+
+    try:
+        with decoding(err, silent=as_json):
+            found = study(
+                names[0],
+                *(word for word in words if "=" in word),
+                out=folder,
+                keep_all=keep_all,
+                keep=keep,
+                margin=margin,
+                check=_rounds(check),
+                watcher=watcher,
+                note=note,
+            )
+    except (HarmoniumError, KeyboardInterrupt):
+        if any(folder.glob("runs/*/recipe.yaml")):
+            note(f"nothing is lost; give the same command with --out {folder}")
+        raise
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        _show(found)
+    if found.best is None:
+        raise ConfigError(f"no setting came through: {found.rows[0]['why']}")
+
+
+def _rounds(text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else None
+    except ValueError:
+        raise ConfigError(f"--check={text}: write rounds, e.g. --check 5,10") from None
+
+
+def _show(found: Study) -> None:
+    labelled = "; labels had no part in it" if any(r["knn"] is not None for r in found.rows) else ""
+    title = f"Align + 0.2 Unif, the best first{labelled}"
+    show_table(found.shown(), title, unbroken=["state"])
+    if found.ranked:
+        count = found.ranked["settings"]
+        say(f"ranked   score and kNN: rank correlation {found.ranked['rho']:.2f}, {count} settings")
+    for text in found.notes:
+        say(f"note     {text}")
+    say(f"study    {found.folder}")
+    if found.picture:
+        say(f"picture  {found.picture}")
+    if found.command:
+        say(f"best     {found.command}")

@@ -1,0 +1,111 @@
+"""A score of an encoder without labels, from all clients: Lubana et al., Orchestra, 2022, eq. 5.
+
+Every client returns two numbers, the mean cosine of two views of its pictures (Align) and how far
+its pictures lie apart (Unif), and counts by its pictures. Both are means over clients, so secure
+aggregation can hide them. The views are those of the appraisal, not of the training, so that runs
+which train with different views are measured by one yardstick; they are normalised and sized as the
+encoder is used to. Nothing is trained and nothing is kept: a run ends with the same model with and
+without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.data.views import Views
+from harmonium.errors import ConfigError
+from harmonium.evaluate.geometry import tuning_parts
+from harmonium.federation.client import Client, Decline
+from harmonium.federation.wire import Ask, ClientId, Value, Weights, scalar
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """How clients score an encoder."""
+
+    views: Views
+    centred: bool = False  # less the client's mean feature; not of the paper
+
+
+CHUNK = 256  # pictures whose views are made at once
+UP = {
+    "align": scalar("mean", by="pictures"),
+    "unif": scalar("mean", by="pictures"),
+    "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+}
+
+
+def ask(method: Method, server: Server) -> Ask:
+    """The request to everyone, for a score over few clients is noisy; any answer will do."""
+    everyone = server.everyone
+    if not any(method.known(server, client) for client in everyone):
+        return Ask("appraise", everyone, {"model": _model(method, server, {})}, least=0)
+    each: dict[ClientId, Mapping[str, Value]] = {
+        client: {"model": _model(method, server, method.known(server, client))}
+        for client in everyone
+    }
+    return Ask("appraise", everyone, each=each, least=0)
+
+
+def _model(method: Method, server: Server, known: Mapping[str, object]) -> Weights:
+    """The model as sent, its encoder the one that is judged."""
+    measured = server.memory.get("statistics", {})
+    judged = {f"encoder.{k}": v for k, v in method.represent(server, known).state_dict().items()}
+    if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
+        raise ConfigError(
+            f"evaluate.tuning cannot score {method.name}: what it is judged by is not its encoder"
+        )
+    sent = {**server.model, **measured}
+    return {**sent, **{key: value for key, value in judged.items() if key in sent}}
+
+
+def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value]:
+    """Align and Unif of one client, of the federation's encoder or of its own."""
+    count = len(client.examples)
+    if count < 2:
+        raise Decline(f"it has {count} example(s), too few to compare")
+    if method.has_own_encoders:
+        from harmonium.federation.method import Server
+
+        server = Server({}, model, memory={"statistics": {}})
+        encoder = method.represent(server, client.state)
+    else:
+        encoder = method.blueprint.copy_from(model).eval()["encoder"]
+    assert method.appraisal is not None
+    first, second = _features(method.appraisal.views, method.views, client, encoder)
+    if method.appraisal.centred:
+        mean = torch.cat([first, second]).mean(dim=0)
+        first, second = first - mean, second - mean
+    align, unif = tuning_parts(first, second)
+    return {"align": align, "unif": unif, "pictures": count}
+
+
+def _features(
+    wanted: Views, known: Views, client: Client, encoder: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """Features of two views of all pictures, `(n, dim)` each, in double precision."""
+    views = _two(wanted, known)
+    rows: list[list[Tensor]] = [[], []]
+    with torch.no_grad():
+        for index in torch.split(torch.arange(len(client.examples)), CHUNK):
+            made = views(client.examples.pixels(index), client.rng)
+            for some, view in zip(rows, made, strict=True):
+                some.append(encoder(view))
+    first, second = (torch.cat(some).double() for some in rows)
+    return first, second
+
+
+def _two(wanted: Views, known: Views) -> Views:
+    """Two pipelines of the appraisal, with the size and normalisation of the training."""
+    first, *others = wanted.pipelines
+    like = known.pipelines[0]
+    two = (first, others[0] if others else first)
+    return Views(tuple(replace(v, size=like.size, mean=like.mean, std=like.std) for v in two))

@@ -1,0 +1,1 @@
+"""Choosing settings without labels: the grid, the runs, and what came out."""

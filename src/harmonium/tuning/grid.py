@@ -1,0 +1,111 @@
+"""The grid of a study: words to settings, each with its recipe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harmonium.errors import ConfigError, UnknownSetting
+from harmonium.recipe import Recipe, known_keys
+from harmonium.settings import unknown
+
+ROUNDS = 20  # of every setting, as published
+FIXED = {  # what a grid cannot hold, and why
+    "rounds": "all settings must run equally long: give rounds=N once",
+    "data": "scores on different pictures cannot be compared: tune each data set by itself",
+    "evaluate": "that would change the yardstick and not what is measured",
+    "engine": "where clients run never changes a result",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid."""
+
+    values: Mapping[str, str]  # key -> value, as written
+    recipe: Recipe | None  # none: refused
+    why: str = ""  # it was refused
+
+    @property
+    def words(self) -> list[str]:
+        """As a command has it."""
+        return [f"{key}={value}" for key, value in self.values.items()]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return " ".join(self.words)
+
+
+def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Setting]:
+    """Every setting of the grid with its recipe; slips are refused before anything runs."""
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, text = word.removeprefix("grid.").partition("=")
+        if not key or not equals:
+            raise ConfigError(f"'{word}' is no grid: write grid.key=value,value")
+        if key in grid:
+            raise ConfigError(f"grid.{key} is given twice: leave one out")
+        if any(change.partition("=")[0] == key for change in changes):
+            raise ConfigError(f"{key} is both in the grid and set to one value: leave one out")
+        section = key.partition(".")[0]
+        if section in FIXED:
+            raise ConfigError(f"grid.{key}: {FIXED[section]}")
+        if section not in Recipe.model_fields:
+            raise UnknownSetting(unknown(key, known_keys()))
+        grid[key] = split_values(key, text)
+    if not grid:
+        raise ConfigError(
+            "there is no grid: name settings to try, e.g. grid.local.lr=0.03,0.01,0.003"
+        )
+    given = {change.partition("=")[0] for change in changes}
+    common = [*changes, *([] if "rounds" in given else [f"rounds={ROUNDS}"])]
+    common += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
+    found = []
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        try:
+            recipe = Recipe.of(what, *common, *(f"{k}={v}" for k, v in chosen.items()))
+            found.append(Setting(chosen, recipe))
+        except UnknownSetting:
+            raise
+        except ConfigError as error:  # settings that do not go together: the others may
+            found.append(Setting(chosen, None, str(error)))
+    recipes = [point.recipe for point in found if point.recipe is not None]
+    if not recipes:
+        raise ConfigError(found[0].why)
+    if recipes[0].evaluate.tuning is None:
+        raise ConfigError("evaluate.tuning is none, so nothing would be scored: leave it out")
+    digests = [recipe.digest for recipe in recipes]
+    if len(set(digests)) < len(digests):
+        raise ConfigError("two settings of this grid are the same: leave one out")
+    recipes[0].check()
+    return found
+
+
+def split_values(key: str, text: str) -> list[str]:
+    """The values of a grid: parted by commas, but for those inside brackets and quotes.
+
+    >>> split_values("local.milestones", "[0.5, 0.8],[0.6]")
+    ['[0.5, 0.8]', '[0.6]']
+    """
+    values, depth, quote, start = list[str](), 0, "", 0
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and depth == 0:
+            values.append(text[start:place].strip())
+            start = place + 1
+    values.append(text[start:].strip())
+    if not all(values):
+        raise ConfigError(f"grid.{key}={text} has an empty value: write grid.{key}=value,value")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ConfigError(f"grid.{key} names {twice[0]} twice: leave one out")
+    return values

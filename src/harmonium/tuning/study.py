@@ -1,0 +1,217 @@
+"""A grid of settings in short runs, ranked without labels: what `harmonium tune` does.
+
+Lubana et al., Orchestra, 2022, section 5: every setting runs for 20 rounds, then all clients score
+the encoder by Align + 0.2 Unif (eq. 5), and the highest score wins. Labels, where there are any,
+only say beside it how well the score ranked. Test pictures are not looked at: runs end with their
+last round, before the verdict.
+
+Not of the paper: hopeless settings stop early. At some rounds the better share of all settings goes
+on (successive halving, Jamieson and Talwalkar, 2016), and whoever is hardly worse than the last of
+them. Runs are ordinary runs in the study's folder, so a study that was stopped goes on where it was
+and ends with the same table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harmonium import store
+from harmonium.compare import times
+from harmonium.home import home
+from harmonium.life import Watcher
+from harmonium.report.tables import csv_text, markdown
+from harmonium.tuning.grid import points
+from harmonium.tuning.playing import Playing, Stopping
+
+UNEQUAL = {  # what makes scores hard to compare, and why
+    "encoder": "features of different encoders have different geometry before they learn anything",
+    "clients": "Unif grows with the number of pictures at a client",
+    "split": "Unif depends on which and how many pictures a client has",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study found; scores are those of eq. 5, kNN a share between 0 and 1."""
+
+    folder: Path
+    rows: tuple[Mapping[str, Any], ...]  # the best first
+    best: Mapping[str, str] | None  # of those without a warning, if any; none: none came through
+    command: str  # that runs the best setting in full; empty without one
+    rounds: int
+    ranked: Mapping[str, float] | None  # rho of score and kNN, and over how many settings
+    picture: Path | None
+    notes: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {
+            "folder": str(self.folder),
+            "best": dict(self.best) if self.best else None,
+            "command": self.command,
+            "rounds": self.rounds,
+            "spearman": dict(self.ranked) if self.ranked else None,
+            "picture": str(self.picture) if self.picture else None,
+            "rows": [dict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows under the names that people read, accuracies in percent; (!) is a warning."""
+        labelled = any(row["knn"] is not None for row in self.rows)
+        keys = list(self.rows[0]["setting"])
+        ends = [key.rpartition(".")[2] for key in keys]
+        names = ends if len({*ends, "round", "score"}) == len(ends) + 2 else keys
+        shown = []
+        for row in self.rows:
+            one = dict(zip(names, row["setting"].values(), strict=True))
+            one |= {"round": row["round"], "score": row["score"]}
+            one |= {"Align": row["align"], "Unif": row["unif"]}
+            one |= {"validation kNN": times(100, row["knn"])} if labelled else {}
+            one["state"] = row["state"] + (" (!)" if row["warnings"] else "")
+            shown.append(one)
+        return shown
+
+
+def tune(
+    what: str,
+    *words: str,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    out: str | Path | None = None,
+    keep_all: bool = False,
+    keep: float = 0.5,
+    margin: float = 0.1,
+    check: Sequence[int] | None = None,
+    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    note: Callable[[str], None] = lambda text: None,
+    **settings: Any,
+) -> Study:
+    """Try a grid of settings in short runs and rank them without labels.
+
+    `tune("fedbyol", "grid.local.lr=0.03,0.01", "rounds=10", out="runs/tuned")` does what the
+    command does with the same words; a grid may also be given as `grid={"local.lr": [0.03, 0.01]}`
+    and settings by name. `keep_all` plays every setting to its end; else the share `keep` goes on
+    after each round of `check`, and whoever is less than `margin` below the last of them, as a
+    share of the distance between the best and the worst score. If `out` holds this very study
+    already, it is continued.
+    """
+    words = (*words, *(f"{key}={_text(value)}" for key, value in settings.items()))
+    words += tuple(f"grid.{k}={','.join(map(_text, some))}" for k, some in (grid or {}).items())
+    changes = [word for word in words if not word.startswith("grid.")]
+    grid_points = points(what, changes, [word for word in words if word.startswith("grid.")])
+    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, watcher, note)
+    stopping = Stopping(keep, margin, None if check is None else tuple(check))
+    checks = [] if keep_all else stopping.rounds(playing.any_recipe)
+    playing.begin()
+    while playing.advance(checks[0] if checks else playing.any_recipe.rounds):
+        if not checks:
+            break
+        playing.drop(checks.pop(0), stopping)
+    return _written(playing, what, changes)
+
+
+def new_folder(what: str) -> Path:
+    """Where a study goes that was given no place."""
+    return home() / "tune" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(what).stem}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_ORDER = ("complete", "stopped", "failed", "refused")
+_ASIDE = ("rounds", "evaluate.tuning", "evaluate.tuning_centre")  # what only the study's runs need
+
+
+def _written(playing: Playing, what: str, changes: Sequence[str]) -> Study:
+    """The study's table, its files and its picture."""
+    lines = {number: playing.row(number) for number in range(len(playing.points))}
+    order = sorted(lines, key=lambda number: _place(lines[number]))
+    rows, rounds = [lines[number] for number in order], playing.any_recipe.rounds
+    through = [number for number in order if lines[number]["state"] == "complete"]
+    healthy = [number for number in through if not lines[number]["warnings"]]
+    best, command = next(iter(healthy or through), None), ""
+    if best is not None:
+        left = [word for word in changes if word.partition("=")[0] not in _ASIDE]
+        full = ["harmonium", "run", what, *left, *playing.points[best].words]
+        command = " ".join(map(shlex.quote, full))
+    pairs = [(row["score"], row["knn"]) for row in rows if row["state"] == "complete"]
+    pairs = [pair for pair in pairs if None not in pair]
+    ranked = {"rho": rho, "settings": len(pairs)} if (rho := spearman(pairs)) is not None else None
+    curves = {playing.points[number].label: playing.figures(number) for number in order}
+    place = playing.folder / "tune.png"
+    top = next((n for n, number in enumerate(order) if number == best), None)
+    picture = _picture(place, rows, curves, ranked, top)
+    notes = tuple(_notes(playing, rows))
+    chosen = None if best is None else lines[best]["setting"]
+    study = Study(playing.folder, tuple(rows), chosen, command, rounds, ranked, picture, notes)
+    text = json.dumps(study.plain(), indent=1)
+    store.write_atomic(playing.folder / "tune.json", f"{text}\n".encode())
+    flat = [{**row["setting"], **{k: row[k] for k in row if k != "setting"}} for row in rows]
+    flat = [{**row, "warnings": " ".join(row["warnings"])} for row in flat]
+    store.write_atomic(playing.folder / "tune.csv", csv_text(flat).encode())
+    store.write_atomic(playing.folder / "tune.md", markdown(study.shown()).encode())
+    return study
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, int, float]:
+    score = -math.inf if row["score"] is None else row["score"]
+    return _ORDER.index(row["state"]), -row["round"], -score
+
+
+def _notes(playing: Playing, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a reader of the table should know."""
+    for key in playing.points[0].values:
+        if why := UNEQUAL.get(key.partition(".")[0]):
+            yield f"{key}: scores are hard to compare: {why}"
+    if rows[0]["state"] == "complete" and rows[0]["warnings"]:
+        yield (
+            "the highest score is of an encoder with a warning, so it is not to be trusted: "
+            f"{' '.join(rows[0]['warnings'])}"
+        )
+    for row in rows:
+        if row["why"]:
+            label = " ".join(f"{key}={value}" for key, value in row["setting"].items())
+            yield f"{label} {row['state']}: {row['why']}"
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation of pairs, ties sharing their mean rank; none of fewer than 3 or all equal.
+
+    >>> spearman([(0.1, 5.0), (0.2, 7.0), (0.3, 6.0)])
+    0.5
+    """
+    if len(pairs) < 3:
+        return None
+    ranks = [_ranks(np.array(column, dtype=np.float64)) for column in zip(*pairs, strict=True)]
+    first, second = (rank - rank.mean() for rank in ranks)
+    size = math.sqrt(float((first @ first) * (second @ second)))
+    return float(first @ second) / size if size else None
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; equal values have the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean: np.ndarray = np.cumsum(count) - (count + 1) / 2
+    return mean[place]
+
+
+def _picture(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    ranked: Mapping[str, float] | None,
+    best: int | None,
+) -> Path | None:
+    from harmonium.report.tuning_plots import study_picture
+
+    return path if study_picture(path, rows, curves, ranked, best) else None
