@@ -4,7 +4,7 @@
                                [--write docs/results/fedsc.md]
 
 Rows are `fedsc/c10-PARTICIPATION/ROW@cpu` of FedSC's tables: ten clients with one class each on
-5,000 training pictures of CIFAR-10 (`harmonium data fetch cifar10` first), all of them or two in a
+3,000 training pictures of CIFAR-10 (`harmonium data fetch cifar10` first), all of them or two in a
 round. Figures are test accuracy in percent of the frozen encoder; chance is 10. `--json` prints
 nothing but a line for every measurement; files of such lines that are given as `--runs` join the
 tables, and what they hold is not measured again. `--write` also draws kNN accuracy on validation
@@ -44,6 +44,7 @@ ROWS = {
     "fedsc-loose": "FedSC, epsilon 6, delta 1e-2",
 }
 PLACES = {"full": "all ten clients in a round", "partial": "two of ten clients in a round"}
+LOOKS = {"full": 2, "partial": 6}  # rounds from one look at validation pictures to the next
 DELTA = 1e-2
 LABELS = [f"{place}/{row}" for place in PLACES for row in ROWS]
 LABELS.remove("partial/centralised-sc")
@@ -52,7 +53,8 @@ LABELS.remove("partial/centralised-sc")
 def measure(label: str, seed: int, workers: int | None) -> Found:
     """One run and what it came to."""
     place, row = label.split("/")
-    changes = [f"seed={seed}"] + ([] if workers is None else [f"engine.workers={workers}"])
+    changes = [f"seed={seed}", f"evaluate.every={LOOKS[place]}"]
+    changes += [] if workers is None else [f"engine.workers={workers}"]
     with tempfile.TemporaryDirectory() as folder:
         found = run(Recipe.of(f"fedsc/c10-{place}/{row}@cpu", *changes), out=Path(folder) / "run")
         ledger = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
