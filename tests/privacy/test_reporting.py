@@ -14,7 +14,8 @@ from harmonium.checkpoint import ASKED
 from harmonium.cli import app
 from harmonium.errors import ConfigError, StoreError
 from harmonium.privacy.budget import epsilon, epsilon_rdp
-from harmonium.privacy.reporting import Report, picture, report, summary
+from harmonium.privacy.reporting import Report, _delta, picture, report, summary
+from harmonium.recipe import Recipe
 from harmonium.testing import TINY
 
 SMALL: dict[str, Any] = {
@@ -38,9 +39,9 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small(
         "fedsc",
         tmp_path_factory.mktemp("runs") / "noisy",
-        method={"name": "fedsc", "sigma": 0.5, "passes": 1, "delta": 1e-2},
+        method={"name": "fedsc", "sigma": 0.5, "passes": 1},
         objective=FORM,
-        privacy={"noise": "simulated"},
+        privacy={"noise": "simulated", "delta": 1e-2},
         participation={"number": 3, "dropout": 0.3},
     )
 
@@ -168,6 +169,22 @@ def test_the_command_shows_it(noisy: Path, plain: Path, capsys: pytest.CaptureFi
         app(["privacy", str(noisy), str(plain)], standalone_mode=False)
     with pytest.raises(ConfigError, match="delta is 2.0"):
         report(noisy, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "privacy", "expected"),
+    [
+        ({"sigma": 0.5, "delta": 1e-3}, {}, 1e-5),
+        ({"epsilon": 3.0, "delta": 1e-3}, {}, 1e-3),
+        ({"epsilon": 3.0, "delta": 1e-3}, {"epsilon": 9.0, "delta": 1e-4}, 1e-4),
+    ],
+)
+def test_epsilon_is_told_at_the_delta_of_the_budget(
+    own: dict[str, float], privacy: dict[str, float], expected: float
+) -> None:
+    method = {"name": "fedsc", **own}
+    tree = {**SMALL, "method": method, "objective": FORM, "privacy": privacy}
+    assert _delta(Recipe.from_tree(tree)) == expected
 
 
 def test_the_end_of_a_run_has_one_line(noisy: Path) -> None:

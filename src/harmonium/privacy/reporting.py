@@ -20,6 +20,7 @@ from harmonium.federation.wire import STEPS, ClientId
 from harmonium.hosts import read_recipe
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.privacy.library import epsilon_pld, together
+from harmonium.recipe import Recipe
 from harmonium.report.progress import size_of
 
 MOST = 40  # points of the curves over rounds
@@ -121,12 +122,12 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
 
     Args:
         folder: of a run on this machine, of a rehearsal, or of a server.
-        delta: at which epsilon is told; none: the method's own, or else `privacy.delta`.
+        delta: at which epsilon is told; none: that of the budget, the recipe's or the method's own.
     """
     path = Path(folder)
     recipe, held = read_recipe(path), Folder(path)
     method = recipe.method_for((32, 32, 3), classes=2)
-    delta = recipe.method.options.get("delta", recipe.privacy.delta) if delta is None else delta
+    delta = _delta(recipe) if delta is None else delta
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
     about = _about(path)
@@ -209,6 +210,14 @@ def picture(found: Report, path: Path) -> Path | None:
     title = f"Epsilon of noisy releases at delta {found.delta:g}, {found.folder.name}"
     curves(path, series, "round", "epsilon", title, budget)
     return path
+
+
+def _delta(recipe: Recipe) -> float:
+    """That of the budget: the recipe's, or where it has none, one of the method's own."""
+    own = recipe.method.options
+    if recipe.privacy.epsilon is None and own.get("epsilon") is not None and "delta" in own:
+        return float(own["delta"])
+    return recipe.privacy.delta
 
 
 def _about(path: Path) -> dict[str, Any]:
