@@ -229,12 +229,13 @@ The grids were set beforehand, that of `fedsimclr` with a look at a part of one 
 (`evaluate.tuning_centre=true`). That was thought of after the study of `fedsimclr` with seed 0 and
 measured on the last models of these same studies; the other studies are fresh for it.
 
-What came out: the score of the paper ranks settings of `fedsimclr` poorly. From the smallest learning
-rate up it rises with kNN, but where kNN is best it falls again: there Align is near 1 and Unif near
--5, so all raw cosines are near 1, which a large common mean of the features does. With the mean taken
-away the order is right but for the highest rates. For `fedbyol` the score ranks better, and centring
-still helps. The paper finds its score "highly predictive" of kNN, with ResNet-18, 10 epochs a round
-and settings that differ in clients and split as well; that was not tried here, nor more seeds.
+What came out: the score of the paper ranks settings of `fedsimclr` poorly. From the smallest
+learning rate up it rises with kNN, but where kNN is best it falls again: there Align is near 1
+and Unif near -5, so all raw cosines are near 1, which a large common mean of the features does.
+With the mean taken away the order is right but for the highest rates. For `fedbyol` the score
+ranks better, and centring still helps. The paper finds its score "highly predictive" of kNN, with
+ResNet-18, 10 epochs a round and settings that differ in clients and split as well; that was not
+tried here, nor more seeds.
 """,
     "chosen": """
 In percent, on the validation pictures: the best of the grid; of the highest score; of the highest
