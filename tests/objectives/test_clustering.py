@@ -176,7 +176,7 @@ def test_distinct_memory_is_full_if_there_are_pictures(
     shown = [picture for part in batches for picture in part]
     for picture, row in zip(held.tolist(), rows.flatten().tolist(), strict=True):
         assert row == len(shown) - 1 - shown[::-1].index(picture)  # its newest
-    assert sum(len(part) for _, part in recent._held) < 2 * size + batch  # bounded
+    assert sum(len(part) for _, part in recent._held) < size + batch  # bounded
 
 
 def test_a_cluster_counts_its_different_pictures() -> None:

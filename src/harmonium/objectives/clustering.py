@@ -39,14 +39,14 @@ class Recent:
         self._count = 0
 
     def push(self, pictures: Tensor, rows: Tensor) -> None:
-        """Add the rows (n, dim) of some pictures (n,).
+        """Add the rows (n, dim) of some pictures (n,), and drop batches that are too old.
 
-        Twice the size is held: that much has `size` different pictures in it, or all there are, as
-        an epoch shows none twice.
+        An epoch shows no picture twice: at its end, the newest rows are of different pictures, or
+        all pictures are among them.
         """
         self._held.append((pictures, rows))
         self._count += len(rows)
-        while self._count - len(self._held[0][1]) >= 2 * self._size:
+        while self._count - len(self._held[0][1]) >= self._size:
             self._count -= len(self._held.popleft()[1])
 
     def __len__(self) -> int:
