@@ -141,8 +141,9 @@ def test_the_server_clusters_the_centroids_of_those_who_answered() -> None:
     ask = next(plan)
     assert ask.step == "train" and ask.down["centroids"] is server.memory["centroids"]
     rows = torch.cat([up["centroids"] for up in last])
+    sent = {0: rows[:5], 1: 3 * rows[5:], 2: torch.ones(4, 3)}  # too long, and no centroids at all
     got = SimpleNamespace(
-        ids=[0, 1], model=server.model, centroids=rows, anonymity={0: 0, 1: 7, 2: 5}
+        ids=[0, 1, 2], model=server.model, centroids=sent, anonymity={0: 0, 1: 7, 2: 5}
     )
     with pytest.raises(StopIteration) as stop:
         plan.send(got)
@@ -213,7 +214,7 @@ def test_where_all_keep_theirs_back_centroids_stay_as_they_are() -> None:
     plan = found.method.round(server, [0])
     next(plan)
     got = SimpleNamespace(
-        ids=[0], model=server.model, centroids=torch.zeros(0, 16), anonymity={0: 0}
+        ids=[0], model=server.model, centroids={0: torch.zeros(0, 16)}, anonymity={0: 0}
     )
     with pytest.raises(StopIteration) as stop:
         plan.send(got)
@@ -335,6 +336,20 @@ def test_wrong_settings_are_refused(method: dict[str, Any], message: str) -> Non
     more = {"objective": target} if "evaluated" in method else {}
     with pytest.raises(ConfigError, match=message):
         trial(method, **more)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"k_min": 5}, "each of the projections of at least 5 pictures"),
+        ({"epsilon": 2.0}, "with noise leave, at an epsilon of 2 each time"),
+        ({"local_clusters": 0, "k_min": 1}, "Projections of single pictures leave"),
+    ],
+)
+def test_the_card_says_what_leaves(method: dict[str, Any], said: str) -> None:
+    words = [f"method.{name}={value}" for name, value in method.items()]
+    made = Recipe.of("orchestra", "data=cifar10", *words).known_method()
+    assert said in card(made).text()
 
 
 def test_it_needs_its_objective() -> None:

@@ -45,13 +45,13 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.methods import methods
-from harmonium.objectives import Seen, check
+from harmonium.objectives import Seen, check, clustering
 from harmonium.objectives.assignments import Assignments
-from harmonium.objectives.clustering import Balance, GlobalBalance, Recent, anonymous, regrouped
+from harmonium.objectives.clustering import Balance, GlobalBalance, Recent
 from harmonium.privacy.kmeans import multiplier, private_centroids, releases
 from harmonium.privacy.mechanisms import Release
 
-CLUSTERED = {"centroids": statistic("concat"), "anonymity": scalar()}  # 0: nothing was sent
+CLUSTERED = {"centroids": statistic("each"), "anonymity": scalar()}  # 0: nothing was sent
 
 
 @methods("orchestra")
@@ -60,7 +60,6 @@ class Orchestra(Method):
     """FedAvg of two networks whose assignments to common centroids agree."""
 
     paper = "Lubana et al., 2022"
-    reveals = "Centroids of a client's projections leave; the server's clusters of them go to all."
     remembers = {"centroids": "statistic", "anonymity": "scalar"}
 
     clusters: int = 64  # of the federation (G); for CIFAR-100 128
@@ -93,10 +92,8 @@ class Orchestra(Method):
             )
         known = (self.objective.target, self.batch_norm) == ("mean", "average")
         if not known and (self.evaluated == "target" or self.epsilon is not None):
-            raise ConfigError(
-                "method.evaluated=target and method.epsilon need a target that the server knows: "
-                "set objective.target=mean batch_norm=average"
-            )
+            why = "method.evaluated=target and method.epsilon need a target that the server knows"
+            raise ConfigError(f"{why}: set objective.target=mean batch_norm=average")
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """First centroids, of what the network as first drawn makes of pictures."""
@@ -107,7 +104,8 @@ class Orchestra(Method):
                 f"send at most {most} centroids: set method.clusters to {most} or less"
             )
         got = yield Ask("cluster", cohort, {"model": server.model})
-        return self.regroup(server, got, torch.randn(self.clusters, got.centroids.shape[1]))
+        width: Any = self.blueprint["rotation"].in_features
+        return self.regroup(server, got, torch.randn(self.clusters, width))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Networks are averaged; centroids of those who answered are clustered."""
@@ -117,20 +115,21 @@ class Orchestra(Method):
 
     def regroup(self, server: Server, got: SimpleNamespace, start: Tensor) -> Server:
         """The server with new global centroids, and the smallest cluster that they rest on."""
-        found = regrouped(got.centroids, start, self.global_balance, self.global_steps)
+        rows = clustering.gathered(got.centroids.values(), start.shape[1])
+        found = clustering.regrouped(rows, start, self.global_balance, self.global_steps)
         fewest = min((int(k) for k in got.anonymity.values() if k), default=0)
         return replace(server, memory={**server.memory, "centroids": found, "anonymity": fewest})
 
     @exchange(down={"model": weights()}, up=CLUSTERED)
     def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Cluster what the target makes of some pictures; nothing is trained."""
-        parts, recent = self.pull(client, got.model), self.recent()
+        parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
         if self.epsilon is not None:
             return self.private(client, parts)
-        objective = cast(Assignments, self.objective)
+        hear = cast(Assignments, self.objective).hear
         for batch in client.batches(1, self.local.batch):
             if len(recent) < self.memory:
-                recent.push(batch.index, objective.hear(parts.train(), batch))
+                recent.push(batch.index, hear(parts.train(), batch))
         if not len(recent):
             raise Decline(f"it has {len(client.examples)} example(s), too few to cluster")
         return self.centroids(client, recent)
@@ -138,7 +137,7 @@ class Orchestra(Method):
     @exchange(down={"model": weights(), "centroids": statistic()}, up={**TRAINED, **CLUSTERED})
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Predict assignments and turns, then cluster the target's newest projections."""
-        parts, recent = self.pull(client, got.model), self.recent()
+        parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
         sent = {} if self.epsilon is None else self.private(client, parts)  # before training
         given = {"centroids": got.centroids, "recent": recent}
         done = self.fit(parts, client, anchor=got.model, **given)
@@ -150,13 +149,10 @@ class Orchestra(Method):
         given["recent"].push(seen.batch.index, seen.t[0])
         return super().score(parts, seen, given)
 
-    def recent(self) -> Recent:
-        """An empty memory of projections."""
-        return Recent(self.memory, distinct=self.distinct)
-
     def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
         """What a client sends of its memory: centroids, and pictures in the smallest cluster."""
-        found, fewest = anonymous(recent, self.local_clusters, self.k_min, self.balance, client.rng)
+        limits = (self.local_clusters, self.k_min, self.balance)
+        found, fewest = clustering.anonymous(recent, *limits, client.rng)
         return {"centroids": found, "anonymity": fewest}
 
     def private(self, client: Client, parts: Parts) -> dict[str, Value]:
@@ -181,10 +177,14 @@ class Orchestra(Method):
         target: Any = self.blueprint.copy_from(server.model).eval()["target"]
         return cast(nn.Module, target["encoder"])
 
+    def revealed(self) -> tuple[str, ...]:
+        """What leaves, by how many pictures are behind it."""
+        return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
+
     def exchanges(self) -> dict[str, Exchange]:
         """As declared; rows of single pictures leave without local clusters, or noise guards."""
         found, guarded = super().exchanges(), self.epsilon is not None
-        rows = statistic("concat", guarded=guarded) if self.local_clusters else per_example()
+        rows = statistic("each", guarded=guarded) if self.local_clusters else per_example("each")
         for step in ("cluster", "train"):
             found[step] = replace(found[step], up={**found[step].up, "centroids": rows})
         return found

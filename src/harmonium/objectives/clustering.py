@@ -9,6 +9,7 @@ sizes differ by at most one, at the least total cost.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -159,6 +160,32 @@ def anonymous(
     centroids, labels = local_clusters(rows, count, balance, rng)
     found = smallest(labels, pictures, count)
     return (centroids, found) if found >= least else (rows[:0], 0)
+
+
+def in_words(count: int, least: int, epsilon: float | None) -> str:
+    """What a server learns of a client's rows, for the card.
+
+    >>> in_words(8, 5, None).partition(";")[0]
+    'Centroids leave, each of the projections of at least 5 pictures'
+    """
+    what = f"Centroids leave, each of the projections of at least {least} pictures"
+    if epsilon is not None:
+        what = f"Centroids with noise leave, at an epsilon of {epsilon:g} each time"
+    if not count:
+        what = "Projections of single pictures leave"
+    return f"{what}; clusters that the server makes of them go to all clients."
+
+
+def gathered(sent: Iterable[Tensor], width: int) -> Tensor:
+    """What clients sent, (n, width); longer rows than unit ones are cut, other shapes left out.
+
+    >>> gathered([torch.ones(1, 4), torch.ones(2, 3), torch.ones(4)], 4)
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    fit = [rows.float() for rows in sent if rows.ndim == 2 and rows.shape[1] == width]
+    rows = torch.cat([torch.zeros(0, width), *fit])
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / torch.where(lengths > 1.001, lengths, 1.0)
 
 
 def regrouped(rows: Tensor, start: Tensor, balance: GlobalBalance, steps: int) -> Tensor:
