@@ -140,6 +140,30 @@ def test_the_target_sees_the_first_view_or_the_picture(practise: Practise, view:
     torch.testing.assert_close(wanted.norm(dim=1), torch.ones(6))
 
 
+def test_the_online_network_sees_the_second_view(practise: Practise) -> None:
+    practice = practise(Assignments())
+    batch, parts = batch_of(practice), practice.parts.eval()
+    seen = practice.method.objective.see(parts, batch)
+    with torch.no_grad():
+        wanted = parts["projector"](parts["encoder"](batch.views[1]))
+    torch.testing.assert_close(seen.z[0], wanted)
+
+
+@pytest.mark.parametrize("owner", ["mean", "local", "fresh"])
+def test_a_target_that_is_not_sent_begins_as_the_received_model(
+    practise: Practise, owner: str
+) -> None:
+    practice = practise(Assignments(target=owner))  # type: ignore[arg-type]
+    objective, parts = practice.method.objective, practice.parts
+    with torch.no_grad():
+        for parameter in parts["encoder"].parameters():
+            parameter.add_(1.0)
+    objective.prepare(parts, first=True)
+    follower = parts["target"]["encoder"].parameters()
+    pairs = list(zip(parts["encoder"].parameters(), follower, strict=True))
+    assert all(torch.equal(own, slow) for own, slow in pairs) == (owner != "mean")
+
+
 def test_the_last_of_three_views_is_turned(practise: Practise) -> None:
     practice = practise(Assignments())
     practice.client.views = preset("orchestra_three", size=8)
