@@ -57,6 +57,14 @@ def test_without_a_limit_it_is_fedavg_and_with_none_the_predictor_stays(objectiv
         assert torch.equal(value, wanted)
 
 
+def test_an_averaged_target_does_not_count_as_a_layer() -> None:
+    found = trial(0.5, objective="byol")
+    model = found.server.model
+    moved = {k: v + 1.0 if k.startswith("target.") else v for k, v in model.items()}
+    assert found.method.distance(model, moved) == 0  # type: ignore[attr-defined]
+    assert found.method.distance(model, {k: v + 1 for k, v in model.items()}) > 1  # type: ignore[attr-defined]
+
+
 def test_it_needs_a_predictor() -> None:
     with pytest.raises(ConfigError, match="set objective=byol or objective=simsiam"):
         trial(0.5, objective="simclr")
