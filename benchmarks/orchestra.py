@@ -189,17 +189,17 @@ standard error is about 2 points, so that most of these differences say nothing.
   momentum 0.9 32.2, and 30.6 at a rate of 0.1; features then fall into few directions (effective
   rank 4 to 12).
 
-So Orchestra had six settings to choose from and the others one. 16 global and 16 local clusters, five
-clients a round, BatchNorm and the length of runs were set beforehand. A round has 16 steps at a
-client; a published run has 31,000 such steps in a row, this one 192, and the target with momentum
-0.99 is still near where it began.
+So Orchestra had six settings to choose from and the others one. 16 global and 16 local clusters,
+five clients a round, BatchNorm and the length of runs were set beforehand. A round has 16 steps at
+a client, a run 192 of them one after the other; a published run has 31,000. The target with
+momentum 0.99 is still near where it began.
 
 What came out: Orchestra learns, but its lead did not come out. In linear accuracy it is level with
 SimCLR in `iid` and `skewed`, within one standard error, and 0.9 points below it in `device`; in kNN
 it is level in `iid` and 1.4 and 2.4 below. It is ahead of BYOL (by 2.8 to 3.6 points, linear),
-SimSiam (3.1 to 4.5) and spectral contrast (1.3 to 2.6) in all three. Rotation prediction, which is a
-part of it, does as well alone: 0.6 to 1.3 points less in linear accuracy in `iid` and `device` and
-0.6 more in `skewed`, but up to 1.9 more in kNN, at less than half of the time. From `iid` to
+SimSiam (3.1 to 4.5) and spectral contrast (1.3 to 2.6) in all three. Rotation prediction, a part
+of it, does as well alone: 0.7 to 1.3 points less in linear accuracy in `iid` and `device` and 0.6
+more in `skewed`, but up to 1.9 more in kNN, at less than half of the time. From `iid` to
 `skewed` Orchestra loses 0.9 and 1.2 points (linear, kNN), BYOL 1.3 and 1.3, SimSiam 2.0 and 2.9;
 SimCLR and rotation prediction lose nothing. That heterogeneity does Orchestra good, as the paper
 finds, does not show here. Centroids were of 8 pictures or more in every round (128 rows, 16 local
