@@ -65,3 +65,11 @@ def test_references_do_not_stumble_over_what_many_clients_need():
     found = references(Recipe.of("fedavg", *words, "aggregation.trim=0.2", "clients=10"))
     assert found["centralised"].clients == 1 and found["centralised"].aggregation.name == "mean"
     assert found["alone"].clients == 10
+
+
+def test_an_objective_that_only_its_method_can_train_has_no_references():
+    words = ["data=digits", "clients=2", "views=digits"]
+    cells = {name: Recipe.of(name, *words) for name in ("orchestra", "fedsimclr")}
+    assert list(_with_references(cells)) == ["alone", "orchestra", "fedsimclr", "centralised"]
+    assert references(cells["fedsimclr"])["alone"] == _with_references(cells)["alone"]
+    assert list(_with_references({"orchestra": cells["orchestra"]})) == ["orchestra"]

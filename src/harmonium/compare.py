@@ -76,10 +76,12 @@ def compare(
     if len(cells) < len(names):
         raise ConfigError(f"two of these have the same name: {', '.join(names)}")
     cells = _with_references(cells)
-    results = {
-        label: run(recipe, out=out / label, watcher=watcher(label))
-        for label, recipe in cells.items()
-    }
+    results = {}
+    for label, recipe in cells.items():
+        teller = watcher(label)
+        if not recipe.objective.stands_alone:
+            teller.note("only its own method can train its objective: it has no references")
+        results[label] = run(recipe, out=out / label, watcher=teller)
     _check_same_data(results)
     untrained = next(iter(results.values())).untrained
     rows = [{"encoder": "untrained", **_figures(untrained)}]
@@ -99,10 +101,14 @@ def compare(
 
 
 def _with_references(cells: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """The cells between their references; every objective has its own, from who names it first."""
+    """The cells between their references; every objective has its own, from who names it first.
+
+    An objective that only its own method can train has none.
+    """
     first: dict[str, str] = {}
     for label, recipe in cells.items():
-        first.setdefault(repr(recipe.objective), label)
+        if recipe.objective.stands_alone:
+            first.setdefault(repr(recipe.objective), label)
     ways = {
         name if len(first) == 1 else f"{name} ({label})": made
         for label in first.values()

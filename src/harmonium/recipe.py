@@ -239,6 +239,7 @@ class Recipe(BaseModel):
         recipe.aggregation.check(recipe.participation.check(recipe.clients))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
         method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
+        method.suits(recipe.participation.size(recipe.clients))
         if recipe.public is None and method.needs_public:
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.privacy.masks is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harmonium.errors import HarmoniumError
+from harmonium.errors import ConfigError, HarmoniumError
 
 if TYPE_CHECKING:
     from harmonium.life import Result, Watcher
@@ -49,9 +49,9 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]
     try:
         with decoding(err, silent=as_json):
             yield watcher
-    except (HarmoniumError, KeyboardInterrupt):
+    except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)
-        if where is not None:
+        if where is not None and not isinstance(error, ConfigError):  # no going on cures that
             watcher.note(f"nothing is lost; continue with: {again} {where}")
         raise
     finally:

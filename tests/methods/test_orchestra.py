@@ -208,8 +208,7 @@ def test_a_client_with_too_few_pictures_keeps_its_centroids_back_and_says_so() -
 
 
 def test_where_all_keep_theirs_back_centroids_stay_as_they_are() -> None:
-    found = trial({"k_min": 99})
-    assert found.server.memory["anonymity"] == 0
+    found = trial()
     server = replace(found.server, round=3)
     plan = found.method.round(server, [0])
     next(plan)
@@ -218,8 +217,9 @@ def test_where_all_keep_theirs_back_centroids_stay_as_they_are() -> None:
     )
     with pytest.raises(StopIteration) as stop:
         plan.send(got)
-    held = server.memory["centroids"]
-    torch.testing.assert_close(stop.value.value.memory["centroids"], held)
+    held, after = server.memory["centroids"], stop.value.value.memory
+    torch.testing.assert_close(after["centroids"], held)
+    assert server.memory["anonymity"] > 0 and after["anonymity"] == 0
 
 
 @pytest.mark.parametrize("pictures", [2, 3, 5])
@@ -327,7 +327,10 @@ def test_a_private_row_is_a_function_of_its_own_picture(monkeypatch: pytest.Monk
         ({"k_min": 0}, "method.k_min is 0; it must be at least 1"),
         ({"local_clusters": 0}, "rows of single pictures: to allow that, set method.k_min=1"),
         ({"epsilon": 0.0}, "method.epsilon is 0.0; it must be above 0"),
-        ({"clusters": 13}, "the 4 clients of a round send at most 12 centroids"),
+        ({"clusters": 13}, "4 clients send at most 12 centroids"),
+        ({"k_min": 65}, "at most 4 centroids in a round .1 each, of method.k_min=65"),
+        ({"k_min": 129}, "send at most 0 centroids"),
+        ({"k_min": 60, "clusters": 4}, "no client has 60 pictures for a cluster"),
         ({"evaluated": "target"}, "need a target that the server knows"),
     ],
 )

@@ -128,6 +128,9 @@ class Method:
         """Parts beyond the encoder's, the objective's and the terms'."""
         return {}
 
+    def suits(self, cohort: int) -> None:
+        """Refuse rounds of so many clients, if they are too few."""
+
     @property
     def needs_public(self) -> bool:
         """Whether a recipe must name public pictures."""

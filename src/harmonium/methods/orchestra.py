@@ -86,24 +86,23 @@ class Orchestra(Method):
         check(self, "0 or more", lambda count: count >= 0, "local_clusters")
         check(self, "above 0", lambda budget: budget > 0, "epsilon", "delta", "dims")
         if not self.local_clusters and (self.k_min > 1 or self.epsilon is not None):
-            raise ConfigError(
-                "method.local_clusters=0 sends rows of single pictures: to allow that, set "
-                "method.k_min=1 and no method.epsilon"
-            )
+            why = "method.local_clusters=0 sends rows of single pictures: to allow that, set"
+            raise ConfigError(f"{why} method.k_min=1 and no method.epsilon")
         known = (self.objective.target, self.batch_norm) == ("mean", "average")
         if not known and (self.evaluated == "target" or self.epsilon is not None):
             why = "method.evaluated=target and method.epsilon need a target that the server knows"
             raise ConfigError(f"{why}: set objective.target=mean batch_norm=average")
 
+    def suits(self, cohort: int) -> None:
+        """Refuse more global clusters than there can be local ones."""
+        least = self.k_min if self.epsilon is None else 1
+        clustering.check(self.clusters, cohort, self.local_clusters, least, self.memory)
+
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """First centroids, of what the network as first drawn makes of pictures."""
-        most = len(cohort) * (self.local_clusters or self.memory)
-        if most < self.clusters:
-            raise ConfigError(
-                f"method.clusters is {self.clusters}, but the {len(cohort)} clients of a round "
-                f"send at most {most} centroids: set method.clusters to {most} or less"
-            )
         got = yield Ask("cluster", cohort, {"model": server.model})
+        if not any(len(sent) for sent in got.centroids.values()):
+            raise ConfigError(f"no client has {self.k_min} pictures for a cluster (method.k_min)")
         width: Any = self.blueprint["rotation"].in_features
         return self.regroup(server, got, torch.randn(self.clusters, width))
 

@@ -65,6 +65,11 @@ class Objective:
     uses_labels: ClassVar[bool] = False
     views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether any method can train it; false where a method of its own must give it more."""
+        return True
+
     def check_views(self, views: Views) -> None:
         """Refuse views that it cannot look at."""
         (least, most), count = self.views, len(views.pipelines)

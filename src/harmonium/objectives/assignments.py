@@ -77,6 +77,11 @@ class Assignments(Rotation):
                 "objective.head is encoder; objective=assignments has it on the projector"
             )
 
+    @property
+    def stands_alone(self) -> bool:
+        """Only without assignments: centroids come from Orchestra."""
+        return not self.cluster_weight
+
     def check_views(self, views: Views) -> None:
         """Two views to compare, or a third to turn; turned views are refused."""
         Objective.check_views(self, views)

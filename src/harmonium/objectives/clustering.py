@@ -19,6 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.errors import ConfigError
 from harmonium.objectives.sinkhorn import scaled, scaling
 
 Floats = npt.NDArray[np.float64]
@@ -186,6 +187,20 @@ def gathered(sent: Iterable[Tensor], width: int) -> Tensor:
     rows = torch.cat([torch.zeros(0, width), *fit])
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows / torch.where(lengths > 1.001, lengths, 1.0)
+
+
+def check(clusters: int, clients: int, local_clusters: int, least: int, memory: int) -> None:
+    """Refuse more global clusters than centroids that clients can send in a round.
+
+    Each sends up to `local_clusters` (0: its rows) of at least `least` of `memory` pictures.
+    """
+    each = min(local_clusters or memory, memory // least)
+    if clients * each < clusters:
+        raise ConfigError(
+            f"method.clusters is {clusters}, but {clients} clients send at most {clients * each} "
+            f"centroids in a round ({each} each, of method.k_min={least} or more of the "
+            f"method.memory={memory} newest pictures): lower method.clusters or method.k_min"
+        )
 
 
 def regrouped(rows: Tensor, start: Tensor, balance: GlobalBalance, steps: int) -> Tensor:
