@@ -161,8 +161,9 @@ def _compare(names: list[str], changes: list[str], folder: Path | None, as_json:
     try:
         with decoding(err, silent=as_json):
             found = compare_methods(names, changes, folder, watcher)
-    except (HarmoniumError, KeyboardInterrupt):
-        if watchers and any(folder.glob("*/recipe.yaml")):
+    except (HarmoniumError, KeyboardInterrupt) as error:
+        again = watchers and not isinstance(error, ConfigError)  # no going on cures that
+        if again and any(folder.glob("*/recipe.yaml")):
             watchers[-1].note(f"nothing is lost; give the same command with --out {folder}")
         raise
     finally:

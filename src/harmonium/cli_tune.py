@@ -70,8 +70,8 @@ def tune(
                 watcher=watcher,
                 note=note,
             )
-    except (HarmoniumError, KeyboardInterrupt):
-        if any(folder.glob("runs/*/recipe.yaml")):
+    except (HarmoniumError, KeyboardInterrupt) as error:
+        if not isinstance(error, ConfigError) and any(folder.glob("runs/*/recipe.yaml")):
             note(f"nothing is lost; give the same command with --out {folder}")
         raise
     if as_json:

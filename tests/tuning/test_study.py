@@ -198,6 +198,8 @@ def test_the_command_prints_json_and_a_table(tmp_path, monkeypatch, capsys) -> N
     ("words", "message"),
     [
         (["fedsimclr"], "there is no grid"),
+        (["fedsimclr", "local.lr=0.1,0.2"], "e.g. grid.local.lr=0.1,0.2"),
+        (["fedsimclr", "gird.local.lr=0.1,0.2"], "grid.local.lr"),
         (["fedsimclr", "grid.local.lr="], "empty value"),
         (["fedsimclr", "grid.local.lr=0.1,,0.2"], "empty value"),
         (["fedsimclr", "grid.local.lr=0.1,0.1"], "names 0.1 twice"),

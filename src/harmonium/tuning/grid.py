@@ -56,9 +56,13 @@ def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Sett
             raise UnknownSetting(unknown(key, known_keys()))
         grid[key] = split_values(key, text)
     if not grid:
-        raise ConfigError(
-            "there is no grid: name settings to try, e.g. grid.local.lr=0.03,0.01,0.003"
-        )
+        several = [word for word in changes if "," in word]
+        for key in (word.partition("=")[0] for word in several):
+            if key.partition(".")[0] not in Recipe.model_fields:
+                keys = known_keys()
+                raise UnknownSetting(unknown(key, [*keys, *(f"grid.{one}" for one in keys)]))
+        several.append("local.lr=0.03,0.01,0.003")
+        raise ConfigError(f"there is no grid: name settings to try, e.g. grid.{several[0]}")
     given = {change.partition("=")[0] for change in changes}
     common = [*changes, *([] if "rounds" in given else [f"rounds={ROUNDS}"])]
     common += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]

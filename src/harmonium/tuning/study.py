@@ -26,6 +26,7 @@ import numpy as np
 
 from harmonium import store
 from harmonium.compare import times
+from harmonium.errors import ConfigError
 from harmonium.home import home
 from harmonium.life import Watcher
 from harmonium.report.tables import csv_text, markdown
@@ -105,7 +106,10 @@ def tune(
     already, it is continued.
     """
     words = (*words, *(f"{key}={_text(value)}" for key, value in settings.items()))
-    words += tuple(f"grid.{k}={','.join(map(_text, some))}" for k, some in (grid or {}).items())
+    for key, some in (grid or {}).items():
+        if isinstance(some, str) or not isinstance(some, Sequence):
+            raise ConfigError(f"grid {key!r} is {some!r}; it must be a list, e.g. [0.03, 0.01]")
+        words += (f"grid.{key}={','.join(map(_text, some))}",)
     changes = [word for word in words if not word.startswith("grid.")]
     grid_points = points(what, changes, [word for word in words if word.startswith("grid.")])
     playing = Playing(new_folder(what) if out is None else Path(out), grid_points, watcher, note)
