@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from harmonium import privacy as privacy
     from harmonium.diagnosis.finding import diagnose as diagnose
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
@@ -40,4 +41,6 @@ __all__ = sorted(_WHERE)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "privacy":
+        return importlib.import_module("harmonium.privacy")
     raise AttributeError(f"module 'harmonium' has no attribute '{name}'")

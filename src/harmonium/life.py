@@ -24,7 +24,7 @@ from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.spending import charged, notes_on_noise, recount
+from harmonium.federation.spending import charged, check_first, notes_on_noise, recount
 from harmonium.federation.wire import ClientId, Weights, fault
 from harmonium.handover import save_encoder
 from harmonium.hosts import read_about
@@ -192,6 +192,7 @@ class Life:
         for note in (*ground.notes, *(judge.notes if judge else ()), *warned):
             watcher.note(note)
         if commit is None:
+            check_first(method, account, ground.examples)
             started = time.perf_counter()
             figures = judge.look(judge.untrained) if judge else {}
             server, _ = self._try(driver, engine, server, simulate)
@@ -309,6 +310,8 @@ class Life:
             "bytes_up": ledger.totals["up"],
             **figures,
         }
+        if refused := self._refused(server):
+            row["refused"] = refused
         seconds = time.perf_counter() - started
         folder.log("metrics.jsonl", [json.dumps(row)])
         folder.log("ledger.jsonl", ledger.take())
@@ -319,6 +322,20 @@ class Life:
         if server.round:
             self.watcher.round(row, seconds)
         return replace(server, **stored)
+
+    def _refused(self, server: Server) -> dict[str, list[ClientId]]:
+        """Who was left out of which step for want of budget; the first time, it is noted."""
+        refused = {step: sorted(some) for step, some in server.account.refused.items()}
+        server.account.refused.clear()
+        rows = self.folder.read_log("metrics.jsonl") if refused else []
+        for step, some in refused.items():
+            if not any(step in row.get("refused", ()) for row in rows):
+                self.watcher.note(
+                    f"{len(some)} of {len(server.examples)} clients can afford no further `{step}` "
+                    f"from round {server.round} on: privacy.epsilon={server.account.limit:g}. The "
+                    "run goes on without it"
+                )
+        return refused
 
     def _encoders(self, method: Method, server: Server, engine: RunEngine) -> list[nn.Module]:
         """What to judge: the federation's encoder, or those of some clients that took part.

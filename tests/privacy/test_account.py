@@ -19,9 +19,11 @@ from harmonium.federation.drive import Reply
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, statistic, weights
+from harmonium.life import Watcher
 from harmonium.privacy.account import Account
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Release
+from harmonium.privacy.reporting import report
 from harmonium.runs import resume
 from harmonium.testing import TINY, first_trial
 
@@ -40,6 +42,7 @@ class Noisy(Method):
     careful: bool = False
     honest: bool = True
     late: bool = False  # train first
+    times: int = 1  # that it tells then
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """One mean."""
@@ -51,7 +54,8 @@ class Noisy(Method):
         """Tell, then train."""
         if self.late:
             server = yield from super().round(server, cohort)
-            yield Ask("tell", cohort, {"model": server.model})
+            for _ in range(self.times):
+                yield Ask("tell", cohort, {"model": server.model})
             return server
         able = affordable(self, server, "tell", cohort) if self.careful else cohort
         if able:
@@ -153,6 +157,50 @@ def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
     assert found.stopped == "" and [row["answered"] for row in found.rounds] == [0, 4, 4, 4, 4]
     entries = [json.loads(line) for line in (tmp_path / "a/ledger.jsonl").open()]
     assert [e["round"] for e in entries if e["step"] == "tell"] == [1] * 4 + [2] * 4
+    assert [row.get("refused") for row in found.rounds] == [None] * 3 + [{"tell": [0, 1, 2, 3]}] * 2
+
+
+class Notes(Watcher):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_who_falls_out_is_noted_once_also_over_a_resume(tmp_path: Path) -> None:
+    """Clients cannot afford a third; it is said in round 3, and not again in 4 or after a kill."""
+    limit = (spent(2) + spent(3)) / 2
+    privacy = {"noise": "simulated", "epsilon": limit, "delta": 1e-3}
+    method = {"name": HERE, "careful": True}
+    recipe = Recipe.from_tree({**SMALL, "privacy": privacy, "method": method})
+    first, second = Notes(), Notes()
+    run(recipe, out=tmp_path / "a", watcher=first)
+    said = "4 of 4 clients can afford no further `tell` from round 3 on"
+    assert sum("afford" in text for text in first.texts) == 1
+    assert any(said in text for text in first.texts)
+    before = files(tmp_path / "a")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Method, "play", killed_in(4))
+        run(recipe, out=tmp_path / "b")
+    resume(tmp_path / "b", watcher=second)
+    assert not any("afford" in text for text in second.texts)
+    assert files(tmp_path / "b") == before
+    found = report(tmp_path / "b")
+    assert found.refused == (("tell", 4, 4, 3),)
+    assert "4 of 4 clients could afford no further `tell` from round 3 on" in "".join(found.lines())
+    assert found.plain()["refused"] == [{"step": "tell", "clients": 4, "of": 4, "since": 3}]
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_budget_below_the_first_release_is_an_error(tmp_path: Path, careful: bool) -> None:
+    """Whether or not the plan could go on without."""
+    privacy = {"noise": "simulated", "epsilon": spent(1) * 0.99, "delta": 1e-3}
+    method = {"name": HERE, "careful": careful}
+    recipe = Recipe.from_tree({**SMALL, "privacy": privacy, "method": method})
+    costs = f"one `tell`: it costs epsilon {spent(1):.4g} or more at delta 0.001, and privacy.eps"
+    with pytest.raises(BudgetSpent, match=costs):
+        run(recipe, out=tmp_path / "a")
 
 
 def killed_in(stop: int) -> Any:
@@ -240,8 +288,11 @@ def test_a_lost_answer_counts_as_released() -> None:
 
 
 def test_a_budget_for_not_even_one_round_is_an_error(tmp_path: Path) -> None:
+    """One release could be afforded, but the round needs two."""
+    privacy = {"noise": "simulated", "epsilon": (spent(1) + spent(2)) / 2, "delta": 1e-3}
+    method = {"name": HERE, "late": True, "times": 2}
     with pytest.raises(BudgetSpent, match="would spend epsilon .* nothing would be learned"):
-        run(HERE, out=tmp_path / "a", **{**SMALL, "privacy": {"epsilon": 1e-4, "delta": 1e-6}})
+        run(Recipe.from_tree({**SMALL, "privacy": privacy, "method": method}), out=tmp_path / "a")
 
 
 def test_releasing_other_than_is_said_is_refused() -> None:

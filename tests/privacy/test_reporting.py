@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,12 @@ def test_it_says_in_plain_words_what_epsilon_does_not_cover(noisy: Path) -> None
     assert "delta 0.1 is not below 1 / examples for" in words(report(noisy, 0.1))
     assert "releases in answers that never came" in said
     assert "secure aggregation was off: the server saw every single answer" in said
+
+
+def test_the_package_has_it_when_nothing_else_was_imported(plain: Path) -> None:
+    code = "import sys, harmonium; print(harmonium.privacy.report(sys.argv[1]).rounds)"
+    told = subprocess.run([sys.executable, "-c", code, str(plain)], capture_output=True, text=True)
+    assert told.stdout == "1\n", told.stderr
 
 
 def test_a_run_without_noise_has_no_epsilon(plain: Path) -> None:

@@ -52,19 +52,24 @@ def _of_model(method: Method, step: str) -> tuple[Release, ...]:
 def affordable(
     method: Method, server: Server, step: str, clients: Iterable[ClientId]
 ) -> list[ClientId]:
-    """Those of the clients whose privacy budget allows them to be asked for a step."""
-    return [
-        client
-        for client in clients
-        if server.account.affords(client, costs(method, step, server.examples[client]))
-    ]
+    """Those of the clients whose privacy budget allows them to be asked for a step.
+
+    The account notes the others, so that a plan cannot go on without them in silence.
+    """
+    able = {client: _affords(method, server, step, client) for client in clients}
+    if refused := {client for client, can in able.items() if not can}:
+        server.account.refused.setdefault(step, set()).update(refused)
+    return [client for client, can in able.items() if can]
+
+
+def _affords(method: Method, server: Server, step: str, client: ClientId) -> bool:
+    return server.account.affords(client, costs(method, step, server.examples[client]))
 
 
 def check_ask(method: Method, server: Server, ask: Ask) -> None:
     """Refuse to ask a client for more than its privacy budget allows."""
     account = server.account
-    able = set(affordable(method, server, ask.step, ask.to))
-    for client in (client for client in ask.to if client not in able):
+    for client in (one for one in ask.to if not _affords(method, server, ask.step, one)):
         spent = account.spent(client, costs(method, ask.step, server.examples[client]))
         raise BudgetSpent(
             f"with another `{ask.step}` client {client} would spend epsilon {spent:.4g} at delta "
@@ -89,6 +94,20 @@ def check_budget(method: Method) -> None:
                 f"privacy.epsilon cannot be kept: {method.name} does not say beforehand what "
                 f"`{step}` releases. Its author must add that to `costs`."
             )
+
+
+def check_first(method: Method, account: Account, examples: Mapping[ClientId, int]) -> None:
+    """Refuse a privacy budget of which no client could afford a step even once."""
+    fresh = Account(account.limit, account.delta)
+    for step in method.exchanges() if account.limit is not None else ():
+        needed = {client: costs(method, step, count) for client, count in examples.items()}
+        if any(fresh.affords(client, releases) for client, releases in needed.items()):
+            continue
+        least = min(fresh.spent(client, releases) for client, releases in needed.items())
+        raise BudgetSpent(
+            f"no client can afford even one `{step}`: it costs epsilon {least:.4g} or more at "
+            f"delta {account.delta:g}, and privacy.epsilon={account.limit:g}"
+        )
 
 
 def recount(
@@ -118,6 +137,16 @@ def charged(
     keys = ("round", "ask", "step", "client")
     more = [dict(zip(keys, name, strict=True), outcome="lost") for name in lost.elements()]
     return [*entries, *more]
+
+
+def left_out(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[ClientId, int]]:
+    """By the lines of metrics.jsonl: step, who could not afford it, from which round on."""
+    since: dict[str, dict[ClientId, int]] = {}
+    for row in rows:
+        for step, clients in row.get("refused", {}).items():
+            for client in clients:
+                since.setdefault(step, {}).setdefault(client, row["round"])
+    return since
 
 
 def notes_on_noise(

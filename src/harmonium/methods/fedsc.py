@@ -125,8 +125,9 @@ class FedSC(Method):
         if self.exchanging(server.round):
             asked = dict(memory.get("asked", {}))  # times; a lost answer may have been seen
             most = self.planned if self.private or self.releases else math.inf
-            able = affordable(self, server, "correlate", cohort if held else server.everyone)
+            able = cohort if held else server.everyone
             able = [client for client in able if asked.get(str(client), 0) < most]
+            able = affordable(self, server, "correlate", able)
             got = yield Ask("correlate", able, {"model": server.model}, least=0)
             size = triangle(self.spectral.out)
             held |= {str(c): sent for c, sent in got.corr.items() if sent.shape == (size,)}

@@ -28,6 +28,7 @@ class Account:
         """With the most that a client may spend, if there is a most."""
         self.limit = limit
         self.delta = delta
+        self.refused: dict[str, set[int]] = {}  # step -> who could not afford it in this round
         self._made: dict[int, Counter[Release]] = {}
 
     def charge(self, client: int, releases: Sequence[Release]) -> None:

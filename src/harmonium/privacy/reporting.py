@@ -15,7 +15,7 @@ from harmonium.checkpoint import ASKED, Folder
 from harmonium.data.partition import Split
 from harmonium.errors import ConfigError, StoreError
 from harmonium.federation.method import Method
-from harmonium.federation.spending import charged, costs, paid_at_server, records
+from harmonium.federation.spending import charged, costs, left_out, paid_at_server, records
 from harmonium.federation.wire import STEPS, ClientId
 from harmonium.hosts import read_recipe
 from harmonium.privacy.budget import epsilon, epsilon_rdp
@@ -44,6 +44,15 @@ class Open(NamedTuple):
     bytes: int
 
 
+class Refused(NamedTuple):
+    """A step that clients were no longer asked for, as their budget was spent."""
+
+    step: str
+    clients: int
+    of: int
+    since: int  # the round in which the first of them was left out
+
+
 @dataclass(frozen=True)
 class Spent:
     """What one client released with noise."""
@@ -70,6 +79,7 @@ class Report:
     clients: tuple[Spent, ...]  # those who released anything, worst first
     curve: tuple[tuple[int, float, float], ...]  # round; epsilon of the worst and the median client
     unprotected: tuple[Open, ...]
+    refused: tuple[Refused, ...]
     masked: bool
     warnings: tuple[str, ...]
     _everyone: int = field(default=0, repr=False)
@@ -78,6 +88,7 @@ class Report:
         """The same as plain values, for JSON; what is infinite is none."""
         tree = {k: v for k, v in asdict(self).items() if not k.startswith("_")}
         tree |= {"folder": str(self.folder), "unprotected": [u._asdict() for u in self.unprotected]}
+        tree["refused"] = [one._asdict() for one in self.refused]
         found: dict[str, Any] = _finite(tree)
         return found
 
@@ -94,6 +105,11 @@ class Report:
                 + (f"; the budget is {self.limit:g}" if self.limit is not None else ""),
                 f"between  {NEIGHBOURS[self.neighbours]}",
             ]
+        for out in self.refused:
+            said.append(
+                f"budget   {out.clients} of {out.of} clients could afford no further `{out.step}` "
+                f"from round {out.since} on"
+            )
         hidden = " (the server saw sums over clients only)" if self.masked else ""
         for one in self.unprotected:
             said.append(
@@ -171,6 +187,10 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
         spent,
         tuple(_curve(made, delta)),
         tuple(_open(method, entries)),
+        tuple(
+            Refused(step, len(since), len(examples), min(since.values()))
+            for step, since in left_out(held.read_log("metrics.jsonl")).items()
+        ),
         recipe.privacy.masks is not None,
         (),
         len(examples),
