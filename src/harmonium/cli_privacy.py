@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, suggest
 from harmonium.terminal import Json, say, show_table
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def privacy(
             raise ConfigError(f"write delta={delta:g} behind plan, without dashes")
         _show_plan(plan_from(words[1:]), as_json)
         return
+    if len(words) > 1 and "=" in words[1] and not Path(words[0]).exists():
+        raise ConfigError(f"'{words[0]}' is neither a run nor plan: {suggest(words[0], ['plan'])}")
     if len(words) > 1:
         raise ConfigError(f"name one run's folder; '{words[1]}' is one word too many")
     found = report(words[0], delta)

@@ -370,8 +370,8 @@ def test_private_matrices_pass_the_contract() -> None:
     [
         ({"method": {"final": 1.5}}, "final is 1.5"),
         ({"method": {"first": 0}}, "first is 0"),
-        ({"method": {"epsilon": 0.0}}, "epsilon is 0"),
-        ({"method": {"epsilon": 3.0, "delta": 1.0}}, "delta is 1"),
+        ({"method": {"epsilon": 0.0}}, "method.epsilon is 0"),
+        ({"method": {"epsilon": 3.0, "delta": 1.0}}, "method.delta is 1"),
         ({"method": {"epsilon": 3.0, "sigma": 1.0}}, "set one"),
         ({"method": {"sigma": -1.0}}, "sigma is -1"),
         ({"objective": "simclr"}, "objective.form=fedsc"),

@@ -331,6 +331,7 @@ def test_a_private_row_is_a_function_of_its_own_picture(monkeypatch: pytest.Monk
         ({"k_min": 65}, "at most 4 centroids in a round .1 each, of method.k_min=65"),
         ({"k_min": 129}, "send at most 0 centroids"),
         ({"k_min": 60, "clusters": 4}, "no client has 60 pictures for a cluster"),
+        ({"epsilon": 1.0, "delta": 2.0}, "method.delta is 2.0; it must be above 0 and below 1"),
         ({"evaluated": "target"}, "need a target that the server knows"),
     ],
 )

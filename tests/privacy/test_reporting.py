@@ -15,6 +15,7 @@ from harmonium import run
 from harmonium.checkpoint import ASKED
 from harmonium.cli import app
 from harmonium.errors import ConfigError, StoreError
+from harmonium.federation.spending import in_words
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.privacy.reporting import Report, _delta, picture, report, summary
 from harmonium.recipe import Recipe
@@ -175,6 +176,8 @@ def test_the_command_shows_it(noisy: Path, plain: Path, capsys: pytest.CaptureFi
         app(["privacy", str(noisy.parent)], standalone_mode=False)
     with pytest.raises(ConfigError, match="one word too many"):
         app(["privacy", str(noisy), str(plain)], standalone_mode=False)
+    with pytest.raises(ConfigError, match="'pln' is neither a run nor plan: did you mean 'plan'"):
+        app(["privacy", "pln", "epsilon=3"], standalone_mode=False)
     with pytest.raises(ConfigError, match="delta is 2.0"):
         report(noisy, 2.0)
 
@@ -182,13 +185,13 @@ def test_the_command_shows_it(noisy: Path, plain: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("own", "privacy", "expected"),
     [
-        ({"sigma": 0.5, "delta": 1e-3}, {}, 1e-5),
-        ({"epsilon": 3.0, "delta": 1e-3}, {}, 1e-3),
-        ({"epsilon": 3.0, "delta": 1e-3}, {"epsilon": 9.0, "delta": 1e-4}, 1e-4),
+        ({"sigma": 0.5, "delta": 1e-3}, {}, (1e-5, "privacy.delta")),
+        ({"epsilon": 3.0, "delta": 1e-3}, {}, (1e-3, "method.delta")),
+        ({"epsilon": 3.0, "delta": 1e-3}, {"epsilon": 9.0, "delta": 1e-4}, (1e-4, "privacy.delta")),
     ],
 )
 def test_epsilon_is_told_at_the_delta_of_the_budget(
-    own: dict[str, float], privacy: dict[str, float], expected: float
+    own: dict[str, float], privacy: dict[str, float], expected: tuple[float, str]
 ) -> None:
     method = {"name": "fedsc", **own}
     tree = {**SMALL, "method": method, "objective": FORM, "privacy": privacy}
@@ -198,4 +201,14 @@ def test_epsilon_is_told_at_the_delta_of_the_budget(
 def test_the_end_of_a_run_has_one_line(noisy: Path) -> None:
     line = summary(noisy)
     assert "\n" not in line and f"harmonium privacy {noisy}" in line
-    assert f"epsilon {report(noisy).clients[0].epsilon:.4g} at delta 0.01" in line
+    assert (
+        f"epsilon {report(noisy).clients[0].epsilon:.4g} at delta 0.01, of privacy.delta, for"
+        in line
+    )
+
+
+def test_releases_of_one_field_are_not_added_upin_words() -> None:
+    made = {"centroids by gaussian": 4, "centroids by discrete-laplace": 84, "corr by gaussian": 1}
+    assert in_words(made) == (
+        "centroids: 4 with gaussian, 84 with discrete-laplace noise; corr: 1 with gaussian noise"
+    )

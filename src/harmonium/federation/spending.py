@@ -188,6 +188,15 @@ def records(releases: Sequence[Release]) -> list[Mapping[str, Any]]:
     return [{k: v for k, v in asdict(one).items() if k != "noise"} for one in releases]
 
 
+def in_words(releases: Mapping[str, int]) -> str:
+    """Releases by `field by mechanism` in words, field by field."""
+    by: dict[str, list[str]] = {}
+    for what, count in releases.items():
+        name, _, mechanism = what.rpartition(" by ")
+        by.setdefault(name, []).append(f"{count} with {mechanism}")
+    return "; ".join(f"{name}: {', '.join(some)} noise" for name, some in by.items())
+
+
 def _name(entry: Mapping[str, Any]) -> tuple[int, int, str, ClientId]:
     return entry["round"], entry["ask"], entry["step"], entry["client"]
 

@@ -52,13 +52,11 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.methods import methods
-from harmonium.objectives import Seen
+from harmonium.objectives import Seen, check
 from harmonium.objectives.spectral import Spectral, correlation_contrast, shortened
 from harmonium.objectives.triangle import pack, positive, triangle, unpack
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
-
-_LEAST = {"final": 0, "first": 1, "every": 1, "passes": 1, "releases": 1, "sigma": 0}
 
 
 @methods("fedsc")
@@ -87,12 +85,12 @@ class FedSC(Method):
                 "fedsc contrasts by correlation matrices: set objective=spectral "
                 f"objective.form=fedsc (objective is {self.objective.name})"
             )
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value < math.inf:
-                raise ConfigError(f"method.{name} is {value}; it must be at least {least}")
-        if self.final > 1:
-            raise ConfigError(f"method.final is {self.final}; it must be between 0 and 1")
+        counts = ("first", "every", "passes", "releases")
+        check(self, "at least 1", lambda count: count >= 1, *counts)
+        check(self, "at least 0", lambda sigma: sigma >= 0, "sigma")
+        check(self, "between 0 and 1", lambda final: 0 <= final <= 1, "final")
+        check(self, "above 0", lambda epsilon: epsilon > 0, "epsilon")
+        check(self, "above 0 and below 1", lambda delta: 0 < delta < 1, "delta")
         if self.epsilon is not None:
             if self.sigma is not None:
                 raise ConfigError("method.epsilon decides on the noise, and so does sigma: set one")

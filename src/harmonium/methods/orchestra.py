@@ -77,14 +77,13 @@ class Orchestra(Method):
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Assignments):
-            raise ConfigError(
-                f"orchestra predicts assignments: objective is {self.objective.name}; set "
-                "objective=assignments"
-            )
+            why = f"orchestra predicts assignments: objective is {self.objective.name}"
+            raise ConfigError(f"{why}; set objective=assignments")
         check(self, "at least 2", lambda count: count >= 2, "clusters", "memory")
         check(self, "at least 1", lambda count: count >= 1, "k_min", "global_steps")
         check(self, "0 or more", lambda count: count >= 0, "local_clusters")
-        check(self, "above 0", lambda budget: budget > 0, "epsilon", "delta", "dims")
+        check(self, "above 0", lambda budget: budget > 0, "epsilon", "dims")
+        check(self, "above 0 and below 1", lambda delta: 0 < delta < 1, "delta")
         if not self.local_clusters and (self.k_min > 1 or self.epsilon is not None):
             why = "method.local_clusters=0 sends rows of single pictures: to allow that, set"
             raise ConfigError(f"{why} method.k_min=1 and no method.epsilon")

@@ -15,7 +15,14 @@ from harmonium.checkpoint import ASKED, Folder
 from harmonium.data.partition import Split
 from harmonium.errors import ConfigError, StoreError
 from harmonium.federation.method import Method
-from harmonium.federation.spending import charged, costs, left_out, paid_at_server, records
+from harmonium.federation.spending import (
+    charged,
+    costs,
+    in_words,
+    left_out,
+    paid_at_server,
+    records,
+)
 from harmonium.federation.wire import STEPS, ClientId
 from harmonium.hosts import read_recipe
 from harmonium.privacy.budget import epsilon, epsilon_rdp
@@ -74,6 +81,7 @@ class Report:
     folder: Path
     rounds: int  # until now
     delta: float
+    delta_of: str  # the setting it comes from; empty where the reader chose it
     limit: float | None  # the recipe's budget
     neighbours: str  # between which epsilon holds; empty where nothing was released
     clients: tuple[Spent, ...]  # those who released anything, worst first
@@ -99,17 +107,15 @@ class Report:
         else:
             worst = self.clients[0]
             said = [
-                f"epsilon  {worst.epsilon:.4g} at delta {self.delta:g} for the worst client, "
+                f"epsilon  {worst.epsilon:.4g} at {self._at} for the worst client, "
                 f"{median(one.epsilon for one in self.clients):.4g} for the median of "
                 f"{len(self.clients)}, after {self.rounds} rounds"
                 + (f"; the budget is {self.limit:g}" if self.limit is not None else ""),
                 f"between  {NEIGHBOURS[self.neighbours]}",
             ]
-        for out in self.refused:
-            said.append(
-                f"budget   {out.clients} of {out.of} clients could afford no further `{out.step}` "
-                f"from round {out.since} on"
-            )
+        for step, clients, everyone, since in self.refused:
+            who = f"{clients} of {everyone} clients"
+            said.append(f"budget   {who} could afford no further `{step}` from round {since} on")
         hidden = " (the server saw sums over clients only)" if self.masked else ""
         for one in self.unprotected:
             said.append(
@@ -118,13 +124,17 @@ class Report:
             )
         return [*said, *(f"warning  {text}" for text in self.warnings)]
 
+    @property
+    def _at(self) -> str:
+        return f"delta {self.delta:g}" + (f", of {self.delta_of}," if self.delta_of else "")
+
     def table(self) -> list[dict[str, Any]]:
         """The worst clients, for `report.tables`."""
         return [
             {
                 "client": one.name or one.client,
                 "examples": one.examples,
-                "releases": ", ".join(f"{n} {what}" for what, n in one.releases.items()),
+                "releases": in_words(one.releases),
                 "epsilon": one.epsilon,
                 "by RDP": one.rdp,
                 "by PLD": one.pld,
@@ -143,7 +153,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     path = Path(folder)
     recipe, held = read_recipe(path), Folder(path)
     method = recipe.method_for((32, 32, 3), classes=2)
-    delta = _delta(recipe) if delta is None else delta
+    delta, delta_of = _delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
     about = _about(path)
@@ -177,20 +187,19 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
         )
         for place, client in enumerate(order)
     )
+    out = left_out(held.read_log("metrics.jsonl"))
     every = [one for some in made.values() for _, one in some]
     found = Report(
         path,
         max((entry["round"] for entry in entries), default=0),
         delta,
+        delta_of,
         recipe.privacy.epsilon,
         together(every) if every else "",
         spent,
         tuple(_curve(made, delta)),
         tuple(_open(method, entries)),
-        tuple(
-            Refused(step, len(since), len(examples), min(since.values()))
-            for step, since in left_out(held.read_log("metrics.jsonl")).items()
-        ),
+        tuple(Refused(s, len(by), len(examples), min(by.values())) for s, by in out.items()),
         recipe.privacy.masks is not None,
         (),
         len(examples),
@@ -210,7 +219,7 @@ def summary(folder: str | Path) -> str:
         return ""
     worst = found.clients[0]
     return (
-        f"epsilon {worst.epsilon:.4g} at delta {found.delta:g} for the worst client, of noisy "
+        f"epsilon {worst.epsilon:.4g} at {found._at} for the worst client, of noisy "
         f"releases alone: harmonium privacy {folder}"
     )
 
@@ -232,12 +241,12 @@ def picture(found: Report, path: Path) -> Path | None:
     return path
 
 
-def _delta(recipe: Recipe) -> float:
-    """That of the budget: the recipe's, or where it has none, one of the method's own."""
+def _delta(recipe: Recipe) -> tuple[float, str]:
+    """That of the budget, and its setting: the recipe's, or where it has none, the method's own."""
     own = recipe.method.options
     if recipe.privacy.epsilon is None and own.get("epsilon") is not None and "delta" in own:
-        return float(own["delta"])
-    return recipe.privacy.delta
+        return float(own["delta"]), "method.delta"
+    return recipe.privacy.delta, "privacy.delta"
 
 
 def _about(path: Path) -> dict[str, Any]:
