@@ -229,6 +229,7 @@ def test_everyone_takes_part_in_the_first_exchange_and_absent_matrices_stay() ->
     assert asked[1] == [0, 1, 2, 3] and all(len(asked[r]) == 2 for r in (2, 3, 4))
     newest = {str(c): max(r for r in asked if c in asked[r]) for c in range(4)}
     assert found.server.memory["since"] == newest
+    assert found.method.noted(found.server) == {"age": 4 - sum(newest.values()) / 4}
     held = found.server.memory["corr"]
     server = replace(found.server, round=2, memory={"corr": held})
     new = {c: torch.randn(36) for c in (1, 3)}

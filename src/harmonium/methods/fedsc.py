@@ -85,16 +85,13 @@ class FedSC(Method):
                 "fedsc contrasts by correlation matrices: set objective=spectral "
                 f"objective.form=fedsc (objective is {self.objective.name})"
             )
-        counts = ("first", "every", "passes", "releases")
-        check(self, "at least 1", lambda count: count >= 1, *counts)
-        check(self, "at least 0", lambda sigma: sigma >= 0, "sigma")
+        check(self, "at least 1", lambda n: n >= 1, "first", "every", "passes", "releases")
+        check(self, "at least 0", lambda sigma: 0 <= sigma < math.inf, "sigma")
         check(self, "between 0 and 1", lambda final: 0 <= final <= 1, "final")
-        check(self, "above 0", lambda epsilon: epsilon > 0, "epsilon")
+        check(self, "above 0", lambda epsilon: 0 < epsilon < math.inf, "epsilon")
         check(self, "above 0 and below 1", lambda delta: 0 < delta < 1, "delta")
-        if self.epsilon is not None:
-            if self.sigma is not None:
-                raise ConfigError("method.epsilon decides on the noise, and so does sigma: set one")
-            sigma_for(self.epsilon, self.delta, sensitivity=1.0, releases=self.planned)
+        if self.epsilon is not None and self.sigma is not None:
+            raise ConfigError("method.epsilon decides on the noise, and so does sigma: set one")
 
     @property
     def spectral(self) -> Spectral:
@@ -149,6 +146,11 @@ class FedSC(Method):
         line = 1 - (1 - self.final) * (server.round - 1) / self.world.rounds
         alpha = own / (own + total) if self.coefficient == "share" else line
         return {"others": cast(Tensor, mean).float(), "alpha": alpha}
+
+    def noted(self, server: Server) -> dict[str, float]:
+        """How many rounds old matrices are, in the mean."""
+        since = server.memory.get("since", {}).values()
+        return {"age": server.round - sum(since) / len(since)} if since else {}
 
     @exchange(down={"model": weights()}, up={"corr": statistic("each")})
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
