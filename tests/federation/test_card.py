@@ -1,4 +1,5 @@
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,7 @@ from harmonium.objectives.moco import MoCo
 from harmonium.objectives.simclr import SimCLR
 from harmonium.objectives.supervised import Supervised
 from harmonium.objectives.swav import SwAV
+from harmonium.privacy.mechanisms import Release
 
 PLAIN = SimCLR(norm="none")
 MODEL = 454_688 + 98_688  # parameters of cnn-small and of its projector
@@ -92,6 +94,30 @@ def test_what_stays_is_named() -> None:
     assert f"loss scalar (mean by examples); {NUMBER} bytes" in text
 
 
+def test_noise_is_told_in_words_and_of_an_example_only_where_pictures_count() -> None:
+    @dataclass(frozen=True)
+    class Noisy(Method):
+        shared: bool = True
+
+        def costs(self, step: str, examples: int) -> Sequence[Release]:
+            far = 1.0 if self.shared else 500 / examples
+            some = Release("corr", "discrete-laplace", 1, 30.0, count=21)
+            return (Release("corr", "gaussian", far, 2.5 * far), some) if step == "look" else ()
+
+        @exchange(down={}, up={"corr": statistic("each", guarded=True)})
+        def look(self, client, got):  # type: ignore[no-untyped-def]
+            return {}
+
+    laplace = "21 times discrete-laplace, scale 30 for a sensitivity of 1"
+    gaussian = "gaussian, standard deviation 2.5 for a sensitivity of 1"
+    assert card(Noisy()).noise == {"look": {"corr": f"{gaussian}; {laplace}"}}
+    gaussian = "gaussian, standard deviation 1.25 for a sensitivity of 0.5"
+    where = ", of a client with 1,000 pictures"
+    found = card(Noisy(shared=False))
+    assert f"noise     look.corr: {gaussian}; {laplace}{where}\n" in found.text()
+    assert card(Method()).noise == {} and "noise " not in card(Method()).text()
+
+
 def test_what_reveals_much_is_said_in_words() -> None:
     @dataclass(frozen=True)
     class Revealing(Method):
@@ -104,7 +130,7 @@ def test_what_reveals_much_is_said_in_words() -> None:
 
     text = card(Revealing()).text()
     assert "Rows that belong to single pictures leave the clients." in text
-    assert "corr statistic GUARDED" in text
+    assert "corr statistic with noise" in text and "noise     look.corr: added before it" in text
     found = card(Revealing())
     assert not found.secure_aggregation and all(found.obstacles["look"].values())
     for name, why in (("rows", "rows of every client"), ("corr", "client by"), ("n", "client by")):

@@ -288,7 +288,7 @@ def test_private_centroids_are_guarded_recorded_and_made_before_training() -> No
             assert mechanisms == {"gaussian", "discrete-laplace"}
             assert {release["field"] for release in entry["releases"]} == {"centroids"}
             assert "note" not in entry
-    assert "GUARDED" in card(found.method).text()
+    assert "centroids statistic with noise" in card(found.method).text()
     method, client = found.method, client_of(found)
     got = {"model": found.server.model, "centroids": found.server.memory["centroids"]}
     up = method.train(client, SimpleNamespace(**got))

@@ -15,9 +15,12 @@ from harmonium.federation import dpsgd
 from harmonium.federation.client import Local
 from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
+from harmonium.federation.spending import paid_here
 from harmonium.federation.summable import FEWEST, Masks, obstacles
 from harmonium.federation.wire import MASKS, STEPS, Field
 
+EXAMPLE = 1000  # pictures of a client, where noise depends on them
+SCALES = {"gaussian": "standard deviation", "discrete-laplace": "scale"}
 NUMBER = 8  # bytes of a scalar, and of any value under masks
 BATCH_NORM = {
     "average": "statistics are sent and averaged",
@@ -42,6 +45,7 @@ class Card:
     parts: Mapping[str, str]  # part -> rule
     exchanges: Mapping[str, Mapping[str, Mapping[str, Field]]]  # step -> down/up -> fields
     bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
+    noise: Mapping[str, Mapping[str, str]]  # step -> field -> what it gets before it leaves
     extents: Mapping[str, str]  # field -> how large it gets, where the method says so
     batch_norm: str  # what becomes of it; empty where there is none
     aggregation: str  # empty where nothing of the model is sent
@@ -72,6 +76,8 @@ class Card:
             for word, side in (("down:", "down"), ("up:  ", "up")):
                 name = step if side == "down" else ""
                 lines.append(f"{name:<9} {word} {_fields(sides[side])}{self._size(step, side)}")
+        told = [f"{step}.{n}: {how}" for step, by in self.noise.items() for n, how in by.items()]
+        lines += [f"{'' if place else 'noise':<9} {line}" for place, line in enumerate(told)]
         lines += self._hidden()
         lines += [
             f"client    keeps {_listed(self.keeps)} between rounds",
@@ -189,6 +195,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         parts=dict(parts.rules),
         exchanges=exchanges,
         bytes=_sizes(method, cohort if masks else 0),
+        noise={step: found for step in exchanges if (found := _noise(method, step))},
         extents=dict(method.extents()),
         batch_norm=_batch_norm(method),
         aggregation=_combines(method) if shared else "",
@@ -235,6 +242,24 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: boo
                 count = shared[key].numel() if whole else torch.Size(slot.shape).numel()
                 total += count * (NUMBER if masked else slot.dtype.itemsize)
     return total
+
+
+def _noise(method: Method, step: str) -> dict[str, str]:
+    """What noise guarded fields of a step get, in words; of an example where pictures count."""
+    made = paid_here(method, step, EXAMPLE)
+    varies = made != paid_here(method, step, 2 * EXAMPLE)
+    found = {}
+    for name in (n for n, one in method.exchanges()[step].up.items() if one.guarded):
+        said = [
+            (f"{one.count} times " if one.count > 1 else "")
+            + f"{one.mechanism}, {SCALES[one.mechanism]} {one.scale:.4g} for a sensitivity of "
+            + f"{one.sensitivity:.4g}"
+            for one in made
+            if one.field == name
+        ]
+        where = f", of a client with {EXAMPLE:,} pictures" if said and varies else ""
+        found[name] = ("; ".join(said) or "added before it leaves") + where
+    return found
 
 
 def _about(method: Method) -> str:
@@ -316,6 +341,6 @@ def _fields(declared: Mapping[str, Field]) -> str:
         if part.fold != "each":
             words.append(f"({part.fold}{f' by {part.by}' if part.by else ''})")
         if part.guarded:
-            words.append("GUARDED")
+            words.append("with noise")
         said.append(" ".join(words))
     return ", ".join(said) or "nothing"
