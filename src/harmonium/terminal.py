@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harmonium.errors import ConfigError, HarmoniumError
+from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError
 
 if TYPE_CHECKING:
     from harmonium.life import Result, Watcher
@@ -51,7 +51,8 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]
             yield watcher
     except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)
-        if where is not None and not isinstance(error, ConfigError):  # no going on cures that
+        curable = not isinstance(error, (ConfigError, BudgetSpent))
+        if where is not None and curable:
             watcher.note(f"nothing is lost; continue with: {again} {where}")
         raise
     finally:
