@@ -79,7 +79,7 @@ def compare(
     results = {}
     for label, recipe in cells.items():
         teller = watcher(label)
-        if not recipe.objective.stands_alone:
+        if not recipe.objective.any_method:
             teller.note("only its own method can train its objective: it has no references")
         results[label] = run(recipe, out=out / label, watcher=teller)
     _check_same_data(results)
@@ -107,7 +107,7 @@ def _with_references(cells: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """
     first: dict[str, str] = {}
     for label, recipe in cells.items():
-        if recipe.objective.stands_alone:
+        if recipe.objective.any_method:
             first.setdefault(repr(recipe.objective), label)
     ways = {
         name if len(first) == 1 else f"{name} ({label})": made

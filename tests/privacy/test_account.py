@@ -160,6 +160,16 @@ def test_a_careful_plan_goes_on_without(tmp_path: Path) -> None:
     assert [row.get("refused") for row in found.rounds] == [None] * 3 + [{"tell": [0, 1, 2, 3]}] * 2
 
 
+def test_only_who_was_asked_in_a_round_is_told_to_be_left_out_of_it(tmp_path: Path) -> None:
+    """With other clients in every round, those of earlier rounds are not told again."""
+    privacy = {"noise": "simulated", "epsilon": (spent(1) + spent(2)) / 2, "delta": 1e-3}
+    tree = {**SMALL, "privacy": privacy, "method": {"name": HERE, "careful": True}}
+    recipe = Recipe.from_tree({**tree, "rounds": 6, "participation": {"number": 1}})
+    found = run(recipe, out=tmp_path / "a")
+    told = [row["refused"]["tell"] for row in found.rounds if "refused" in row]
+    assert len({some[0] for some in told}) > 1 and all(len(some) == 1 for some in told)
+
+
 class Notes(Watcher):
     def __init__(self) -> None:
         self.texts: list[str] = []

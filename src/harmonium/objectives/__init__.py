@@ -66,7 +66,7 @@ class Objective:
     views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
 
     @property
-    def stands_alone(self) -> bool:
+    def any_method(self) -> bool:
         """Whether any method can train it; false where a method of its own must give it more."""
         return True
 

@@ -78,7 +78,7 @@ class Assignments(Rotation):
             )
 
     @property
-    def stands_alone(self) -> bool:
+    def any_method(self) -> bool:
         """Only without assignments: centroids come from Orchestra."""
         return not self.cluster_weight
 
