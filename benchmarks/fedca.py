@@ -29,9 +29,10 @@ from harmonium.methods.fedca import FedCA
 from harmonium.objectives import Seen
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe import Recipe
-from harmonium.report.tables import estimate, markdown
+from harmonium.report.tables import markdown
 from harmonium.runs import run
 from memory import peak
+from paired import SHOWN, paired, untrained
 
 Found = dict[str, Any]
 
@@ -144,20 +145,13 @@ def watch(number: int) -> Found:
 
 def compared(runs: Sequence[Found], labels: Sequence[str], base: str) -> list[dict[str, Any]]:
     """Rows of a table: means over seeds, and differences to the base run of the same seed."""
-    by = {(one["label"], one["seed"]): one for one in runs if one["label"] in LABELS}
+    by = {label: [one for one in runs if one["label"] == label] for label in {*labels, base}}
     rows = []
     for label in labels:
-        its = [one for (name, _), one in by.items() if name == label]
-        pairs = [(one, by[base, one["seed"]]) for one in its if (base, one["seed"]) in by]
-        if not pairs:
-            continue
-        row: dict[str, Any] = {"row": label, "seeds": len(pairs)}
-        for probe, title in (("knn", "kNN"), ("linear", "linear")):
-            row[title] = estimate([one[probe] for one, _ in pairs])
-            apart = estimate([one[probe] - other[probe] for one, other in pairs])
-            row[f"{title}, difference"] = "" if label == base else apart
-        row["effective rank"] = estimate([one["rank"] for one, _ in pairs])[0]
-        rows.append({**row, "alignment / contrast": its[0]["ratio"], "epsilon": its[0]["epsilon"]})
+        if row := paired(label, by[label], by[base]):
+            first = by[label][0]
+            more = {"alignment / contrast": first["ratio"], "epsilon": first["epsilon"]}
+            rows.append({**row, **more})
     return rows
 
 
@@ -166,13 +160,8 @@ def arms(runs: Sequence[Found]) -> str:
     rows = compared(runs, list(ARMS), BASE)
     if not rows:
         return ""
-    bases = [one for one in runs if one["label"] == BASE]
-    first = {"row": "untrained", "seeds": len(bases)} | {
-        title: estimate([one[f"{probe}_untrained"] for one in bases])
-        for probe, title in (("knn", "kNN"), ("linear", "linear"))
-    }
-    shown = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference"]
-    return markdown([first, *rows], [*shown, "effective rank", "alignment / contrast"], digits=2)
+    first = untrained([one for one in runs if one["label"] == BASE])
+    return markdown([first, *rows], [*SHOWN, "alignment / contrast"], digits=2)
 
 
 def protections(runs: Sequence[Found]) -> str:

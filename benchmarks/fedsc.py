@@ -26,6 +26,7 @@ from harmonium.recipe import Recipe
 from harmonium.report.plots import curves
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
+from paired import SHOWN, paired, untrained
 
 Found = dict[str, Any]
 
@@ -79,29 +80,13 @@ def measure(label: str, seed: int, workers: int | None) -> Found:
 
 def compared(runs: Sequence[Found], place: str) -> str:
     """The table of a place: means over seeds, and differences to FedAvg of the same seed."""
-    by = {(one["label"], one["seed"]): one for one in runs}
-    bases = {seed: one for (label, seed), one in by.items() if label == f"{place}/{BASE}"}
-    rows: list[dict[str, Any]] = []
-    if bases:
-        rows.append({"row": "untrained", "seeds": len(bases)})
-        for probe, title in (("knn", "kNN"), ("linear", "linear")):
-            rows[0][title] = estimate([one[f"{probe}_untrained"] for one in bases.values()])
-    for row, what in ROWS.items():
-        its = [one for (label, _), one in by.items() if label == f"{place}/{row}"]
-        pairs = [(one, bases[one["seed"]]) for one in its if one["seed"] in bases]
-        if not pairs:
-            continue
-        shown: dict[str, Any] = {"row": what, "seeds": len(pairs)}
-        for probe, title in (("knn", "kNN"), ("linear", "linear")):
-            shown[title] = estimate([one[probe] for one, _ in pairs])
-            apart = estimate([one[probe] - other[probe] for one, other in pairs])
-            shown[f"{title}, difference"] = "" if row == BASE else apart
-        shown["effective rank"] = estimate([one["rank"] for one, _ in pairs])[0]
-        spent = its[0]["epsilon"]
-        shown["epsilon spent"] = "no bound" if spent is None else f"{spent:.2f}"
-        rows.append(shown)
-    columns = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference"]
-    return markdown(rows, [*columns, "effective rank", "epsilon spent"], digits=2)
+    by = {row: [one for one in runs if one["label"] == f"{place}/{row}"] for row in ROWS}
+    rows = [untrained(by[BASE])] if by[BASE] else []
+    for label, its in by.items():
+        if row := paired(ROWS[label], its, by[BASE]):
+            spent = its[0]["epsilon"]
+            rows.append({**row, "epsilon spent": "no bound" if spent is None else f"{spent:.2f}"})
+    return markdown(rows, [*SHOWN, "epsilon spent"], digits=2)
 
 
 def draw(runs: Sequence[Found], path: Path) -> None:

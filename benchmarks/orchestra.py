@@ -33,6 +33,7 @@ from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
+from paired import SHOWN, paired, untrained
 
 Found = dict[str, Any]
 
@@ -105,29 +106,15 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
 
 def arms(runs: Sequence[Found], setting: str) -> str:
     """The rows of one setting: means over seeds, and differences to SimCLR with the same seed."""
-    by = {(one["row"], one["seed"]): one for one in runs if one.get("setting") == setting}
-    its = [one for one in by.values() if one["row"] == BASE]
-    rows: list[dict[str, Any]] = [{"row": "untrained", "seeds": len(its)}]
-    for probe, title in (("knn", "kNN"), ("linear", "linear")):
-        rows[0][title] = estimate([one[f"{probe}_untrained"] for one in its])
-    for label in ARMS:
-        pairs = [
-            (one, by[BASE, seed])
-            for (name, seed), one in by.items()
-            if name == label and (BASE, seed) in by
-        ]
-        if not pairs:
-            continue
-        row: dict[str, Any] = {"row": label, "seeds": len(pairs)}
-        for probe, title in (("knn", "kNN"), ("linear", "linear")):
-            row[title] = estimate([one[probe] for one, _ in pairs])
-            apart = estimate([one[probe] - other[probe] for one, other in pairs])
-            row[f"{title}, difference"] = "" if label == BASE else apart
-        row["effective rank"] = estimate([one["rank"] for one, _ in pairs])[0]
-        row["processor s"] = estimate([one["seconds"] for one, _ in pairs])[0]
-        rows.append(row)
-    shown = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference"]
-    return markdown(rows, [*shown, "effective rank", "processor s"], digits=2)
+    by = {
+        row: [one for one in runs if one.get("setting") == setting and one["row"] == row]
+        for row in ARMS
+    }
+    rows = [untrained(by[BASE])]
+    for label, its in by.items():
+        if row := paired(label, its, by[BASE]):
+            rows.append({**row, "processor s": estimate([one["seconds"] for one in its])[0]})
+    return markdown(rows, [*SHOWN, "processor s"], digits=2)
 
 
 def shares(runs: Sequence[Found]) -> str:
