@@ -135,7 +135,7 @@ def watch(number: int) -> Found:
     """Cosines in the first and in the last step of the first client that gets a dictionary."""
     SEEN.clear()
     own = DRIFTS[number]
-    words = ["method=__main__:Watched", "method.source=trained", *own, "rounds=2", "seed=100"]
+    words = ["method=__main__:Watched", "method.strength=0", *own, "rounds=2", "seed=100"]
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe.of(f"{PLACE}/dictionary@cpu", *words, "engine.workers=0")
         run(recipe, out=Path(folder) / "run")
