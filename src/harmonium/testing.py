@@ -265,7 +265,7 @@ def _check_state_is_declared(plain: Trial) -> None:
         extra = set(state) - allowed
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
     kept = any(plain.states.values())
-    _need(kept or not plain.method.keeps, "`keeps` declares what no client ever keeps")
+    _need(kept or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
     extra = set(plain.server.memory) - {*plain.method.remembers, "statistics", "measured"}
     _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")
 

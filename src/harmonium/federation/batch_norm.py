@@ -8,14 +8,33 @@ measured behind layers that normalise by the batch at hand, as in training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium.federation.wire import Weights
+from harmonium.errors import NotEnoughReplies
+from harmonium.federation.wire import Ask, ClientId, Plan, Weights
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Server
+
+
+def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
+    """The server with statistics of BatchNorm that clients measured on its model.
+
+    Any answer will do, so everyone is asked, and asked again, if the cohort keeps silent.
+    """
+    encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
+    for asked in (cohort, *[server.everyone] * 9):
+        got = yield Ask("calibrate", asked, {"encoder": encoder}, least=0)
+        if got.ids:
+            memory = {**server.memory, "statistics": pooled(got.statistics)}
+            return replace(server, memory=memory)
+    raise NotEnoughReplies("no client measured BatchNorm's statistics, though asked ten times")
 
 
 @torch.no_grad()

@@ -305,7 +305,7 @@ def _combines(method: Method) -> str:
 
 def _kept(method: Method) -> dict[str, str]:
     """What stays at a client: what is declared, and local parts or tensors."""
-    parts, kept = method.blueprint, dict[str, str](method.keeps)
+    parts, kept = method.blueprint, dict[str, str](method.keeping())
     for name, rule in parts.rules.items():
         if rule == "local":
             kept[name] = parts.reveals[name]

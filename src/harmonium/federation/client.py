@@ -287,10 +287,12 @@ def fit(
     *,
     train: Iterable[str] | None = None,
     after: Callable[[], None] | None = None,
+    beside: Callable[[Batch], None] | None = None,
     among: Tensor | None = None,
 ) -> Fitted:
     """Minimise `loss` over the client's batches by changing the named parts (default: all).
 
+    `beside` runs with every batch before its step, for a second model that learns from it too;
     `after` runs after every step (EMA targets, unit rows). Parts that are not trained keep their
     values bit for bit and cost no gradient. A client without a single step declines.
     """
@@ -312,6 +314,8 @@ def fit(
                 amount = dpsgd.step(parameters, loss, batch, local, client)
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
+            if beside is not None:
+                beside(batch)
             optimiser.step()
             if after is not None:
                 after()

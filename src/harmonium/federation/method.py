@@ -23,9 +23,10 @@ from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, NotEnoughReplies
 from harmonium.federation import appraising, measuring, rows
 from harmonium.federation.aggregate import Aggregation, Mean
-from harmonium.federation.batch_norm import measure, moments, pooled
+from harmonium.federation.batch_norm import calibrated, measure, moments
 from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
+from harmonium.federation.own import Own
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
@@ -143,6 +144,14 @@ class Method:
         measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
         return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
+    def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
+        """What a client makes of pictures for tasks of its own, given the model as it last sent it.
+
+        `state` is what the client keeps after that training.
+        """
+        kept = state.get("parts", {})
+        return Own(self.blueprint.copy_from(model, kept).eval()["encoder"])
+
     def revealed(self) -> tuple[str, ...]:
         """What leaves, in plain words, as the settings have it; one sentence each."""
         return (self.reveals,) if self.reveals else ()
@@ -173,25 +182,12 @@ class Method:
     def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
         if self.recalibrates and "statistics" not in server.memory:
-            server = yield from self._calibrated(server, cohort)
+            server = yield from calibrated(server, cohort)
         if self.measured:
             server = yield from measuring.gauged(server, cohort)
         if self.appraisal is not None:
             yield appraising.ask(self, server)
         return server
-
-    def _calibrated(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """With statistics of BatchNorm, by `batch_norm=recalibrate`.
-
-        Any answer will do, so everyone is asked, and asked again, if the cohort keeps silent.
-        """
-        encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
-        for asked in (cohort, *[server.everyone] * 9):
-            got = yield Ask("calibrate", asked, {"encoder": encoder}, least=0)
-            if got.ids:
-                memory = {**server.memory, "statistics": pooled(got.statistics)}
-                return replace(server, memory=memory)
-        raise NotEnoughReplies("no client measured BatchNorm's statistics, though asked ten times")
 
     @exchange(
         down={"encoder": weights(of="encoder")},
@@ -265,13 +261,16 @@ class Method:
         """The local loss of a batch: the score and every term. Methods override `score`."""
 
         def of(batch: Batch) -> Tensor:
-            seen = self.see(parts, batch)
-            total = self.score(parts, seen, given)
-            for term in self.terms:
-                total = total + term.score(parts, seen, given)
-            return total
+            return self.total(parts, self.see(parts, batch), given)
 
         return of
+
+    def total(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The score and every term."""
+        total = self.score(parts, seen, given)
+        for term in self.terms:
+            total = total + term.score(parts, seen, given)
+        return total
 
     def fit(
         self,
@@ -387,9 +386,13 @@ class Method:
         declared |= {name: one for name, one in last.items() if used[name]}
         return {name: declared_with(self, one) for name, one in declared.items()}
 
+    def keeping(self) -> Mapping[str, Kind]:
+        """What it stores at a client as the settings have it; most often all of `keeps`."""
+        return self.keeps
+
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""
-        return {*self.keeps, "parts"} if self.blueprint.stays else set(self.keeps)
+        return {*self.keeping(), *(["parts"] if self.blueprint.stays else [])}
 
 
 def _builder(term: Term, dim: int, world: World) -> Callable[[Mapping[str, nn.Module]], Any]:
