@@ -257,7 +257,7 @@ class Recipe(BaseModel):
         if self.clients == 1:
             return self
         split = {**plain(self.split), "merge": self.split.merge * self.clients}
-        local = plain(self._scaled())
+        local = plain(self.scaled_local())
         alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
         return self.changed(split=split, local=local, **alone)
 
@@ -266,7 +266,7 @@ class Recipe(BaseModel):
         asked = self.evaluate
         return Appraisal(preset(asked.tuning), asked.tuning_centre) if asked.tuning else None
 
-    def _scaled(self) -> Local:
+    def scaled_local(self) -> Local:
         """Local training as Orchestra's rules scale it to these clients."""
         fraction = self.participation.size(self.clients) / self.clients
         return self.local.scaled(self.clients, fraction)
@@ -346,7 +346,7 @@ class Recipe(BaseModel):
             encoder=self.encoder,
             objective=self.objective,
             terms=self.terms,
-            local=self._scaled(),
+            local=self.scaled_local(),
             aggregation=self.aggregation,
             server_optimiser=self.server,
             views=views,

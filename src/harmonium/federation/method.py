@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,14 +19,15 @@ from harmonium.data.images import Images
 from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.errors import NotEnoughReplies
 from harmonium.federation import appraising, measuring, rows
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
-from harmonium.federation.client import Batch, Client, Decline, Examples, Fitted, Local, fit
+from harmonium.federation.client import Batch, Client, Decline, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.own import Own
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
+from harmonium.federation.public import public_client
 from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
     EXAMPLES,
@@ -48,7 +48,7 @@ from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen
 from harmonium.objectives.simclr import SimCLR
 from harmonium.privacy.account import Account
-from harmonium.privacy.mechanisms import Noise, Release
+from harmonium.privacy.mechanisms import Release
 from harmonium.terms import Term
 
 TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
@@ -136,6 +136,11 @@ class Method:
     def needs_public(self) -> bool:
         """Whether a recipe must name public pictures."""
         return False
+
+    @property
+    def passes(self) -> float:
+        """Passes over the pictures that training takes, for each of local.epochs."""
+        return 1.0
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder to judge: the federation's, or a client's own given its state."""
@@ -302,25 +307,7 @@ class Method:
 
     def at_server(self, server: Server, purpose: str) -> Client:
         """The server as a client of the public pictures, for plans that train on them."""
-        if server.public is None:
-            raise ConfigError(
-                f"{self.name} needs public pictures at the server, e.g. public=shapes"
-            )
-        rng = seeds.torch_rng(self.world.seed, "server", purpose, server.round)
-        return Client(
-            id=-1,
-            round=server.round,
-            rounds=self.world.rounds,
-            examples=Examples(
-                server.public,
-                np.arange(len(server.public)),
-                uses_labels=self.reads_labels,
-            ),
-            views=self.views,
-            rng=rng,
-            noise=Noise("simulated", rng),
-            public=server.public,
-        )
+        return public_client(self, server, purpose)
 
     @cached_property
     def blueprint(self) -> Parts:
