@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from harmonium import privacy as privacy
+    from harmonium.comparing.study import compare as compare
     from harmonium.diagnosis.finding import diagnose as diagnose
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
@@ -27,6 +28,7 @@ _WHERE = {
     "Method": "harmonium.federation.method",
     "Objective": "harmonium.objectives",
     "Recipe": "harmonium.recipe",
+    "compare": "harmonium.comparing.study",
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.diagnosis.finding",
     "evaluate_run": "harmonium.measures.evaluation",

@@ -10,25 +10,22 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 import typer.core
 
 from harmonium import __version__
+from harmonium.cli_compare import compare, demo
 from harmonium.cli_data import data, datasets
 from harmonium.cli_diagnosis import diagnose
 from harmonium.cli_eval import evaluate
 from harmonium.cli_federation import client, server
 from harmonium.cli_privacy import privacy
 from harmonium.cli_tune import tune
-from harmonium.errors import ConfigError, HarmoniumError
+from harmonium.errors import HarmoniumError
 from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
-
-if TYPE_CHECKING:
-    from harmonium.life import Watcher
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
 
@@ -124,63 +121,8 @@ def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None
         show_result(resume_run(folder, *(changes or []), watcher=watcher), as_json)
 
 
-@app.command()
-def compare(
-    words: Annotated[list[str], typer.Argument(metavar="METHOD... [KEY=VALUE]...")],
-    folder: Out = None,
-    as_json: Json = False,
-) -> None:
-    """Run methods beside untrained, alone and centralised."""
-    names = [word for word in words if "=" not in word]
-    if not names:
-        raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
-    changes = [word for word in words if "=" in word]
-    _compare(names, changes, folder, as_json)
-
-
-@app.command()
-def demo(folder: Out = None, as_json: Json = False) -> None:
-    """Show what federation is worth, in about two minutes."""
-    _compare(["demo"], [], folder, as_json)
-
-
-def _compare(names: list[str], changes: list[str], folder: Path | None, as_json: bool) -> None:
-    from harmonium.compare import compare as compare_methods
-    from harmonium.home import home
-    from harmonium.life import Watcher
-    from harmonium.report.progress import decoding, watcher_for
-
-    stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    folder = folder or home() / "compare" / "-".join([stamp, *(Path(n).stem for n in names)])
-    watchers: list[Watcher] = []
-
-    def watcher(label: str) -> Watcher:
-        watchers.append(Watcher() if as_json else watcher_for(err, label))
-        return watchers[-1]
-
-    try:
-        with decoding(err, silent=as_json):
-            found = compare_methods(names, changes, folder, watcher)
-    except (HarmoniumError, KeyboardInterrupt) as error:
-        again = watchers and not isinstance(error, ConfigError)  # no going on cures that
-        if again and any(folder.glob("*/recipe.yaml")):
-            watchers[-1].note(f"nothing is lost; give the same command with --out {folder}")
-        raise
-    finally:
-        for each in watchers:
-            each.close()
-    if as_json:
-        shown = {"folder": str(folder), "rows": found.rows, "warnings": dict(found.warnings)}
-        print(json.dumps(shown))
-        return
-    show_table(found.shown(), found.title, digits=1 if "knn" in found.rows[0] else 2)
-    for label, warning in found.warnings.items():
-        say(f"warning  {label}: {warning}")
-    say(f"runs     {found.folder}")
-    if found.picture:
-        say(f"picture  {found.picture}")
-
-
+app.command()(compare)
+app.command()(demo)
 app.command()(diagnose)
 app.command("eval")(evaluate)
 app.command()(privacy)

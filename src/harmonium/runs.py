@@ -24,6 +24,8 @@ from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
+from harmonium.evaluate.judge import Judge
+from harmonium.evaluate.pixels import Pixels
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
 from harmonium.home import home, make_folder
@@ -120,6 +122,13 @@ def _judged(dataset: Dataset, split: Split) -> Dataset:
         return held
     seen = split.seen(held.train)
     return replace(held, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
+
+
+def pixels_verdict(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """The figures of pictures as their own features, on the test part of a run's data."""
+    dataset, _, split = opened(recipe, folder)
+    judged, views = _judged(dataset, split), recipe.views.build()
+    return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels()).verdict(Pixels())
 
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:

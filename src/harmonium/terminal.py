@@ -118,7 +118,7 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
 
 
 def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    from harmonium.compare import heading, times
+    from harmonium.report.figures import heading, times
 
     probes = [key for key in after if key != "health"]
     show_table(

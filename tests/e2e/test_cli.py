@@ -132,7 +132,8 @@ def test_pictures_in_a_folder_without_labels(tmp_path: Path) -> None:
 def test_comparisons_hold_the_references(tmp_path: Path) -> None:
     done = harmonium("compare", "fedavg", *SMALL, "--out", str(tmp_path / "c"), "--json")
     rows = {row["encoder"]: row for row in json.loads(done.stdout)["rows"]}
-    assert list(rows) == ["untrained", "alone", "fedavg", "centralised"]
+    ends = ["untrained", "raw pixels", "alone"], ["centralised", "supervised"]
+    assert list(rows) == [*ends[0], "fedavg", *ends[1]]
     assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
     seconds = time.monotonic()
     shown = harmonium("compare", "fedavg", *SMALL, "--out", str(tmp_path / "c"))
@@ -323,7 +324,7 @@ def test_comparing_files_and_pictures_without_labels(tmp_path: Path) -> None:
     words = [*SMALL, "data.unlabelled=true", "--out", str(tmp_path / "c")]
     done = harmonium("compare", *files, *words)
     assert "Label-free figures" in done.stdout and "percent" not in done.stdout
-    assert (tmp_path / "c" / "b" / "result.json").exists()
+    assert (tmp_path / "c" / "b" / "seed-0" / "result.json").exists()
 
 
 def test_a_method_of_ones_own_runs_from_the_current_folder(tmp_path: Path) -> None:

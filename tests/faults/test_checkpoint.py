@@ -12,7 +12,7 @@ import torch
 
 import harmonium
 from harmonium.checkpoint import Folder
-from harmonium.compare import compare
+from harmonium.comparing.study import compare
 from harmonium.data.partition import make_split
 from harmonium.errors import ConfigError, DataError, HarmoniumError, NotEnoughReplies, StoreError
 from harmonium.federation.method import Method
@@ -315,9 +315,9 @@ def test_what_a_run_began_with_must_be_known(stopped: Path, content: str | None)
 def test_runs_on_different_pictures_are_not_compared(archive, tmp_path, home) -> None:
     path, recipe = archive
     (tmp_path / "mine.yaml").write_text(recipe.changed(method="fedavg", rounds=1).yaml())
-    words = ([str(tmp_path / "mine.yaml")], [], tmp_path / "compared")
-    compare(*words)
+    mine, out = str(tmp_path / "mine.yaml"), tmp_path / "compared"
+    compare(mine, out=out)
     shutil.rmtree(tmp_path / "compared" / "mine")
     np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
-    with pytest.raises(DataError, match="mine and alone ran on different pictures"):
-        compare(*words)
+    with pytest.raises(DataError, match="alone and mine ran on different pictures"):
+        compare(mine, out=out)

@@ -1,7 +1,7 @@
-"""The same rows as a table for the terminal, as Markdown, and as CSV.
+"""The same rows as a table for the terminal, as Markdown, LaTeX and CSV.
 
 A row is a mapping from column to value. A value is text, a number, nothing, or a pair
-`(mean, standard error)`. The terminal and Markdown round each column to one number of decimals so
+`(mean, standard error)`. All but CSV round each column to one number of decimals so
 that the points line up; CSV keeps every digit and gives a standard error its own column.
 """
 
@@ -110,6 +110,61 @@ def markdown(
         for width, to_right in zip(widths, right, strict=True)
     )
     return "\n".join([draw(lines[0]), f"| {' | '.join(rule)} |", *map(draw, lines[1:])]) + "\n"
+
+
+def latex(
+    rows: Sequence[Row],
+    title: str = "",
+    columns: Columns | None = None,
+    *,
+    digits: int | None = None,
+) -> str:
+    r"""A LaTeX table with its caption, in `tabular` and nothing that needs a package.
+
+    >>> print(latex([{"method": "a_b", "kNN": (91.234, 0.5)}], digits=1))
+    \begin{table}
+    \centering
+    \begin{tabular}{lr}
+    \hline
+    method & kNN \\
+    \hline
+    a\_b & $91.2 \pm 0.5$ \\
+    \hline
+    \end{tabular}
+    \end{table}
+    <BLANKLINE>
+    """
+    names = _headings(rows, columns)
+    if not names:
+        return ""
+    places = "".join("r" if _numeric(rows, key) else "l" for key in names)
+    lines = [[_escaped(cell) for cell in line] for line in _cells(rows, names, digits)]
+    body = [" & ".join(line) + r" \\" for line in lines]
+    head = " & ".join(_escaped(heading) for heading in names.values()) + r" \\"
+    caption = [rf"\caption{{{_escaped(title)}}}"] if title else []
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{places}}}",
+            r"\hline",
+            head,
+            r"\hline",
+            *body,
+            r"\hline",
+            r"\end{tabular}",
+            *caption,
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _escaped(cell: str) -> str:
+    """Text as LaTeX has it; a mean with its error as a formula."""
+    text = "".join(f"\\{c}" if c in "&%$#_{}" else c for c in cell.replace("\\", "/"))
+    mean, sign, error = text.partition(" ± ")
+    return rf"${mean} \pm {error}$" if sign else text.replace(MISSING, "--")
 
 
 def csv_text(rows: Sequence[Row], columns: Columns | None = None) -> str:

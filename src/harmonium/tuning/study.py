@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from harmonium import store
-from harmonium.compare import times
 from harmonium.errors import ConfigError
 from harmonium.home import home
 from harmonium.life import Watcher
+from harmonium.report.figures import times
 from harmonium.report.tables import csv_text, markdown
 from harmonium.tuning.grid import points
 from harmonium.tuning.playing import Playing, Stopping

@@ -1,0 +1,148 @@
+"""The runs of a comparison: every method and reference with every seed.
+
+References tell what a figure is worth: an encoder as first drawn, the pixels themselves, each
+client alone, all pictures in one place, and there with labels. The first two need no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harmonium.comparing import fairness
+from harmonium.comparing.traffic import Device
+from harmonium.errors import ConfigError
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import apply_changes
+from harmonium.settings import make
+
+UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
+BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
+
+
+@dataclass(frozen=True)
+class Settings(Device):
+    """How a comparison is made: `compare.*`."""
+
+    references: Literal["each", "first"] = "each"  # of every objective, or of the first method's
+    target: float | None = None  # kNN in percent to be reached; none: 95 % of the best method's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target is not None and not 0 < self.target <= 100:
+            raise ConfigError(f"compare.target is {self.target}; it must be above 0, at most 100")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison will run."""
+
+    methods: Mapping[str, Recipe]  # by label, with the first seed
+    references: Mapping[str, Recipe]
+    seeds: tuple[int, ...]
+    settings: Settings
+    unfair: tuple[str, ...]  # in what budgets differ, where that was allowed
+    remarks: tuple[str, ...]
+
+    @property
+    def rows(self) -> dict[str, Recipe]:
+        """Methods between the references below and above them."""
+        below = {k: v for k, v in self.references.items() if v.method.name == "alone"}
+        above = {k: v for k, v in self.references.items() if k not in below}
+        return {**below, **self.methods, **above}
+
+    def cells(self) -> Iterator[tuple[str, int, Recipe]]:
+        """Every run, seed after seed, so that an early look has all methods."""
+        for seed in self.seeds:
+            for label, recipe in self.rows.items():
+                yield label, seed, recipe.changed(seed=seed)
+
+
+def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
+    """From the words of a command to its runs: names of methods or recipes, then settings."""
+    names = [word for word in words if "=" not in word]
+    if not names:
+        raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
+    if given := set(BY_ITSELF) & set(names):
+        raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
+    own = apply_changes({}, [w for w in words if w.startswith(("compare.", "seeds="))])
+    changes = [w for w in words if "=" in w and not w.startswith(("compare.", "seeds="))]
+    recipes = {name: Recipe.of(name, *changes) for name in names}
+    labels = [
+        recipes[name].method.name if names == ["demo"] else label_of(name, names) for name in names
+    ]
+    if len(set(labels)) < len(names):
+        raise ConfigError(f"two of these have the same name: {', '.join(names)}")
+    methods = dict(zip(labels, recipes.values(), strict=True))
+    settings = make(Settings, own.get("compare", {}), "compare")
+    return Plan(
+        methods,
+        references(methods, each=settings.references == "each"),
+        seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
+        settings,
+        tuple(fairness.check(methods, allow=allow_unfair)),
+        tuple(fairness.remarks(methods)),
+    )
+
+
+def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
+    """So many seeds from the first on, or the very seeds.
+
+    >>> seeds_of(3, 10), seeds_of([4, 7], 0)
+    ((10, 11, 12), (4, 7))
+    """
+    if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1:
+        return tuple(range(first, first + asked))
+    listed = asked if isinstance(asked, list) else []
+    if listed and all(type(one) is int and one >= 0 for one in listed):
+        return tuple(dict.fromkeys(listed))
+    raise ConfigError(f"seeds is {asked}; give a number, e.g. seeds=5, or a list, e.g. seeds=[0,7]")
+
+
+def label_of(name: str, names: Sequence[str]) -> str:
+    """What a row is called, which is also its folder's name.
+
+    A row of a paper's table is called by its last word where all are of one setting.
+
+    >>> label_of("fedca/c10-iid-r50/fedae@cpu", ["fedca/c10-iid-r50/fedae@cpu"])
+    'fedae'
+    >>> label_of("runs/mine.yaml", ["runs/mine.yaml"]), label_of("package:Mine", [])
+    ('mine', 'Mine')
+    """
+    if name.endswith((".yaml", ".yml")):
+        return Path(name).stem
+    if "/" in name:
+        places = {one.rpartition("/")[0] for one in names if "/" in one}
+        row = name.partition("@")[0]
+        return row.rpartition("/")[2] if len(places) == 1 else row.replace("/", " ")
+    return name.rpartition(":")[2]
+
+
+def references(methods: Mapping[str, Recipe], *, each: bool = True) -> dict[str, Recipe]:
+    """Each client alone and all pictures in one place, for every objective, and there with labels.
+
+    An objective that only its own method can train has none. Nothing leaves a client in any of
+    them, so there is nothing to protect.
+    """
+    first: dict[str, str] = {}
+    for label, recipe in methods.items():
+        if recipe.objective.any_method and not recipe.objective.uses_labels:
+            first.setdefault(repr(recipe.objective), label)
+    whose = list(first.values()) if each else list(first.values())[:1]
+    found: dict[str, Recipe] = {}
+    for name in BY_ITSELF:
+        for label in whose:
+            called = name if len(whose) == 1 else f"{name} ({label})"
+            found[called] = reference(methods[label], name)
+    base = next(iter(methods.values()))
+    called = f"{SUPERVISED}, centralised" if SUPERVISED in methods else SUPERVISED
+    found[called] = reference(base, "centralised", objective="supervised", terms={})
+    return found
+
+
+def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
+    """The same budget for another way of training, without a server's part and privacy."""
+    bare = {"server": "average", "privacy": {}}
+    return recipe.changed(method=method, **bare, **changes)

@@ -1,0 +1,105 @@
+"""What two runs must have in common for their figures to be compared, and whether they do.
+
+A comparison is fair when methods had the same pictures, split among the same clients, the same
+views, encoder, rounds, batches and participation, and were judged alike. Everything else is the
+method's own: its loss, its optimiser and rates, its server, its privacy. What a method has beside
+the pictures of its clients (public pictures, labels) is no part of the budget either; it is said
+beside the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harmonium.errors import ConfigError
+from harmonium.methods.centralised import Centralised
+from harmonium.recipe import Recipe
+from harmonium.settings import plain
+
+WHOLE = ("data", "split", "encoder", "participation", "evaluate")  # sections with settings
+PLAIN = ("clients", "rounds", "batch_norm")
+LOCAL = ("epochs", "batch")
+MERGED = ("split", "participation", "clients")  # centralised has its own, from the same pictures
+
+
+def budget(recipe: Recipe) -> dict[str, Any]:
+    """What is given to a method, as the words of a recipe: key to value."""
+    found: dict[str, Any] = {}
+    for section in WHOLE:
+        tree = plain(getattr(recipe, section))
+        name = tree.pop("name", None)
+        found |= {section: name} if name is not None else {}
+        found |= {f"{section}.{key}": value for key, value in tree.items()}
+    found |= {key: getattr(recipe, key) for key in PLAIN}
+    local = recipe.scaled_local()  # to these clients, where a recipe asks for that
+    found |= {f"local.{key}": getattr(local, key) for key in LOCAL}
+    pipelines = plain(recipe.views.build().pipelines)
+    return {**found, "views": {"name": recipe.views.name, "pipelines": pipelines}}
+
+
+def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two budgets differ, with both values.
+
+    >>> obstacles(Recipe.of("fedavg"), Recipe.of("fedprox", "rounds=7"))
+    {'rounds': (20, 7)}
+    """
+    mine, theirs = budget(first), budget(second)
+    views = [found.pop("views") for found in (mine, theirs)]
+    either = Centralised in (first.method.cls, second.method.cls)
+    apart: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys((*mine, *theirs)):
+        if either and key.partition(".")[0] in MERGED:
+            continue
+        if (one := mine.get(key)) != (other := theirs.get(key)):
+            apart[key] = (one, other)
+    if views[0]["pipelines"] != views[1]["pipelines"]:  # a preset is only a name for these
+        apart["views"] = (views[0]["name"], views[1]["name"])
+    return apart
+
+
+def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
+    """Refuse recipes that do not have one budget; with `allow`, say in what they differ instead."""
+    base, *others = recipes
+    found, keys = list[str](), dict[str, None]()
+    for label in others:
+        if apart := obstacles(recipes[base], recipes[label]):
+            words = (f"{key} ({_shown(one)}; {_shown(two)})" for key, (one, two) in apart.items())
+            found.append(f"{base} and {label} differ in {', '.join(words)}")
+            keys |= dict.fromkeys(apart)
+    if found and not allow:
+        common = " ".join(_word(recipes[base], key) for key in keys)
+        raise ConfigError(
+            f"{'; '.join(found)}: their figures could not be compared. Give all of them the same, "
+            f"e.g. {common}, or compare them nevertheless with --allow-unfair"
+        )
+    return found
+
+
+def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
+    """What some methods have beside the pictures of their clients."""
+    found = []
+    for label, recipe in recipes.items():
+        method = recipe.method_for((32, 32, 3), classes=2)
+        if method.needs_public and recipe.public is not None:
+            found.append(f"{label} also has public pictures ({recipe.public.name})")
+        if method.reads_labels:
+            share = recipe.split.labels
+            some = "all labels" if share == 1 else f"labels (split.labels={share:g})"
+            found.append(f"{label} is trained with {some} of its clients' pictures")
+        if recipe.privacy.epsilon is not None:
+            found.append(f"{label} keeps to a budget of epsilon {recipe.privacy.epsilon:g}")
+    return found
+
+
+def _word(recipe: Recipe, key: str) -> str:
+    value = recipe.views.name if key == "views" else budget(recipe).get(key)
+    return f"{key}={_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_shown, value))}]"
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,151 @@
+"""Several methods under one budget, over seeds: what `harmonium compare` does.
+
+Every cell (a method or a reference, with a seed) is an ordinary run in the comparison's folder.
+What is complete is not run again, what was killed goes on, and what fails is named and left out.
+Figures of the table are of the test part, read once at the end of a run; rounds, bytes and time to
+an accuracy are by validation pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harmonium import store
+from harmonium.comparing import table
+from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, plan
+from harmonium.comparing.published import Published, published
+from harmonium.comparing.traffic import Point, components, course
+from harmonium.data.partition import Split
+from harmonium.errors import DataError, HarmoniumError
+from harmonium.home import home
+from harmonium.hosts import read_about
+from harmonium.life import Result, Watcher
+from harmonium.methods.centralised import Centralised
+from harmonium.runs import pixels_verdict, run
+
+Cell = tuple[str, int]  # a row's label and a seed
+
+
+@dataclass
+class Found:
+    """What the cells of a comparison came to."""
+
+    plan: Plan
+    figures: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)
+    courses: dict[Cell, list[Point]] = field(default_factory=dict)
+    traffic: dict[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    published: dict[str, Published] = field(default_factory=dict)
+    failed: dict[Cell, str] = field(default_factory=dict)
+    unfair: list[str] = field(default_factory=list)
+
+
+def compare(
+    *words: str,
+    out: str | Path | None = None,
+    allow_unfair: bool = False,
+    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+) -> table.Comparison:
+    """Run methods and references under one budget, and put their figures side by side.
+
+    `compare("fedavg", "fedprox", "rounds=5", "seeds=3", out="compared")` does what the command does
+    with the same words. Budgets that differ are refused, with the reason, unless `allow_unfair`. If
+    `out` holds some of these runs already, they are continued or simply read.
+    """
+    made = plan(words, allow_unfair=allow_unfair)
+    if not next(iter(made.methods.values())).data.load().train.labelled:
+        unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
+        made = replace(made, references=unlabelled)
+    folder = Path(out) if out is not None else new_folder(list(made.methods))
+    found = Found(made, unfair=list(made.unfair))
+    results: dict[Cell, Result] = {}
+    names = dict(zip(made.methods, (word for word in words if "=" not in word), strict=True))
+    for label, name in names.items():
+        if figure := published(name, made.methods[label]):
+            found.published[label] = figure
+    cells = list(made.cells())
+    for number, (label, seed, recipe) in enumerate(cells, 1):
+        place = f", seed {seed}" if len(made.seeds) > 1 else ""
+        teller = watcher(f"{label}{place} ({number} of {len(cells)})")
+        try:
+            result = run(recipe, out=cell(folder, label, seed), watcher=teller)
+        except HarmoniumError as error:
+            found.failed[label, seed] = str(error)
+            teller.note(f"it failed and is left out: {error}")
+        except Exception as error:  # a fault of ours: the others go on, and it is told in the end
+            found.failed[label, seed] = f"{type(error).__name__}: {error}"
+            store.write_atomic(folder / "failed.txt", traceback.format_exc().encode())
+            teller.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
+        else:
+            results[label, seed] = result
+        finally:
+            teller.close()
+    if not any(label in made.methods for label, _ in results):
+        why = next(why for (label, _), why in found.failed.items() if label in made.methods)
+        raise HarmoniumError(f"no run of any method came to its end: {why}")
+    found.unfair += _same_ground(results, allow=allow_unfair)
+    _read(found, results, folder)
+    return table.written(folder, found)
+
+
+def cell(folder: Path, label: str, seed: int) -> Path:
+    """Where a cell's run lies."""
+    return folder / label / f"seed-{seed}"
+
+
+def new_folder(labels: list[str]) -> Path:
+    """Where a comparison goes that was given no place."""
+    named = "-".join(labels) if len(labels) <= 4 else f"{labels[0]}-and-{len(labels) - 1}-others"
+    return home() / "compare" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{named}"
+
+
+def _same_ground(results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
+    """Refuse runs on other pictures or another split: files and folders may change in between."""
+    about = {cell: read_about(result.folder) for cell, result in results.items()}
+    apart: list[str] = []
+    for (label, seed), its in about.items():
+        is_whole = results[label, seed].recipe.method.cls is Centralised
+        for (other, same), theirs in about.items():
+            if other >= label or same != seed:
+                continue
+            both = is_whole or results[other, same].recipe.method.cls is Centralised
+            for what in ("data", "split"):
+                if its[what] != theirs[what] and not (what == "split" and both):
+                    words = {"data": "on different pictures", "split": "with different splits"}
+                    apart.append(f"{other} and {label} ran {words[what]} (seed {seed})")
+    if apart and not allow:
+        raise DataError(
+            f"{apart[0]}, for those changed in between: compare again with another --out, or with "
+            "--allow-unfair"
+        )
+    return apart
+
+
+def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
+    """Figures, courses and traffic of the runs, and the references that need no run."""
+    device = found.plan.settings
+    for (label, seed), result in results.items():
+        found.figures[label, seed] = result.figures
+        found.figures.setdefault((UNTRAINED, seed), result.untrained)
+        if label not in found.plan.methods:
+            continue
+        split = Split.load(result.folder / "split.npz")
+        examples = [len(index) for index in split.indices]
+        method = result.recipe.known_method()
+        found.courses[label, seed] = course(result.folder, method, examples, device)
+        found.traffic.setdefault(label, components(result.folder))
+    for seed in found.plan.seeds:
+        held = folder / PIXELS / f"seed-{seed}.json"
+        if not held.exists():
+            base = next((r for (label, s), r in results.items() if s == seed), None)
+            if base is None:
+                continue
+            held.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(pixels_verdict(base.recipe, base.folder))
+            store.write_atomic(held, text.encode())
+        found.figures[PIXELS, seed] = json.loads(held.read_text(encoding="utf-8"))

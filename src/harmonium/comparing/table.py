@@ -1,0 +1,331 @@
+"""What a comparison shows: tables for people and machines, and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harmonium import store
+from harmonium.comparing import statistics
+from harmonium.comparing.cells import PIXELS, UNTRAINED
+from harmonium.comparing.traffic import MEGA, Point, mean_course, reached
+from harmonium.report.figures import PROBES, heading, times
+from harmonium.report.tables import csv_text, latex, markdown
+
+if TYPE_CHECKING:
+    from harmonium.comparing.study import Found
+
+LABEL_FREE = ("spread", "uniformity", "effective_rank")
+ENOUGH = 0.95  # of the best method's kNN is to be reached, where no target is given
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of figures over seeds; accuracies are shares between 0 and 1."""
+
+    folder: Path
+    rows: tuple[Mapping[str, Any], ...]  # `encoder`, and the mean of each figure
+    details: Mapping[str, Any]  # of every row: each seed, intervals, differences, cost
+    picture: Path | None
+    warnings: Mapping[str, str]  # label -> what is wrong with the encoder; healthy ones have none
+    notes: tuple[str, ...] = ()  # what a reader should know: unfair, left out, public pictures
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether anything could be judged by labels."""
+        return any("knn" in row for row in self.rows)
+
+    @property
+    def title(self) -> str:
+        """What the figures are."""
+        if self.has_accuracy:
+            return "Test accuracy in percent; encoders frozen"
+        return "Label-free figures; encoders frozen"
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {
+            "folder": str(self.folder),
+            "rows": [dict(row) for row in self.rows],
+            "details": dict(self.details),
+            "warnings": dict(self.warnings),
+            "notes": list(self.notes),
+        }
+
+    def shown(self) -> Rows:
+        """The rows under the names that people read, accuracies in percent; (!) is a warning."""
+        scale = 100 if self.has_accuracy else 1
+        shown = []
+        for row in self.rows:
+            label = str(row["encoder"])
+            said = f"{label} (!)" if label in self.warnings else label
+            figures = {
+                heading(key): self._estimate(label, key, value, scale)
+                for key, value in row.items()
+                if key != "encoder"
+            }
+            shown.append({"encoder": said, **figures})
+        return shown
+
+    def _estimate(self, label: str, key: str, mean: float | None, scale: float) -> Any:
+        stderr = self.details["rows"].get(label, {}).get("figures", {}).get(key, {}).get("stderr")
+        value = times(scale, mean)
+        return value if value is None or stderr is None else (value, scale * stderr)
+
+    def beside(self) -> Rows:
+        """Methods against the first, by kNN or what there is instead; empty for a single seed."""
+        scale = 100 if self.details["probe"] in PROBES else 1
+        shown: Rows = []
+        for label, its in self.details["rows"].items():
+            if "rank" not in its:
+                continue
+            row: dict[str, Any] = {"method": label, "mean rank": its["rank"]}
+            apart = its.get("difference", {})
+            if apart.get("low") is not None:
+                low, high = scale * apart["low"], scale * apart["high"]
+                row |= {
+                    "difference": scale * apart["mean"],
+                    "95 % interval": f"{low:.1f} to {high:.1f}",
+                    "p (Holm)": f"{apart['p']:.3f}",
+                }
+            shown.append(row)
+        return shown if any("difference" in row for row in shown) else []
+
+    def costs(self) -> Rows:
+        """What methods send, and what they take to be good enough."""
+        shown: Rows = []
+        for label, its in self.details["rows"].items():
+            if "traffic" not in its:
+                continue
+            row: dict[str, Any] = {"method": label}
+            for way in ("down", "up"):
+                row[f"MB {way}"] = sum(its["traffic"][way].values()) / MEGA
+            if self.details["target"] is not None:
+                point = its["reached"]
+                row["rounds"] = point and point["round"]
+                row["MB, all"] = point and point["bytes"] / MEGA
+                row["minutes"] = point and point["seconds"] / 60
+            shown.append(row)
+        return shown
+
+    def papers(self) -> Rows:
+        """Published figures beside those here, and why they differ."""
+        found = {k: its for k, its in self.details["rows"].items() if "published" in its}
+        return [
+            {
+                "method": label,
+                "published": its["published"]["figure"],
+                "here, linear": times(100, its["figures"].get("linear", {}).get("mean")),
+                "because": "; ".join(its["published"]["gap"]) or "the same recipe",
+            }
+            for label, its in found.items()
+        ]
+
+
+def written(folder: Path, found: Found) -> Comparison:
+    """Put everything into a comparison, and write it down in every form."""
+    figures = {key: probes(its) for key, its in found.figures.items()}
+    order = [UNTRAINED, PIXELS, *found.plan.rows]
+    labels = [label for label in order if any(label == one for one, _ in figures)]
+    by_seed = {label: _by_seed(figures, label) for label in labels}
+    kinds = list(dict.fromkeys(key for some in by_seed.values() for key in some))
+    kinds = [key for key in kinds if key in by_seed[UNTRAINED]] or kinds
+    probe = "knn" if "knn" in kinds else kinds[0]
+    target, base = _target(found), next(iter(found.plan.methods))
+    details: dict[str, Any] = {
+        "seeds": list(found.plan.seeds),
+        "base": base,
+        "probe": probe,
+        "target": target,
+        "unfair": found.unfair,
+        "failed": [{"encoder": k, "seed": s, "why": why} for (k, s), why in found.failed.items()],
+        "rows": {label: _detail(found, label, by_seed[label], target) for label in labels},
+    }
+    methods = {k: by_seed[k][probe] for k in found.plan.methods if by_seed.get(k, {}).get(probe)}
+    if base in methods and len(found.plan.seeds) > 1:
+        for label, apart in statistics.differences(methods, base).items():
+            details["rows"][label]["difference"] = asdict(apart)
+    if len(methods) > 1:
+        for label, rank in statistics.mean_ranks(methods).items():
+            details["rows"][label]["rank"] = rank
+    rows = [
+        {"encoder": label, **{key: _mean(by_seed[label].get(key)) for key in kinds}}
+        for label in labels
+    ]
+    warnings = {label: text for label in labels if (text := _warnings(found, label))}
+    picture = folder / "compare.png" if probe == "knn" else None
+    made = Comparison(folder, tuple(rows), details, picture, warnings, tuple(_notes(found)))
+    _draw(made, found)
+    _write(made, by_seed)
+    return made
+
+
+def probes(figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """The probes of a verdict; data without labels have label-free figures instead."""
+    found = {key: value for key, value in figures.items() if key != "health"}
+    return found or {key: figures["health"][key] for key in LABEL_FREE if figures}
+
+
+def _by_seed(
+    figures: Mapping[tuple[str, int], Mapping[str, float | None]], label: str
+) -> dict[str, dict[int, float]]:
+    """Figure -> seed -> value; what diverged is left out."""
+    found: dict[str, dict[int, float]] = {}
+    for (row, seed), its in figures.items():
+        for key, value in its.items() if row == label else ():
+            held = found.setdefault(key, {})
+            if value is not None and math.isfinite(value):
+                held[seed] = value
+    return found
+
+
+def _mean(values: Mapping[int, float] | None) -> float | None:
+    return statistics.summary(values).mean if values else None
+
+
+def _detail(
+    found: Found, label: str, by_seed: Mapping[str, Mapping[int, float]], target: float | None
+) -> dict[str, Any]:
+    """Everything of one row."""
+    made: dict[str, Any] = {
+        "figures": {
+            key: {**asdict(statistics.summary(values)), "by_seed": dict(values)}
+            for key, values in by_seed.items()
+            if values
+        }
+    }
+    if label in found.published:
+        made["published"] = found.published[label]._asdict()
+    courses = [some for (row, _), some in found.courses.items() if row == label]
+    if courses:
+        mean = mean_course(courses)
+        point = None if target is None else reached(mean, target)
+        made |= {
+            "traffic": found.traffic[label],
+            "course": [asdict(one) for one in mean],
+            "reached": point and asdict(point),
+        }
+    return made
+
+
+def _target(found: Found) -> float | None:
+    """The kNN to be reached, on validation pictures."""
+    if found.plan.settings.target is not None:
+        return found.plan.settings.target / 100
+    last = [
+        some[-1].knn for label in found.plan.methods if (some := _course(found, label)) is not None
+    ]
+    known = [knn for knn in last if knn is not None]
+    return ENOUGH * max(known) if known else None
+
+
+def _course(found: Found, label: str) -> list[Point] | None:
+    courses = [some for (row, _), some in found.courses.items() if row == label]
+    return mean_course(courses) if courses else None
+
+
+def _warnings(found: Found, label: str) -> str:
+    texts = [
+        text
+        for (row, _), its in found.figures.items()
+        if row == label and row not in (UNTRAINED, PIXELS)
+        for text in its.get("health", {}).get("warnings", ())
+    ]
+    return " ".join(dict.fromkeys(texts))
+
+
+def _notes(found: Found) -> Iterator[str]:
+    for text in found.unfair:
+        yield f"unfair: {text}"
+    for (label, seed), why in found.failed.items():
+        yield f"left out: {label}, seed {seed}: {why}"
+    yield from found.plan.remarks
+    alone = [k for k, one in found.plan.methods.items() if not one.objective.any_method]
+    for label in alone:
+        yield f"only {label} can train its objective: it has no references of its own"
+    if 1 < len(found.plan.seeds) < 5 and len(found.plan.methods) > 1:
+        yield (
+            f"{len(found.plan.seeds)} seeds: intervals are wide and p values say little; "
+            "five or more tell more"
+        )
+
+
+def _draw(made: Comparison, found: Found) -> None:
+    """Bars of accuracies; kNN over rounds, bytes and modelled time."""
+    if made.picture is None:
+        return
+    from harmonium.report.plots import bars, curves
+
+    recipe = next(iter(found.plan.methods.values()))
+    name = f"{recipe.data.name}, {len(found.plan.seeds)} seed(s)"
+    groups: dict[str, dict[str, tuple[float, float | None]]] = {}
+    for row in made.shown():
+        cells = {key: value for key, value in row.items() if key != "encoder" and value is not None}
+        groups[str(row["encoder"])] = {
+            key: value if isinstance(value, tuple) else (value, None)
+            for key, value in cells.items()
+        }
+    bars(made.picture, groups, "test accuracy (%)", f"{name}, frozen encoders")
+    courses = {k: some for k in found.plan.methods if (some := _course(found, k)) is not None}
+    axes: dict[str, tuple[str, Callable[[Point], float]]] = {
+        "rounds": ("round", lambda point: float(point.round)),
+        "bytes": ("megabytes sent and received, all clients", lambda point: point.bytes / MEGA),
+        "time": ("modelled minutes", lambda point: point.seconds / 60),
+    }
+    for kind, (words, place) in axes.items():
+        series = {
+            label: [(place(one), 100 * one.knn) for one in some if one.knn is not None]
+            for label, some in courses.items()
+        }
+        if any(len(points) > 1 for points in series.values()):
+            path = made.folder / f"knn-over-{kind}.png"
+            curves(path, series, words, "validation kNN (%)", f"{name}, kNN over {kind}")
+
+
+def _write(made: Comparison, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
+    """JSON with everything, CSV a line a run, and tables for papers."""
+    texts = {
+        "compare.json": json.dumps(made.plain(), indent=1) + "\n",
+        "compare.csv": csv_text(list(_flat(by_seed))),
+    }
+    shown = [(made.title, made.shown(), 1 if made.has_accuracy else 2), *more_tables(made)]
+    parts, tex = list[str](), list[str]()
+    for title, rows, digits in shown:
+        parts += [f"## {title}\n", markdown(rows, digits=digits)]
+        tex.append(latex(rows, title, digits=digits))
+    notes = "".join(f"- {note}\n" for note in made.notes)
+    texts["compare.md"] = "\n".join([*parts, notes]).rstrip() + "\n"
+    texts["compare.tex"] = "\n".join([*(f"% {note}" for note in made.notes), *tex])
+    for name, text in texts.items():
+        store.write_atomic(made.folder / name, text.encode())
+
+
+def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
+    """The tables after the first one that have something in them: title, rows, digits."""
+    details = made.details
+    beside = f"{heading(details['probe'])} against {details['base']}, paired by seed"
+    cost = "Megabytes of one client in one round"
+    if (target := details["target"]) is not None:
+        cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
+    tables = [
+        (beside, made.beside(), 1),
+        (cost, made.costs(), 2),
+        ("Published, and why it is another figure here", made.papers(), 1),
+    ]
+    return [one for one in tables if one[1]]
+
+
+def _flat(by_seed: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Iterator[dict[str, Any]]:
+    for label, figures in by_seed.items():
+        for seed in sorted({seed for values in figures.values() for seed in values}):
+            yield {
+                "encoder": label,
+                "seed": seed,
+                **{key: values.get(seed) for key, values in figures.items()},
+            }

@@ -1,0 +1,155 @@
+"""Which runs a comparison makes, and what it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harmonium.comparing import fairness
+from harmonium.comparing.cells import plan, reference, references, seeds_of
+from harmonium.comparing.published import published
+from harmonium.comparing.study import compare
+from harmonium.data.partition import make_split
+from harmonium.errors import ConfigError
+from harmonium.recipe import Recipe
+
+DIGITS = ("data=digits", "views=digits", "clients=2")
+
+
+@pytest.mark.parametrize("rule", ["dirichlet", "rotation", "by_class"])
+def test_the_centralised_reference_holds_what_all_clients_hold_together(rule: str, home: Path):
+    recipe = Recipe.of("fedavg", "clients=10", f"split={rule}", "split.labels=0.2", "seed=3")
+    merged = reference(recipe, "centralised")
+    data = recipe.data.load()
+    apart = make_split(recipe.split, data, None, 10, 3)
+    together = make_split(merged.split, data, None, merged.clients, 3)
+    assert len(together) == merged.clients == 1
+    order = np.argsort(np.concatenate(apart.indices))
+    np.testing.assert_array_equal(together.indices[0], np.concatenate(apart.indices)[order])
+    if rule == "rotation":
+        np.testing.assert_array_equal(together.angles[0], np.concatenate(apart.angles)[order])
+    np.testing.assert_array_equal(together.seen(data.train).labels, apart.seen(data.train).labels)
+
+
+@pytest.mark.parametrize("name", ["alone", "centralised"])
+def test_references_are_not_asked_for(name: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"{name} is in every comparison already"):
+        compare(name, "fedavg", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_objective_has_references_of_its_own():
+    cells = {name: Recipe.of(name) for name in ("fedsimclr", "fedprox", "fedbyol")}
+    assert list(references(cells)) == [
+        "alone (fedsimclr)",
+        "alone (fedbyol)",
+        "centralised (fedsimclr)",
+        "centralised (fedbyol)",
+        "supervised",
+    ]
+    assert references(cells)["alone (fedbyol)"].objective.name == "byol"
+    assert list(references(cells, each=False)) == ["alone", "centralised", "supervised"]
+    made = plan(["fedsimclr", "fedprox", *DIGITS])
+    assert list(made.rows) == ["alone", "fedsimclr", "fedprox", "centralised", "supervised"]
+
+
+def test_references_do_not_stumble_over_what_many_clients_need():
+    words = ("aggregation=trimmed", "participation.number=5", "participation.over=0.2")
+    recipe = Recipe.of("fedavg", *words, "aggregation.trim=0.2", "clients=10")
+    whole = reference(recipe, "centralised")
+    assert whole.clients == 1 and whole.aggregation.name == "mean"
+    assert reference(recipe, "alone").clients == 10
+
+
+def test_an_objective_that_only_its_method_can_train_has_no_references():
+    both = ["orchestra", "fedsimclr", *DIGITS, "local.epochs=1", "local.batch=16"]
+    assert list(plan(both).rows) == [
+        "alone",
+        "orchestra",
+        "fedsimclr",
+        "centralised",
+        "supervised",
+    ]
+    assert list(plan(["orchestra", *DIGITS]).rows) == ["orchestra", "supervised"]
+
+
+@pytest.mark.parametrize(
+    ("second", "key", "word"),
+    [
+        (["rounds=3"], "rounds (20; 3)", "rounds=20"),
+        (["local.epochs=7"], "local.epochs (2; 7)", "local.epochs=2"),
+        (["local.batch=8"], "local.batch (64; 8)", "local.batch=64"),
+        (["views=digits"], "views (simclr; digits)", "views=simclr"),
+        (["encoder.width=8"], "encoder.width", "encoder.width="),
+        (["split=dirichlet"], "split (iid; dirichlet)", "split=iid"),
+        (["data.limit=100"], "data.limit (none; 100)", "data.limit=none"),
+        (["participation.fraction=0.5"], "participation.fraction", "participation.fraction=1.0"),
+        (["evaluate.k=3"], "evaluate.k (200; 3)", "evaluate.k=200"),
+        (["clients=3"], "clients (10; 3)", "clients=10"),
+        (["batch_norm=local"], "batch_norm (average; local)", "batch_norm=average"),
+    ],
+)
+def test_unequal_budgets_are_refused_with_the_reason(second: list[str], key: str, word: str):
+    recipes = {"a": Recipe.of("fedavg"), "b": Recipe.of("fedprox", *second)}
+    with pytest.raises(ConfigError) as refused:
+        fairness.check(recipes)
+    assert f"a and b differ in {key}" in str(refused.value) and word in str(refused.value)
+    assert "--allow-unfair" in str(refused.value) and "\n" not in str(refused.value)
+    assert fairness.check(recipes, allow=True)[0].startswith(f"a and b differ in {key}")
+
+
+def test_what_is_a_methods_own_is_fair():
+    words = ("local.lr=0.3", "local.optimiser=adam", "server=adam", "objective=byol", "terms=uv")
+    recipes = {"a": Recipe.of("fedavg"), "b": Recipe.of("fedavg", *words)}
+    assert fairness.check(recipes) == []
+    merged = {"a": recipes["a"], "c": reference(recipes["a"], "centralised")}
+    assert fairness.check(merged) == []
+
+
+def test_scaled_epochs_count_as_they_are_trained():
+    scaled = Recipe.of("fedavg", "clients=10", "local.epochs=20", "local.for_clients=100")
+    assert fairness.check({"a": Recipe.of("fedavg", "clients=10"), "b": scaled}) == []
+
+
+def test_what_methods_have_beside_is_told():
+    recipes = {name: Recipe.of(name) for name in ("fedsimclr", "fedca", "semifed", "supervised")}
+    told = fairness.remarks(recipes)
+    assert len(told) == 3
+    assert "fedca also has public pictures (shapes)" in told
+    assert "semifed is trained with labels (split.labels=0.1) of its clients' pictures" in told
+    assert "supervised is trained with all labels of its clients' pictures" in told
+
+
+@pytest.mark.parametrize("asked", [0, -1, [], [-1], 1.5, True, "five", [1.5]])
+def test_odd_seeds_are_refused(asked: object):
+    with pytest.raises(ConfigError, match="seeds is"):
+        seeds_of(asked, 0)
+
+
+def test_seeds_begin_at_the_recipes_own():
+    assert plan(["fedavg", "seed=7", "seeds=2"]).seeds == (7, 8)
+    cells = [(label, seed, recipe.seed) for label, seed, recipe in plan(["fedavg"]).cells()]
+    assert [one[:2] for one in cells] == [
+        ("alone", 0), ("fedavg", 0), ("centralised", 0), ("supervised", 0),
+    ]  # fmt: skip
+    assert all(seed == own for _, seed, own in cells)
+
+
+def test_published_figures_say_why_ours_are_others():
+    name = "fedca/c10-iid-r50/fedae@cpu"
+    found = published(name, Recipe.of(name))
+    assert found is not None and found.figure == 65.47
+    assert "encoder=cnn-small, not resnet50" in found.gap and "rounds=9, not 20" in found.gap
+    full = "fedca/c10-iid-r50/fedae"
+    assert published(full, Recipe.of(full)).gap == ()  # type: ignore[union-attr]
+    assert published("fedavg", Recipe.of("fedavg")) is None
+    assert published("fedca/c10-iid-r50/alignment", Recipe.of("fedavg")) is None
+
+
+def test_settings_of_the_comparison_are_checked():
+    with pytest.raises(ConfigError, match="compare.target is 200"):
+        plan(["fedavg", "compare.target=200"])
+    with pytest.raises(ConfigError, match="compare.up is 0"):
+        plan(["fedavg", "compare.up=0"])
+    with pytest.raises(ConfigError, match="sped"):
+        plan(["fedavg", "compare.sped=3"])

@@ -1,0 +1,114 @@
+"""Comparisons that run: nothing twice, failures left out, other splits refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harmonium
+from harmonium.comparing import study
+from harmonium.data.partition import Split, make_split
+from harmonium.errors import DataError, HarmoniumError
+from harmonium.hosts import read_recipe
+from harmonium.life import Life, Watcher
+
+TINY = (
+    "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
+    "encoder.out=16", "clients=2", "rounds=1", "local.epochs=1", "local.batch=12", "evaluate.k=5",
+    "evaluate.labels_per_class=[]", "engine.workers=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HARMONIUM_HOME", str(folder.parent / "home"))
+        patch.setattr(Life, "_picture", lambda life: None)
+        found = harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=folder)
+    assert [row["encoder"] for row in found.rows] == [
+        "untrained", "raw pixels", "alone", "fedavg", "fedprox", "centralised", "supervised",
+    ]  # fmt: skip
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARMONIUM_HOME", str(compared.parent / "home"))
+
+
+def test_what_is_complete_is_not_run_again(compared: Path, monkeypatch: pytest.MonkeyPatch):
+    before = (compared / "compare.json").read_bytes()
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a complete run was played again")
+
+    monkeypatch.setattr(Life, "play", never)
+    harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
+    assert (compared / "compare.json").read_bytes() == before
+
+
+def test_a_cell_that_fails_is_left_out_and_tried_again(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real, notes = study.run, []
+
+    def sometimes(recipe: Any, **rest: Any) -> Any:
+        if recipe.method.name == "fedprox":
+            raise DataError("the disk is gone")
+        if recipe.method.name == "centralised" and recipe.objective.name == "simclr":
+            raise ZeroDivisionError("a fault of ours")
+        return real(recipe, **{**rest, "out": compared / rest["out"].relative_to(tmp_path / "o")})
+
+    class Telling(Watcher):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    monkeypatch.setattr(study, "run", sometimes)
+    words = ("fedavg", "fedprox", *TINY)
+    found = harmonium.compare(*words, out=tmp_path / "o", watcher=lambda label: Telling())
+    assert [row["encoder"] for row in found.rows] == [
+        "untrained", "raw pixels", "alone", "fedavg", "supervised",
+    ]  # fmt: skip
+    assert {one["encoder"]: one["why"] for one in found.details["failed"]} == {
+        "fedprox": "the disk is gone",
+        "centralised": "ZeroDivisionError: a fault of ours",
+    }
+    assert "it failed and is left out: the disk is gone" in notes
+    assert "ZeroDivisionError" in (tmp_path / "o" / "failed.txt").read_text()
+    monkeypatch.setattr(study, "run", nothing)
+    with pytest.raises(HarmoniumError, match="no run of any method came to its end: nothing works"):
+        harmonium.compare(*words, out=tmp_path / "p")
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    raise DataError("nothing works")
+
+
+def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
+    run = compared / "fedprox" / "seed-1"
+    about, split = (run / name for name in ("about.json", "split.npz"))
+    kept = about.read_bytes(), split.read_bytes()
+    try:
+        recipe = read_recipe(run)
+        make_split(recipe.split, recipe.data.load(), None, recipe.clients, 99).save(split)
+        text = {**json.loads(about.read_text()), "split": Split.load(split).digest}
+        about.write_text(json.dumps(text))
+        words = ("fedavg", "fedprox", *TINY, "seeds=2")
+        with pytest.raises(DataError, match=r"alone and fedprox ran with different splits \(seed"):
+            harmonium.compare(*words, out=compared)
+        found = harmonium.compare(*words, out=compared, allow_unfair=True)
+        assert any("different splits" in note for note in found.notes)
+        assert "different splits" in (compared / "compare.md").read_text()
+    finally:
+        about.write_bytes(kept[0])
+        split.write_bytes(kept[1])
+
+
+def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path: Path):
+    (tmp_path / "longer.yaml").write_text("method: fedprox\nrounds: 2\n")
+    words = ("fedavg", str(tmp_path / "longer.yaml"), *(w for w in TINY if "rounds" not in w))
+    with pytest.raises(HarmoniumError, match=r"fedavg and longer differ in rounds \(20; 2\)"):
+        harmonium.compare(*words, out=tmp_path / "o")
+    assert not (tmp_path / "o").exists()

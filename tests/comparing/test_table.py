@@ -1,0 +1,139 @@
+"""What a comparison shows of its encoders, from figures made by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from harmonium.comparing import statistics, traffic
+from harmonium.comparing.cells import plan
+from harmonium.comparing.published import Published
+from harmonium.comparing.study import Found
+from harmonium.comparing.table import Comparison, more_tables, written
+from harmonium.comparing.traffic import Device, Point
+from harmonium.methods.fedavg import FedAvg
+
+KNN = {"fedavg": [0.50, 0.56, 0.53], "fedprox": [0.55, 0.60, 0.59], "fedbyol": [0.2, 0.7, 0.4]}
+
+
+def found(labelled: bool = True) -> Found:
+    made = Found(plan([*KNN, "seeds=3", "compare.references=first"]), unfair=["a and b differ"])
+    for label, values in {**KNN, "untrained": [0.1] * 3, "raw pixels": [0.3] * 3}.items():
+        for seed, knn in enumerate(values):
+            health = {"spread": knn, "uniformity": -1.0, "effective_rank": 3.0, "warnings": []}
+            figures = {"knn": knn, "linear": knn + 0.1} if labelled else {}
+            made.figures[label, seed] = {**figures, "health": health}
+    for label in KNN:
+        for seed in range(3):
+            made.courses[label, seed] = [
+                Point(0, 0.1, 0, 0.0), Point(1, 0.4, 1000, 60.0), Point(2, 0.5, 2000, 120.0),
+            ]  # fmt: skip
+        made.traffic[label] = {"down": {"encoder": 3e6}, "up": {"encoder": 1e6, "loss": 8.0}}
+    made.published["fedavg"] = Published(71.2, ("rounds=9, not 20",))
+    made.failed["centralised", 1] = "the model broke"
+    return made
+
+
+def test_figures_over_seeds_are_summed_up(tmp_path: Path):
+    made = written(tmp_path, found())
+    rows = {row["encoder"]: row for row in made.rows}
+    assert list(rows) == ["untrained", "raw pixels", *KNN]
+    assert rows["fedavg"]["knn"] == pytest.approx(0.53)
+    its = made.details["rows"]["fedprox"]
+    assert its["figures"]["knn"]["by_seed"] == {0: 0.55, 1: 0.60, 2: 0.59}
+    apart = [b - a for a, b in zip(KNN["fedavg"], KNN["fedprox"], strict=True)]
+    raw = stats.ttest_rel(KNN["fedprox"], KNN["fedavg"]).pvalue
+    assert its["difference"]["mean"] == pytest.approx(sum(apart) / 3)
+    assert its["difference"]["p"] == pytest.approx(2 * raw)  # the smaller of two, by Holm
+    low, high = stats.t.interval(0.95, 2, sum(apart) / 3, stats.sem(apart))
+    assert (its["difference"]["low"], its["difference"]["high"]) == pytest.approx((low, high))
+    ranks = {label: made.details["rows"][label]["rank"] for label in KNN}
+    assert ranks == pytest.approx({"fedavg": 7 / 3, "fedprox": 4 / 3, "fedbyol": 7 / 3})
+    assert made.shown()[2]["kNN"] == pytest.approx((53.0, 100 * stats.sem(KNN["fedavg"])))
+
+
+def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
+    made = written(tmp_path, found())
+    assert made.notes[:2] == (
+        "unfair: a and b differ",
+        "left out: centralised, seed 1: the model broke",
+    )
+    held = json.loads((tmp_path / "compare.json").read_text())
+    assert held["details"]["unfair"] == ["a and b differ"] and held["details"]["failed"]
+    lines = (tmp_path / "compare.csv").read_text().splitlines()
+    assert lines[0] == "encoder,seed,knn,linear" and "fedprox,2,0.59,0.69" in lines
+    assert "a and b differ" in (tmp_path / "compare.md").read_text()
+    tex = (tmp_path / "compare.tex").read_text()
+    assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
+    for kind in ("compare", "knn-over-rounds", "knn-over-bytes", "knn-over-time"):
+        assert (tmp_path / f"{kind}.png").stat().st_size > 1000
+
+
+def test_cost_and_published_figures_stand_beside(tmp_path: Path):
+    made = written(tmp_path, found())
+    cost = made.costs()[0]
+    assert cost["MB down"] == 3.0 and cost["MB up"] == pytest.approx(1.0, abs=1e-4)
+    assert cost["rounds"] == 2 and cost["minutes"] == 2.0  # 95 % of 50 %
+    assert made.papers() == [
+        {
+            "method": "fedavg",
+            "published": 71.2,
+            "here, linear": pytest.approx(63.0),
+            "because": "rounds=9, not 20",
+        }
+    ]
+    assert [title.split()[0] for title, _, _ in more_tables(made)] == [
+        "kNN",
+        "Megabytes",
+        "Published,",
+    ]
+
+
+def test_data_without_labels_have_label_free_figures(tmp_path: Path):
+    made = written(tmp_path, found(labelled=False))
+    assert made.title.startswith("Label-free") and made.picture is None
+    assert made.rows[2]["spread"] == pytest.approx(0.53)
+    assert "knn-over-rounds.png" not in {path.name for path in tmp_path.iterdir()}
+
+
+def test_encoders_with_a_warning_are_marked_and_diverged_ones_stay_empty():
+    rows = ({"encoder": "alone", "knn": 0.5}, {"encoder": "fedavg", "knn": None})
+    shown = Comparison(Path(), rows, {"rows": {}}, None, {"alone": "collapsed"}).shown()
+    assert shown == [{"encoder": "alone (!)", "kNN": 50.0}, {"encoder": "fedavg", "kNN": None}]
+
+
+def test_a_single_seed_has_neither_intervals_nor_tests():
+    assert statistics.summary({3: 0.5}) == statistics.Summary(0.5, None, None, None, 1)
+    apart = statistics.differences({"a": {0: 0.5}, "b": {0: 0.6}, "c": {1: 0.1}}, "a")
+    assert apart["b"].p is None and "c" not in apart
+
+
+def test_equal_figures_are_no_difference():
+    same = statistics.differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}}, "a")["b"]
+    assert (same.mean, same.p) == (0.0, 1.0)
+    always = statistics.differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 3.0}}, "a")["b"]
+    assert always.p == 0.0
+
+
+def test_a_run_is_as_slow_as_its_slowest_client(tmp_path: Path):
+    rows = [{"round": 0, "knn": 0.1}, {"round": 1}, {"round": 2, "knn": 0.4}]
+    ledger = [
+        {"round": 1, "client": 0, "step": "train", "down": {"model": 10**6}, "up": {"model": 500}},
+        {"round": 1, "client": 1, "step": "train", "down": {"model": 10**6}, "up": {"model": 500}},
+        {"round": 2, "client": 1, "step": "measure", "down": {"x": 4}, "up": {"y": 6}},
+    ]
+    ledger[0]["parts"] = {"down": {"model": {"encoder": 600_000, "projector": 400_000}}, "up": {}}
+    for name, lines in (("metrics", rows), ("ledger", ledger)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    method = FedAvg()
+    device = Device(down=8, up=8, speed=10)
+    points = traffic.course(tmp_path, method, [20, 60], device)
+    training = 60 * method.local.epochs / 10
+    assert [one.bytes for one in points] == [0, 2_001_000, 2_001_010]
+    assert points[1].seconds == pytest.approx(1 + 0.0005 + training)
+    assert points[2].seconds - points[1].seconds == pytest.approx(60 / 3 / 10, abs=1e-4)
+    assert traffic.reached(points, 0.3) == points[2] and traffic.reached(points, 0.5) is None
+    sent = traffic.components(tmp_path)
+    assert sent["down"]["encoder"] == 200_000 and sent["down"]["model"] == pytest.approx(10**6 / 3)
