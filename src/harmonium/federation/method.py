@@ -25,7 +25,7 @@ from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
 from harmonium.federation.client import Batch, Client, Decline, Fitted, Local, fit
 from harmonium.federation.optimiser import Average, ServerOptimiser
-from harmonium.federation.own import Own
+from harmonium.federation.own import Own, as_sent
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.public import public_client
 from harmonium.federation.updates import Updates, declared_with
@@ -152,10 +152,10 @@ class Method:
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
         """What a client makes of pictures for tasks of its own, given the model as it last sent it.
 
-        `state` is what the client keeps after that training.
+        `state` is what the client keeps after that training. With `recalibrate` the model comes
+        with the statistics that the client measured on it.
         """
-        kept = state.get("parts", {})
-        return Own(self.blueprint.copy_from(model, kept).eval()["encoder"])
+        return Own(as_sent(self, model, state))
 
     def revealed(self) -> tuple[str, ...]:
         """What leaves, in plain words, as the settings have it; one sentence each."""

@@ -83,6 +83,7 @@ class Parts(nn.ModuleDict):
                     f"never {self.rules[name]}"
                 )
         self.lazy = {name for name, part in parts.items() if part.lazy}
+        self.tables = {name for name, part in parts.items() if part.share == "row"}  # by birth
         self.reveals: dict[str, Kind] = {name: part.reveals for name, part in parts.items()}
         self.exceptions: dict[str, Rule] = {}  # tensors with a rule other than their part's
         for path, module in self.named_modules():

@@ -89,6 +89,10 @@ class Objective:
         """Positions of the examples it can learn from; none: all of them."""
         return None
 
+    def projections(self, views: int) -> int:
+        """How many projections a method may mix before its loss compares them, of so many views."""
+        return views
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features and projections of every view, in one pass over all of them."""
         h = parts["encoder"](torch.cat(batch.views))

@@ -106,6 +106,10 @@ class Assignments(Rotation):
                 parts["projector"](parts["encoder"](pictures))
             return functional.normalize(target["projector"](target["encoder"](pictures)))
 
+    def projections(self, views: int) -> int:
+        """Of the view that is assigned; turned ones are apart."""
+        return 1 if self.cluster_weight else 0
+
     def see(self, parts: Parts, batch: Batch) -> Any:
         """What target and online network make of their views; no pass for what has no weight."""
         if self.update == "before":

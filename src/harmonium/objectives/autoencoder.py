@@ -51,6 +51,10 @@ class Autoencoder(Objective):
         """No picture looks at another."""
         return True
 
+    def projections(self, views: int) -> int:
+        """None: its loss looks at features."""
+        return 0
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of the pictures as they are: views are never made."""
         return Seen(batch, [parts["encoder"](batch.plain)], [])

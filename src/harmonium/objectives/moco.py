@@ -87,6 +87,10 @@ class MoCo(Objective):
             "queue": queue_part(self.queue, self.out, self.queue_owner),
         }
 
+    def projections(self, views: int) -> int:
+        """Of the views that ask."""
+        return 2 if self.symmetric else 1
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Projections of the views that ask, and the target's keys of those that answer."""
         first, second = two(batch.views)

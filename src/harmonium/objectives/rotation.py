@@ -64,6 +64,10 @@ class Rotation(Objective):
         """No picture looks at another."""
         return True
 
+    def projections(self, views: int) -> int:
+        """One of every turned picture, if the head looks at them."""
+        return 0 if self.head == "encoder" else 4 if self.turns == "all" else 1
+
     def see(self, parts: Parts, batch: Batch) -> Turned:
         """Features of the turned pictures, and projections if there is a projector."""
         pictures = self._pictures(batch)

@@ -94,6 +94,10 @@ class SemiSimSiam(InsideClasses, SimSiam):
 
     pairs: Literal["all", "same"] = "all"  # of a class: every ordered pair, or a picture's views
 
+    def projections(self, views: int) -> int:
+        """None that could be mixed: guesses have been made of them by then."""
+        return 0
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Guesses are made for the whole batch, as the predictor's normalisation may look at it."""
         seen = super().see(parts, batch)

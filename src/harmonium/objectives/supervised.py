@@ -44,6 +44,10 @@ class Supervised(Objective):
         """No picture looks at another; that its label is known is public."""
         return True
 
+    def projections(self, views: int) -> int:
+        """None: its loss looks at features."""
+        return 0
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of every view; there is no projector."""
         h = parts["encoder"](torch.cat(batch.views))
