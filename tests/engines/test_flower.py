@@ -25,6 +25,7 @@ from harmonium.testing import ContractError, check_parity, first_trial
 
 QUICK = {  # settings that are made for real runs, and slow
     "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
+    "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 1}},
     "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
 }
 

@@ -15,6 +15,7 @@ from harmonium.testing import CHECKS, ContractError, check_method
 # Settings that make a method quick where its defaults are made for real runs.
 QUICK: dict[str, dict[str, Any]] = {
     "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
+    "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 1}},
     "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
 }
 

@@ -70,6 +70,14 @@ class Objective:
         """Whether any method can train it; false where a method of its own must give it more."""
         return True
 
+    @property
+    def by_projections(self) -> bool:
+        """Whether its loss takes from a view what the projector makes of features, and no more.
+
+        Then a method may put other features in their place.
+        """
+        return type(self).see is Objective.see
+
     def check_views(self, views: Views) -> None:
         """Refuse views that it cannot look at."""
         (least, most), count = self.views, len(views.pipelines)

@@ -60,6 +60,11 @@ class SwAV(Objective):
         check(self, "at least 1", lambda size: size >= 1, "iterations", "hidden", "out")
         check(self, "0 or more", lambda count: count >= 0, "freeze", "queue")
 
+    @property
+    def by_projections(self) -> bool:
+        """The queue takes in projections and adds nothing of its own to a view."""
+        return True
+
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector and the prototypes, both averaged, and the queue, which is never sent."""
         parts = {
