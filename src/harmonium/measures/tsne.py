@@ -101,18 +101,7 @@ class TSNE(Measure):
         return found[client]
 
     def _map(self, features: Tensor) -> np.ndarray:
-        """Two coordinates a picture; one thread, so that they are the same everywhere."""
-        from sklearn.manifold import TSNE as Mapper
-        from threadpoolctl import threadpool_limits
-
-        perplexity = min(self.perplexity, (len(features) - 1) / 3)
-        # Features of one direction only have no second component to begin with.
-        start = (
-            "pca" if int(torch.linalg.matrix_rank(features - features.mean(0))) > 1 else "random"
-        )
-        mapper = Mapper(perplexity=perplexity, init=start, random_state=self.seed % 2**32)
-        with threadpool_limits(1):
-            return np.asarray(mapper.fit_transform(features.numpy()))
+        return laid_out(features, self.perplexity, self.seed)
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
         """A row a run."""
@@ -138,6 +127,22 @@ class TSNE(Measure):
         }
         maps(path, panels, "Test pictures under a client's local encoder, by t-SNE")
         return True
+
+
+def laid_out(features: Tensor, perplexity: float, seed: int) -> np.ndarray:
+    """Two coordinates a row by t-SNE; one thread, so that they are the same everywhere.
+
+    `perplexity` is at most a third of the rows.
+    """
+    from sklearn.manifold import TSNE as Mapper
+    from threadpoolctl import threadpool_limits
+
+    perplexity = min(perplexity, (len(features) - 1) / 3)
+    # Features of one direction only have no second component to begin with.
+    start = "pca" if int(torch.linalg.matrix_rank(features - features.mean(0))) > 1 else "random"
+    mapper = Mapper(perplexity=perplexity, init=start, random_state=seed % 2**32)
+    with threadpool_limits(1):
+        return np.asarray(mapper.fit_transform(features.numpy()))
 
 
 def own_classes(held: Integers, everyone: Integers) -> list[int]:

@@ -1,0 +1,219 @@
+"""Style and content of a FedStyle run: what do pictures that lie near each other have in common?
+
+Yang et al., More Generalized and Personalized Unsupervised Representation Learning in a Distributed
+System, 2022, Figure 4: a t-SNE map of style features, each client's training pictures seen by its
+own style network. Beside it, the same pictures seen by the federation's encoder.
+
+Own style networks are different networks, so their features may lie apart by client whatever the
+pictures look like. Therefore a third map, the control, has all pictures seen by the style network
+of one client: what is apart there is apart in the pictures.
+
+For each of the three, and with pictures grouped by client, by style and by class:
+
+- purity: the share of a picture's 10 nearest neighbours that are of its group; `chance` is what it
+  would be if features knew nothing of groups. In a group of fewer, as many neighbours count as it
+  has other pictures
+- silhouette of the groups, from -1 to 1; about 0 where features know nothing of them
+
+Labels and styles serve these numbers only: no client's task sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium import seeds
+from harmonium.data.catalogue import name_of
+from harmonium.data.images import UNKNOWN, Images, Integers
+from harmonium.data.shift import as_held
+from harmonium.errors import ConfigError, DataError
+from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.opened import Run
+from harmonium.measures.tsne import FEWEST, NEIGHBOURS, laid_out
+from harmonium.methods.fedstyle import FedStyle
+
+KINDS = {"own": "own style networks", "control": "one style network", "content": "content"}
+CHUNK = 1024  # rows whose neighbours are looked for at once
+
+
+@measures("styles")
+@dataclass(frozen=True)
+class Styles(Measure):
+    """Maps of style features and of content features, and what lies apart in either."""
+
+    clients: int = 30  # whose pictures are looked at, at most
+    pictures: int = 100  # of each client's training part, at most
+    control: int | None = None  # client whose style network sees all; none: the first of them
+    column: str = "style"  # what the data call a picture's style
+    perplexity: float = 30.0  # of t-SNE; at most a third of the pictures
+    seed: int = 0  # of the choice of clients and pictures, and of t-SNE
+
+    def __post_init__(self) -> None:
+        least = {"clients": 2, "pictures": 2, "control": 0, "perplexity": 1, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"styles.{name} is {value}; it must be at least {low}")
+
+    def look(self, run: Run) -> Figures:
+        """The maps of one run, and how far clients, styles and classes lie apart in each."""
+        clients, control = self._clients(run)
+        held = as_held(run.dataset, run.split).train
+        chosen = {client: held.subset(self._rows(run, client)) for client in clients}
+        owner = np.concatenate([np.full(len(chosen[c]), c, np.int64) for c in clients])
+        if len(owner) < FEWEST:
+            raise DataError(f"{run.path}: {len(owner)} pictures are too few; a map needs {FEWEST}")
+        groups = {"client": owner, "class": _joined(chosen, lambda images: images.labels)}
+        if self.column in held.factors:
+            groups["style"] = _joined(chosen, lambda images: images.factors[self.column])
+        features = self._features(run, chosen, control)
+        plain = {
+            "round": run.commit.round,
+            "clients": clients,
+            "control": control,  # whose network saw all pictures
+            "pictures": len(owner),
+            "apart": {
+                kind: {by: apart(rows, of) for by, of in sorted(groups.items())}
+                for kind, rows in features.items()
+            },
+        }
+        maps = {kind: laid_out(rows, self.perplexity, self.seed) for kind, rows in features.items()}
+        named = np.array(self._names(run, chosen), str)
+        return Figures(plain, self._notes(run, groups), {**maps, "owner": owner, "names": named})
+
+    def _clients(self, run: Run) -> tuple[list[int], int]:
+        """Whose pictures are looked at, and whose network looks at all of them."""
+        if not isinstance(run.method, FedStyle):
+            raise ConfigError(
+                f"styles looks at what fedstyle's clients keep, but {run.path} is a run of "
+                f"{run.method.name}"
+            )
+        styled = sorted(int(client) for client in run.commit.clients)
+        if len(styled) < 2:
+            raise ConfigError(
+                f"styles needs at least 2 clients that took part; {run.path} has {len(styled)}"
+            )
+        if self.control is not None and self.control not in styled:
+            raise ConfigError(
+                f"styles.control is {self.control}, which has no style network in {run.path}: "
+                f"choose of {', '.join(map(str, styled))}"
+            )
+        rng = seeds.numpy_rng(self.seed, "measure", "clients")
+        drawn = rng.permutation(styled)[: self.clients]
+        clients = sorted(int(client) for client in drawn)
+        return clients, clients[0] if self.control is None else self.control
+
+    def _rows(self, run: Run, client: int) -> Integers:
+        """Some of a client's pictures; one that it holds several times counts once."""
+        held = np.unique(run.split.indices[client])
+        rng = seeds.numpy_rng(self.seed, "measure", "pictures", client)
+        return np.sort(rng.permutation(held)[: self.pictures])
+
+    def _features(self, run: Run, chosen: Mapping[int, Images], control: int) -> dict[str, Tensor]:
+        """Unit features of all pictures by each kind of network."""
+
+        def style(client: int) -> nn.Module:
+            kept = run.state(client)["parts"]
+            return run.method.blueprint.copy_from(run.server.model, kept).eval()["style"]
+
+        one, encoder = style(control), run.method.represent(run.server)
+        found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+        for client, images in chosen.items():
+            if run.method.has_own_encoders:  # in its BatchNorms
+                encoder = run.method.represent(run.server, run.state(client))
+            for kind, network in zip(KINDS, (style(client), one, encoder), strict=True):
+                found[kind].append(run.features(network, images, f"client {client}"))
+        return {kind: functional.normalize(torch.cat(rows)) for kind, rows in found.items()}
+
+    def _names(self, run: Run, chosen: Mapping[int, Images]) -> list[str]:
+        """What the legend calls each client: its number, and its style where it has one."""
+        names = [f"client {client}" for client in range(max(chosen) + 1)]
+        for client, images in chosen.items():
+            own = np.unique(images.factors.get(self.column, ()))
+            if len(own) == 1 and own[0] != UNKNOWN:
+                called = name_of(run.dataset.names.get(self.column, ()), int(own[0]))
+                names[client] += f" ({called})"
+        return names
+
+    def _notes(self, run: Run, groups: Mapping[str, Integers]) -> list[str]:
+        notes = []
+        if "style" not in groups:
+            notes.append(f"these pictures have no column '{self.column}': nothing is said by style")
+        if not (groups["class"] != UNKNOWN).any():
+            notes.append("no picture has a label: nothing is said by class")
+        if missing := len(run.examples) - len(run.commit.clients):
+            notes.append(f"{missing} client(s) have not taken part yet and have no style network")
+        return notes
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row for each kind of features and each grouping."""
+        rows = [
+            {"run": label, "features": words, "by": by, **numbers}
+            for label, one in found.items()
+            for kind, words in KINDS.items()
+            for by, numbers in one.plain["apart"][kind].items()
+            if numbers["purity"] is not None
+        ]
+        return [Shown("What near pictures have in common, by style and by content", rows, 3)]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """Three maps a run, side by side, coloured by client."""
+        from harmonium.report.measure_plots import Panel, maps
+
+        panels = {}
+        for label, one in found.items():
+            names = [str(name) for name in one.arrays["names"]]
+            for kind, words in KINDS.items():
+                whose = f" (client {one.plain['control']}'s)" if kind == "control" else ""
+                panel = Panel(one.arrays[kind], one.arrays["owner"], names, ())
+                panels[f"{label}: {words}{whose}"] = panel
+        maps(path, panels, "Training pictures of clients by their features, by t-SNE")
+        return True
+
+
+def _joined(chosen: Mapping[int, Images], column: Any) -> Integers:
+    return np.concatenate([column(images) for images in chosen.values()])
+
+
+def apart(features: Tensor, groups: Integers) -> dict[str, float | None]:
+    """How far groups of rows `(n, dim)` of unit length lie apart; rows of no known group are left.
+
+    >>> rows = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
+    >>> apart(rows, np.array([0, 0, 0, 1, 1, 1]))
+    {'purity': 1.0, 'chance': 0.4, 'silhouette': 1.0}
+    """
+    known = groups != UNKNOWN
+    rows = features[torch.from_numpy(known)].double()
+    _, place, counts = np.unique(groups[known], return_inverse=True, return_counts=True)
+    if not 2 <= len(counts) < len(rows):
+        return dict.fromkeys(("purity", "chance", "silhouette"))
+    from sklearn.metrics import silhouette_score
+
+    others = counts[place] - 1  # of its own group, for each row
+    most = min(NEIGHBOURS, len(rows) - 1)
+    pieces = torch.split(torch.arange(len(rows)), CHUNK)
+    nearest = torch.cat([_nearest(rows, some, most) for some in pieces])
+    alike = place[nearest.numpy()] == place[:, None]
+    looked = np.minimum(others, most)  # a group no larger than that could never be pure
+    counted = alike & (np.arange(most) < looked[:, None])
+    some = others > 0
+    return {
+        "purity": float((counted.sum(1)[some] / looked[some]).mean()),
+        "chance": float(others[some].mean() / (len(rows) - 1)),
+        "silhouette": float(silhouette_score(rows.numpy(), place, metric="cosine")),
+    }
+
+
+def _nearest(rows: Tensor, some: Tensor, count: int) -> Tensor:
+    """The nearest other rows of some rows, nearest first."""
+    near = rows[some] @ rows.T
+    near[torch.arange(len(some)), some] = -torch.inf
+    return near.topk(count, dim=1).indices

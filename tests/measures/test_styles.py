@@ -1,0 +1,159 @@
+"""Style against content: the numbers by hand, whose network sees what, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium.data.shift import as_held
+from harmonium.errors import ConfigError
+from harmonium.evaluate.features import embed
+from harmonium.measures import styles
+from harmonium.measures.evaluation import evaluate_run
+from harmonium.measures.opened import Run
+from harmonium.measures.styles import KINDS, Styles, apart
+
+DATA = {"name": "shapes", "count": 64, "test_count": 40, "size": 10, "styles": 2}
+FEDSTYLE: dict[str, Any] = {
+    "data": DATA,
+    "method": {"name": "fedstyle", "style_epochs": 1, "hidden": 8},
+    "objective": {"name": "simclr", "hidden": 16, "out": 8},
+    "views": "fedstyle",
+    "split": "styles",
+}
+
+
+@pytest.fixture(scope="module")
+def fedstyle(made: Callable[..., Path]) -> Path:
+    return made("fedstyle", **FEDSTYLE)
+
+
+def random_rows(count: int, dim: int = 3) -> Tensor:
+    made = torch.Generator().manual_seed(count)
+    return functional.normalize(torch.randn(count, dim, generator=made))
+
+
+# ---- the numbers ---------------------------------------------------------------------------------
+
+
+def test_purity_counts_the_nearest_others_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of 30, 25, 4 and 1: the third has 3 neighbours, the last none; unknown are left."""
+    monkeypatch.setattr(styles, "CHUNK", 7)
+    rows, groups = random_rows(66), np.repeat([5, 2, 9, 7, -1], [30, 25, 4, 1, 6])
+    known, shares = range(60), []
+    for row in range(59):
+        others = [other for other in known if other != row]
+        near = sorted(others, key=lambda other: -float(rows[row] @ rows[other]))
+        wanted = min(10, int((groups == groups[row]).sum()) - 1)
+        shares.append(np.mean(groups[near[:wanted]] == groups[row]))
+    found = apart(rows, groups)
+    assert found["purity"] == pytest.approx(np.mean(shares))
+    assert found["chance"] == pytest.approx((30 * 29 + 25 * 24 + 4 * 3) / 59 / 59)
+
+
+def test_chance_is_what_features_that_know_nothing_have() -> None:
+    rows, groups = random_rows(600, 8), np.repeat([0, 1, 2], [100, 200, 300])
+    found = apart(rows, groups)
+    assert found["purity"] == pytest.approx(found["chance"], abs=0.03)
+    assert found["silhouette"] == pytest.approx(0, abs=0.05)
+    near = functional.normalize(rows + 5 * torch.eye(8)[groups])
+    close = apart(near, groups)
+    assert close["purity"] == 1 and close["silhouette"] > 0.5  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("groups", [[0] * 12, list(range(12)), [-1] * 12])
+def test_there_is_no_number_where_groups_say_nothing(groups: list[int]) -> None:
+    assert set(apart(random_rows(12), np.array(groups)).values()) == {None}
+
+
+# ---- whose network sees what ---------------------------------------------------------------------
+
+
+def test_networks_see_the_pictures_that_their_clients_hold(
+    fedstyle: Path, opened: Callable[..., Run]
+) -> None:
+    run = opened(fedstyle)
+    found = Styles(pictures=9, control=2).look(run)
+    assert found.plain["clients"] == [0, 1, 2, 3] and found.plain["control"] == 2
+    owner, names = found.arrays["owner"], found.arrays["names"]
+    assert np.bincount(owner).tolist() == [9] * 4 and found.plain["pictures"] == 36
+    style = run.dataset.names["style"]
+    assert list(names) == [f"client {c} ({style[c // 2]})" for c in range(4)]
+    held = as_held(run.dataset, run.split).train
+    measure = Styles(pictures=9)
+    rows = [measure._rows(run, client) for client in range(4)]
+    assert all(set(rows[c]) <= set(run.split.indices[c]) for c in range(4))
+    own, one, content = [], [], []
+    networks = [
+        run.method.blueprint.copy_from(run.state(c)["parts"]).eval()["style"] for c in range(4)
+    ]
+    for client in range(4):
+        pictures = held.subset(rows[client])
+        for into, network in (
+            (own, networks[client]),
+            (one, networks[2]),
+            (content, run.method.represent(run.server)),
+        ):
+            into.append(embed(network, pictures, run.method.views.plain))
+    groups = {
+        "client": owner,
+        "style": held.factors["style"][np.concatenate(rows)],
+        "class": held.labels[np.concatenate(rows)],
+    }
+    for kind, some in zip(KINDS, (own, one, content), strict=True):
+        features = functional.normalize(torch.cat(some))
+        for by, of in groups.items():
+            assert found.plain["apart"][kind][by] == apart(features, of)
+        assert found.arrays[kind].shape == (36, 2)
+    numbers = [found.plain["apart"][kind]["client"]["purity"] for kind in KINDS]
+    assert len(set(numbers)) == 3
+
+
+def test_runs_stand_in_one_table_and_one_picture(fedstyle: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in fedstyle.rglob("*") if path.is_file()}
+    done = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path)
+    (shown,) = done.tables
+    assert [(row["features"], row["by"]) for row in shown.rows] == [
+        (words, by) for words in KINDS.values() for by in ("class", "client", "style")
+    ]
+    assert done.pictures["styles"].stat().st_size > 1000
+    assert {path: path.read_bytes() for path in before} == before
+    again = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path)
+    assert again.figures == done.figures and not again.notes
+
+
+def test_turned_pictures_without_labels_or_styles_are_told_by_client_alone(
+    made: Callable[..., Path], opened: Callable[..., Run]
+) -> None:
+    hidden = {**DATA, "unlabelled": True}
+    settings = {"data": hidden, "split": "rotation", "batch_norm": "fedbn", "rounds": 1}
+    norm = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
+    few = {"participation": {"number": 3}, "encoder": norm}
+    run = opened(made("fedstyle", **{**FEDSTYLE, **settings, **few}))
+    measure = Styles(pictures=5, clients=2)
+    found = measure.look(run)
+    assert len(found.plain["clients"]) == 2 and str(found.plain["control"]) in run.commit.clients
+    assert [set(one) for one in found.plain["apart"].values()] == [{"class", "client"}] * 3
+    said = " ".join(found.notes)
+    assert "no column 'style'" in said and "no picture has a label" in said
+    assert "1 client(s) have not taken part yet" in said
+    (shown,) = measure.tables({"run": found})
+    assert {row["by"] for row in shown.rows} == {"client"}
+    away = next(client for client in range(4) if str(client) not in run.commit.clients)
+    with pytest.raises(ConfigError, match=f"styles.control is {away}, which has no style network"):
+        Styles(control=away).look(run)
+
+
+def test_other_runs_and_settings_are_refused(
+    fedca: Path, opened: Callable[..., Run], made: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match="fedstyle's clients keep, but .* is a run of fedca"):
+        Styles().look(opened(fedca))
+    for name, value in {"clients": 1, "pictures": 1, "control": -1, "perplexity": 0.5}.items():
+        with pytest.raises(ConfigError, match=f"styles.{name} is {value}; it must be at least"):
+            Styles(**{name: value})  # type: ignore[arg-type]
