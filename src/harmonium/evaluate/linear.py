@@ -84,7 +84,7 @@ def linear_probe(
     features, labels = _labelled("train", train, train_labels)
     held, held_labels = _labelled("validation", validation, validation_labels, needed=False)
     asked, asked_labels = _labelled("test", test, test_labels)
-    shift, scale = _statistics(features)
+    shift, scale = standard(features)
     features, held, asked = ((part - shift) / scale for part in (features, held, asked))
     if len(held) == 0:
         grid = [grid[len(grid) // 2]]
@@ -140,7 +140,7 @@ def few_label_probe(
     pool = _finite("train", train)
     features, labels = _labelled("train", train, train_labels)
     asked, asked_labels = _labelled("test", test, test_labels)
-    shift, scale = _statistics(pool)
+    shift, scale = standard(pool)
     features, asked = (features - shift) / scale, (asked - shift) / scale
     accuracies = []
     known = 0
@@ -177,7 +177,7 @@ def ridge_probe(
         raise ConfigError(f"a ridge probe needs a penalty above 0, got {strength}")
     features, labels = (torch.from_numpy(part) for part in _labelled("train", train, train_labels))
     asked, asked_labels = (torch.from_numpy(part) for part in _labelled("test", test, test_labels))
-    shift, scale = (torch.from_numpy(part) for part in _statistics(features.numpy()))
+    shift, scale = (torch.from_numpy(part) for part in standard(features.numpy()))
     features, asked = (features - shift) / scale, (asked - shift) / scale
     classes = torch.from_numpy(np.unique(labels.numpy()))
     one_hot = (labels[:, None] == classes).float()
@@ -242,7 +242,7 @@ def _draw(labels: Array, per_class: int, rng: np.random.Generator) -> Array:
     return np.sort(np.concatenate([some[:per_class] for some in members]))
 
 
-def _statistics(features: Array) -> tuple[Array, Array]:
+def standard(features: Array) -> tuple[Array, Array]:
     """Mean and standard deviation `(dim,)`; constant columns get 1, so they become zeros."""
     mean = features.mean(axis=0, dtype=np.float64)
     deviation = features.std(axis=0, dtype=np.float64)
