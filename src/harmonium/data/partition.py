@@ -106,6 +106,22 @@ def pools_by_class(labels: Integers, rng: np.random.Generator) -> list[Integers]
     return [rng.permutation(pool) for pool in np.split(order, cuts)]
 
 
+def in_turn(groups: Sequence[Any], rng: np.random.Generator) -> list[int]:
+    """All positions in random order, but one of every group before a second of any.
+
+    >>> order = in_turn([0, 0, 0, 1], np.random.default_rng(0))
+    >>> sorted(order), 3 in order[:2]
+    ([0, 1, 2, 3], True)
+    """
+    turns: dict[Any, int] = {}
+    ranked = []
+    for position in rng.permutation(len(groups)).tolist():
+        group = groups[position]
+        turns[group] = turns.get(group, 0) + 1
+        ranked.append((turns[group], position))
+    return [position for _, position in sorted(ranked, key=lambda one: one[0])]
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Who holds what, with all that is needed to tell it from any other split."""

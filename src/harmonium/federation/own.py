@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from harmonium.errors import NotEnoughReplies
 from harmonium.federation.parts import Parts
@@ -20,12 +21,20 @@ if TYPE_CHECKING:
 class Own:
     """A client's own features: of a frozen encoder, then of what learns beside a classifier.
 
-    Both are networks of the client's own, and neither leaves it.
+    Both are networks of the client's own, and neither leaves it. An adapter that adds to some of
+    the features, as FedStyle's does in its equation 4, finds them first among those it is given:
+    what a client has without its adapter are the first features, as many as the adapter returns.
     """
 
     encoder: nn.Module  # of pictures, as `evaluate.embed` takes it
     adapter: nn.Module | None = None  # of its features; none: they are used as they are
 
+    def without(self, features: Tensor) -> Tensor:
+        """Of the encoder's features `(n, dim)`, those that a client has without its adapter."""
+        if self.adapter is None:
+            return features
+        with torch.no_grad():
+            return features[:, : self.adapter(features[:1]).shape[1]]
 
 def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Module:
     """The encoder of the model that a client last sent, with what the client kept of it."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from harmonium import codec, store
 from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError
+from harmonium.federation.batch_norm import calibrated
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -36,13 +38,23 @@ from harmonium.recipe import Recipe
 from harmonium.settings import plain
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a client has after a further round."""
+
+    model: Weights  # as it sent it; whatever it did not send is the federation's
+    state: Mapping[str, Any]  # what it keeps now
+
+
 @dataclass
 class Only:
-    """Hands on to `engine` what some clients are asked, and keeps the models they send."""
+    """Hands on to `engine` what some clients are asked, and shelves the models they send."""
 
     engine: LocalEngine
     clients: Collection[ClientId]
-    models: dict[ClientId, Weights] = field(default_factory=dict)
+    folder: Path  # for the models: on disk, for there may be many
+    answered: set[ClientId] = field(default_factory=set)
+    sent: set[ClientId] = field(default_factory=set)
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """First those who are not looked at, then the others as their engine has them."""
@@ -56,8 +68,17 @@ class Only:
     def accept(self, reply: Reply) -> None:
         """The reply was counted; the last model that a client sends is its local model."""
         self.engine.accept(reply)
+        self.answered.add(reply.client)
         if reply.up is not None and "model" in reply.up:
-            self.models[reply.client] = dict(reply.up["model"])
+            self.sent.add(reply.client)
+            self._path(reply.client).write_bytes(codec.encode(dict(reply.up["model"])))
+
+    def model(self, client: ClientId) -> Weights:
+        """The model that a client sent last; nothing where it sends none."""
+        return codec.decode(self._path(client).read_bytes()) if client in self.sent else {}
+
+    def _path(self, client: ClientId) -> Path:
+        return self.folder / f"model-{client}"
 
     def snapshot(self) -> codec.Tree:
         """Which states clients have now."""
@@ -70,54 +91,97 @@ class Only:
 
 def further(run: Run, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
     """The encoders of these clients after a further round of training, each its own."""
-    recipe, number = _recipe(run), run.commit.round + 1
+    if "model" not in _sent(run.method):
+        raise ConfigError(
+            f"{run.method.name} sends no model in a round, so there are no local models"
+        )
+    copied = run.method.blueprint.copy_from
+    return {
+        client: copied(one.model, one.state.get("parts", {})).eval()["encoder"]
+        for client, one in trained(run, clients)
+    }
+
+
+def trained(
+    run: Run, clients: Sequence[ClientId], epochs: int | None = None
+) -> Iterator[tuple[ClientId, Trained]]:
+    """What these clients have after a further round, one after another.
+
+    Those who cannot train are left out. `epochs` replaces the recipe's local epochs.
+    """
+    recipe, number = _recipe(run, epochs), run.commit.round + 1
     run.note(f"{run.label}: {len(clients)} client(s) train once more, as in round {number}")
+    with _opened(run, recipe, clients) as (engine, folder):
+        method = engine.host.method
+        server = replace(run.server, round=number, public=engine.host.public)
+        heard = Only(engine, set(clients), folder)
+        driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients))
+        cohort = sorted({*run.cohort, *clients})
+        driver.drive(method.play(server, cohort), server)
+        done = heard.sent if "model" in _sent(method) else heard.answered
+        for client in clients:
+            if client in done:
+                yield client, _trained(server, heard, client)
+
+
+def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
+    """A client's model and state.
+
+    Of tables with a row a client, it sent its row; the federation's table stands for it. Statistics
+    of BatchNorm that are measured anew before an encoder is judged are measured by the client
+    itself, on its own model and pictures.
+    """
+    engine = heard.engine
+    method = engine.host.method
+    of = method.blueprint.rule_of
+    sent = {key: value for key, value in heard.model(client).items() if of(key) != "row"}
+    own = replace(server, model={**server.model, **sent}, memory={})
+    if method.recalibrates:
+        alone = Driver(method, Only(engine, {client}, heard.folder), Ledger())
+        own = alone.drive(calibrated(own, [client]), own)
+    measured = own.memory.get("statistics", {})
+    return Trained({**own.model, **measured}, engine.state_of(client))
+
+
+def settled(run: Run) -> Server:
+    """The server as committed, with statistics of BatchNorm measured where they still have to be.
+
+    A round that was not judged has none with `batch_norm=recalibrate`.
+    """
+    server, method = run.server, run.method
+    if not method.recalibrates or "statistics" in server.memory:
+        return server
+    run.note(f"{run.label}: {len(run.cohort)} client(s) measure BatchNorm's statistics")
+    with _opened(run, _recipe(run), run.cohort) as (engine, _):
+        driver = Driver(engine.host.method, engine, Ledger())
+        return driver.drive(calibrated(server, run.cohort), server)
+
+
+@contextmanager
+def _opened(
+    run: Run, recipe: Recipe, clients: Sequence[ClientId]
+) -> Iterator[tuple[LocalEngine, Path]]:
+    """An engine with the states of these clients, in a folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="harmonium-") as place:
         folder = Path(place)
         _furnish(folder, run, recipe, clients)
         host = make_host(recipe, run.dataset, run.split, folder, run.public)
         with LocalEngine(host, folder, _workers(recipe, len(clients))) as engine:
             engine.restore({str(c): run.commit.clients[str(c)] for c in _with_state(run, clients)})
-            server = replace(run.server, round=number, public=host.public)
-            heard = Only(engine, set(clients))
-            driver = Driver(host.method, heard, Ledger(), watch=_telling(run, heard.clients))
-            cohort = sorted({*run.cohort, *clients})
-            driver.drive(host.method.play(server, cohort), server)
-            if not heard.models and "model" not in _sent(host.method):
-                raise ConfigError(
-                    f"{host.method.name} sends no model in a round, so there are no local models"
-                )
-            return {c: _encoder(server, heard, c) for c in clients if c in heard.models}
+            yield engine, folder
 
 
-def _encoder(server: Server, heard: Only, client: ClientId) -> nn.Module:
-    """A client's encoder: the model it sent, and what it kept of it.
-
-    Statistics of BatchNorm that are measured anew before an encoder is judged are measured by the
-    client itself, on its own model and pictures.
-    """
-    engine = heard.engine
-    method = engine.host.method
-    sent = {k: v for k, v in heard.models[client].items() if k.startswith("encoder.")}
-    own = replace(server, model={**server.model, **sent}, memory={})
-    if method.recalibrates:
-        alone = Driver(method, Only(engine, {client}), Ledger())
-        own = alone.drive(method.settle(own, [client]), own)
-    kept = engine.state_of(client).get("parts", {})
-    measured = own.memory.get("statistics", {})
-    return method.blueprint.copy_from(own.model, measured, kept).eval()["encoder"]
-
-
-def _recipe(run: Run) -> Recipe:
+def _recipe(run: Run, epochs: int | None = None) -> Recipe:
     """The run's recipe without masks, which would hide the models; clients train all the same."""
     recipe, done = run.recipe, run.commit.round
     bare = {**plain(recipe.privacy), "secure_aggregation": False}
-    changes: dict[str, Any] = {"privacy": bare}
+    local: dict[str, Any] = {}
     if done >= recipe.rounds and recipe.local.schedule != "constant":
         rate = recipe.local.rate(done, recipe.rounds)
-        fixed = {"lr": rate, "schedule": "constant", "warmup": 0}
-        changes["local"] = {**plain(recipe.local), **fixed}
-    return recipe.changed(**changes)
+        local = {"lr": rate, "schedule": "constant", "warmup": 0}
+    if epochs is not None:
+        local |= {"epochs": epochs, "for_clients": None}
+    return recipe.changed(privacy=bare, local={**plain(recipe.local), **local})
 
 
 def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]) -> None:

@@ -6,7 +6,7 @@ can be measured as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from harmonium.engines import shelf
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
 from harmonium.federation.method import Method, Server
+from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.hosts import opened, read_about
 from harmonium.recipe import Recipe
@@ -99,6 +100,42 @@ class Run:
         kept = {client: self.state(client) for client in clients}
         return {client: self.method.represent(self.server, kept[client]) for client in kept}
 
+    def owns(
+        self, clients: Sequence[ClientId], epochs: int | None = None
+    ) -> Iterator[tuple[ClientId, Own]]:
+        """What clients make of pictures after a further round, one after another.
+
+        Fewer than asked for where a client cannot train. `epochs` replaces the recipe's; with 0
+        nobody trains: clients that keep encoders have theirs, others the federation's model.
+        """
+        from harmonium.measures.further import settled, trained
+
+        if epochs != 0:
+            for client, one in trained(self, clients, epochs):
+                yield client, self.method.own(one.model, one.state)
+            return
+        server = settled(self)
+        model = {**server.model, **server.memory.get("statistics", {})}
+        for client in clients:
+            state = self.state(client)
+            if self.method.may_keep() and not state:
+                self.note(f"{self.label}: client {client} never took part, so it has no encoder")
+            elif self.keeps_encoders:
+                yield client, Own(self.method.represent(server, state))
+            else:
+                yield client, self.method.own(model, state)
+
+    def federations(self) -> list[nn.Module]:
+        """The federation's encoder; where parts of it never leave clients, those of clients."""
+        from harmonium.measures.further import settled
+
+        parts, represent = self.method.blueprint, self.method.represent
+        local = {key.partition(".")[0] for key, rule, _ in parts.tensors() if rule == "local"}
+        if "encoder" not in local:
+            return [represent(settled(self))]
+        took_part = sorted(int(client) for client in self.commit.clients)
+        return [represent(self.server, self.state(client)) for client in took_part]
+
     def state(self, client: ClientId) -> dict[str, Any]:
         """What a client kept at the last commit."""
         held = self.commit.clients.get(str(client))
@@ -106,12 +143,12 @@ class Run:
             return {}
         return shelf.read(self.path / "clients" / held["file"], held["digest"]).state
 
-    def pictures(self, count: int, seed: int) -> Images:
-        """Up to `count` pictures of the test part: the same for all runs on the same data."""
-        test = self.dataset.test
+    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+        """Up to `count` pictures of a part: the same for all runs on the same data."""
+        test: Images = getattr(self.dataset, part)
         if len(test) == 0:
-            raise DataError(f"the data of {self.path} have no test pictures to measure on")
-        if len(test) <= count:
+            raise DataError(f"the data of {self.path} have no {part} pictures to measure on")
+        if count is None or len(test) <= count:
             return test
         rng = seeds.numpy_rng(seed, "measure", "pictures")
         return test.subset(np.sort(rng.choice(len(test), count, replace=False)))

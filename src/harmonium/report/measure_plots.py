@@ -1,4 +1,4 @@
-"""Pictures of measures: boxes of runs side by side, and maps of pictures by class."""
+"""Pictures of measures: boxes and strips of runs side by side, and maps of pictures by class."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from harmonium.report.plots import COLOURS, INK, PALE, WIDTH, dress, headline, p
 
 LISTED = 20  # classes up to which a legend names all of them
 ACROSS = 3  # maps beside each other
+
+
+class Strip(NamedTuple):
+    """A dot a client."""
+
+    values: Sequence[float]
+    groups: Sequence[str]  # of each; empty where it has none
+    mean: float
+    hollow: Sequence[bool] = ()  # dots to set apart; none: all are filled
 
 
 class Panel(NamedTuple):
@@ -71,6 +80,60 @@ def _box(axes: Any, place: int, values: np.ndarray, colour: str) -> None:
     axes.barh(place, third - first, 0.5, first, color="none", edgecolor=colour, zorder=4)
     axes.plot([middle, middle], [place - 0.25, place + 0.25], color=INK, linewidth=1.6, zorder=5)
     axes.plot(values.mean(), place, "o", color="white", markeredgecolor=INK, markersize=5, zorder=6)
+
+
+def strips(
+    path: str | Path, rows: Mapping[str, Strip], xlabel: str, title: str, apart: str = ""
+) -> None:
+    """Dots of every row on a line of its own, coloured by group, with a bar at their mean.
+
+    Args:
+        path: where to, `.png` or `.svg`.
+        rows: name to dots, the first on top.
+        xlabel: what the values are.
+        title: what the picture shows.
+        apart: what hollow dots are.
+    """
+    groups = sorted({group for row in rows.values() for group in row.groups if group})
+    hollow = any(any(row.hollow) for row in rows.values())
+    legend = bool(groups or hollow)
+    with picture(path, WIDTH, 1.3 + 0.5 * len(rows) + (0.3 if legend else 0)) as figure:
+        axes = figure.add_subplot()
+        headline(figure, title)
+        dress(axes, xlabel, "")
+        for place, row in enumerate(rows.values()):
+            _dots(axes, place, row, groups)
+        handles = [_dot(axes, name, _colour(number), False) for number, name in enumerate(groups)]
+        handles += [_dot(axes, apart, INK, True)] if hollow else []
+        if legend:
+            figure.legend(
+                handles=handles, loc="outside lower left", ncols=min(5, len(handles)),
+                frameon=False, fontsize=8.5,
+            )  # fmt: skip
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+
+
+def _dots(axes: Any, place: int, row: Strip, groups: Sequence[str]) -> None:
+    """One strip; dots go up and down in turn, so that equal ones stay apart."""
+    lifts = place + 0.22 * (np.arange(len(row.values)) % 5 - 2) / 2
+    for number, (value, lift) in enumerate(zip(row.values, lifts, strict=True)):
+        group = row.groups[number]
+        colour = _colour(groups.index(group)) if group else COLOURS[0]
+        hollow = bool(row.hollow) and row.hollow[number]
+        axes.plot(
+            value, lift, "o", markersize=5, markeredgecolor=colour, alpha=0.8,
+            color="white" if hollow else colour, zorder=4 if hollow else 3,
+        )  # fmt: skip
+    axes.plot([row.mean] * 2, [place - 0.34, place + 0.34], color=INK, linewidth=1.8, zorder=5)
+
+
+def _dot(axes: Any, name: str, colour: Any, hollow: bool) -> Any:
+    """A dot for the legend, nowhere in the picture."""
+    inner = "white" if hollow else colour
+    return axes.plot([], [], "o", markersize=5, color=inner, markeredgecolor=colour, label=name)[0]
 
 
 def maps(path: str | Path, panels: Mapping[str, Panel], title: str) -> None:

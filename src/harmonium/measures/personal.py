@@ -1,0 +1,362 @@
+"""Generalisation and personalisation: what an encoder is worth to all, and to each client.
+
+FedStyle (Yang et al., 2022) judges a federation twice, and so does this measure.
+
+- Generalisation: the federation's encoder stays as it is. For each style, a linear classifier is
+  trained on all training pictures of that style and tested on its test pictures.
+- Personalisation: every client trains once more from the final model, by the same rule whatever the
+  method; of plain FedAvg that is local fine-tuning. Its own features (`Method.own`) stay as they
+  are; a linear classifier, and the method's adapter if it has one, is trained on the client's own
+  labelled training pictures, and tested on test pictures such as the client holds.
+
+A mean over clients can hide that some are served badly, so the spread, the worst client and the
+mean of the worst tenth stand beside it. Test labels serve for counting right answers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmonium import seeds
+from harmonium.compare import times
+from harmonium.data.images import UNKNOWN, Images, Integers
+from harmonium.data.partition import in_turn
+from harmonium.data.shift import as_held
+from harmonium.errors import ConfigError, DataError, suggest
+from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
+from harmonium.federation.own import Own
+from harmonium.federation.wire import ClientId
+from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.opened import Run
+
+AUTO, CLASSES = "auto", "classes"
+STYLE = "style"  # the column that data sets call so
+LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.json
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a run's clients are judged on; labels -1 are not known."""
+
+    held: Images  # all training pictures as clients hold them
+    seen: Integers  # their labels, as far as clients may see them
+    asked: Images  # test pictures, all labelled
+    by: str | None  # the column of the groups, or classes, or none
+    groups: Integers  # of `held`
+    asked_groups: Integers  # of `asked`
+    names: Mapping[int, str]  # of groups that test pictures have; one for all without a column
+
+    def weights(self, rows: Integers) -> np.ndarray:
+        """What each test picture counts for a client with these training pictures.
+
+        Groups count by their shares of the client's pictures, pictures of a group alike.
+        """
+        own = self.groups[rows]
+        size = 1 + max(self.groups.max(initial=0), self.asked_groups.max(initial=0))
+        shares = np.bincount(own[own >= 0], minlength=size)
+        tested = np.bincount(self.asked_groups[self.asked_groups >= 0], minlength=size)
+        each = shares / np.maximum(tested, 1)
+        return np.where(self.asked_groups >= 0, each[self.asked_groups], 0.0)
+
+    def group(self, rows: Integers) -> str | None:
+        """The group of most of these training pictures, where groups are more than classes."""
+        own = self.groups[rows]
+        own = own[own >= 0]
+        if self.by in (None, CLASSES) or not len(own):
+            return None
+        return self.names.get(int(np.bincount(own).argmax()))
+
+
+@measures("personal")
+@dataclass(frozen=True)
+class Personal(Measure):
+    """Generalisation of the federation's encoder, and what each client's own features are worth."""
+
+    clients: int | None = None  # whose own features are judged, at most; none: everyone's
+    by: str | None = AUTO  # a column, e.g. style, or classes; none: all test pictures for everyone
+    epochs: int | None = None  # of the further round; none: the recipe's; 0: no further round
+    adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # mlp: one for every method
+    hidden: int = 384  # of mlp, which so has as many weights as FedStyle's generator with 256
+    protocol: str = "lp_style"  # how classifiers are trained
+    standardise: bool | None = None  # features for the classifier; none: as the protocol has it
+    part: Literal["test", "validation"] = "test"  # that is judged on; settings: on validation
+    pictures: int | None = None  # of it, at most; none: all
+    seed: int = 0  # of what is drawn: clients, pictures, batches
+
+    def __post_init__(self) -> None:
+        bounds = {"clients": 1, "epochs": 0, "hidden": 1, "pictures": 1, "seed": 0}
+        for name, least in bounds.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"personal.{name} is {value}; it must be at least {least}")
+        if self.protocol not in PROTOCOLS:
+            near = suggest(self.protocol, PROTOCOLS)
+            raise ConfigError(f"personal.protocol is '{self.protocol}', which is unknown: {near}")
+
+    @property
+    def how(self) -> Protocol:
+        """The protocol of the classifiers."""
+        found = PROTOCOLS[self.protocol]
+        changed = found.standardise if self.standardise is None else self.standardise
+        return replace(found, standardise=changed)
+
+    def look(self, run: Run) -> Figures:
+        """Both figures of one run."""
+        board = self._board(run)
+        general = self._general(run, board)
+        chosen = self._chosen(run, board, sorted(run.examples))
+        rows, notes = self._clients(run, board, chosen)
+        if not rows:
+            raise DataError(f"{run.path}: no client could be judged: {'; '.join(notes)}")
+        plain = {
+            "round": run.commit.round,
+            "part": self.part,
+            "by": board.by,
+            "protocol": {"name": self.protocol, **asdict(self.how)},
+            "adapter": self.adapter,
+            "generalisation": {"mean": float(np.mean(list(general.values()))), "groups": general},
+            "personalisation": {**summary(rows), "each": rows},
+        }
+        told = f"tested on {self.part} pictures, {_WORDS.get(board.by, f'by {board.by}')}"
+        return Figures(plain, [told, *notes])
+
+    # ---- what is judged on -------------------------------------------------------------------
+    def _board(self, run: Run) -> Board:
+        data = run.dataset
+        asked = run.pictures(self.pictures, self.seed, self.part)
+        if not asked.labelled or not data.train.labelled:
+            what = "training" if asked.labelled else self.part
+            raise DataError(f"personal needs labels; the {what} pictures of {run.path} have none")
+        asked = asked.subset(np.flatnonzero(asked.labels != UNKNOWN))
+        held, by = as_held(data, run.split).train, self._by(run, asked)
+        seen = run.split.seen(held).labels
+        if by is None:
+            nothing = np.zeros(len(held), np.int64), np.zeros(len(asked), np.int64)
+            return Board(held, seen, asked, by, *nothing, {0: "all"})
+        if by == CLASSES:
+            return Board(held, seen, asked, by, held.labels, asked.labels, {})
+        values = asked.factors[by]
+        words = data.names.get(by, ())
+        names = {
+            int(v): words[v] if v < len(words) else str(v) for v in np.unique(values) if v >= 0
+        }
+        return Board(held, seen, asked, by, held.factors[by], values, names)
+
+    def _by(self, run: Run, asked: Images) -> str | None:
+        """What tells a client's test pictures: the column it was split by, else its classes.
+
+        A style that every client has one of will do as well, however they came by it.
+        """
+        held = run.dataset.train.factors
+        both = [column for column in held if column in asked.factors]
+        if self.by != AUTO:
+            if self.by not in (None, CLASSES, *both):
+                known = ", ".join([*both, CLASSES, "none"])
+                raise ConfigError(f"personal.by is '{self.by}'; {run.path} has these: {known}")
+            return self.by
+        rule = run.recipe.split
+        if rule.name in ("styles", "column") and (column := getattr(rule, "column", "")) in both:
+            known_there = held[column][held[column] >= 0]
+            if np.isin(known_there, asked.factors[column]).any():
+                return column
+        if STYLE in both and all(np.ptp(held[STYLE][own]) == 0 for own in run.split.indices):
+            return STYLE
+        return CLASSES
+
+    # ---- generalisation ----------------------------------------------------------------------
+    def _general(self, run: Run, board: Board) -> dict[str, float]:
+        """Accuracy by group; the mean over encoders where clients have their own."""
+        encoders = run.federations()
+        run.note(f"{run.label}: generalisation, {len(encoders)} encoder(s)")
+        found = [self._groups(run, board, encoder) for encoder in encoders]
+        if not found or not found[0]:
+            raise DataError(f"{run.path}: no group has both training and test pictures with labels")
+        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+    def _groups(self, run: Run, board: Board, encoder: nn.Module) -> dict[str, float]:
+        rows = np.flatnonzero(board.held.labels != UNKNOWN)
+        whose = "the federation's encoder"
+        known = run.features(encoder, board.held.subset(rows), whose)
+        asked = run.features(encoder, board.asked, whose)
+        labels, wanted = board.held.labels[rows], board.asked.labels
+        whole = board.by in (None, CLASSES)
+        groups = {0: "all"} if whole else board.names
+        found = {}
+        for value, name in groups.items():
+            mine = np.full(len(rows), True) if whole else board.groups[rows] == value
+            theirs = np.full(len(wanted), True) if whole else board.asked_groups == value
+            if not mine.any():
+                continue
+            rng = seeds.torch_rng(self.seed, "measure", "general", value)
+            model = train(known[mine], torch.from_numpy(labels[mine]), self.how, rng)
+            right = model.predict(asked[theirs]).numpy() == wanted[theirs]
+            found[name] = float(right.mean())
+        return found
+
+    # ---- personalisation ---------------------------------------------------------------------
+    def _chosen(self, run: Run, board: Board, among: Sequence[ClientId]) -> list[ClientId]:
+        """All of these clients, or so many of them, of every group in turn."""
+        if self.clients is None or self.clients >= len(among):
+            return list(among)
+        groups = [board.group(run.split.indices[client]) for client in among]
+        order = in_turn(groups, seeds.numpy_rng(self.seed, "measure", "clients"))
+        return sorted(among[place] for place in order[: self.clients])
+
+    def _clients(
+        self, run: Run, board: Board, clients: Sequence[ClientId]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """A row a client that could be judged, and what to know of them."""
+        able, lacking = [], dict[str, list[ClientId]]()
+        for client in clients:
+            rows = run.split.indices[client]
+            if not (board.seen[rows] != UNKNOWN).any():
+                lacking.setdefault("no labelled training picture", []).append(client)
+            elif not board.weights(rows).any():
+                lacking.setdefault(f"no {self.part} picture such as theirs", []).append(client)
+            else:
+                able.append(client)
+        found = []
+        for client, own in run.owns(able, self.epochs) if able else ():
+            found.append(self._client(run, board, client, own))
+            if len(found) % 10 == 0 or len(found) == len(able):
+                run.note(f"{run.label}: {len(found)} of {len(able)} clients judged")
+        away = [client for client in able if client not in {row["client"] for row in found}]
+        lacking |= {"no model of their own": away} if away else {}
+        notes = [f"{_who(some)} left out: {why}" for why, some in lacking.items()]
+        if one := [row["client"] for row in found if row["classes"] == 1]:
+            notes.append(f"{_who(one)} with labels of one class: the classifier names no other")
+        if broke := [row["client"] for row in found if not row.pop("finite")]:
+            notes.append(f"{_who(broke)} whose classifier diverged, and names any class")
+        return found, notes
+
+    def _client(self, run: Run, board: Board, client: ClientId, own: Own) -> dict[str, Any]:
+        rows = run.split.indices[client]
+        labels, weights = board.seen[rows], board.weights(rows)
+        known, tested = labels != UNKNOWN, np.flatnonzero(weights)
+        pictures, copies = np.unique(rows[known], return_inverse=True)
+        whose = f"client {client}"
+        mine = run.features(own.encoder, board.held.subset(pictures), whose)[copies]
+        asked = run.features(own.encoder, board.asked.subset(tested), whose)
+        mine, asked, adapter = self._adapted(own, mine, asked, client)
+        rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
+        model = train(mine, torch.from_numpy(labels[known]), self.how, rng, adapter=adapter)
+        right = model.predict(asked).numpy() == board.asked.labels[tested]
+        return {
+            "client": client,
+            "group": board.group(rows),
+            "accuracy": float(np.average(right, weights=weights[tested] / weights.max())),
+            "labels": int(known.sum()),
+            "classes": len(model.classes),
+            "tested": len(tested),
+            "finite": model.finite,
+        }
+
+    def _adapted(
+        self, own: Own, mine: Tensor, asked: Tensor, client: ClientId
+    ) -> tuple[Tensor, Tensor, nn.Module | None]:
+        """Features for the classifier, and the adapter that learns beside it, if any."""
+        if self.adapter == "own":
+            return mine, asked, own.adapter
+        if self.adapter == "frozen" and own.adapter is not None:
+            with torch.no_grad():
+                return own.adapter(mine), own.adapter(asked), None
+        mine, asked = own.without(mine), own.without(asked)
+        if self.adapter != "mlp":
+            return mine, asked, None
+        rng = seeds.torch_rng(self.seed, "measure", "adapter", client)
+        return mine, asked, Residual(mine.shape[1], self.hidden, rng)
+
+    # ---- what is shown -----------------------------------------------------------------------
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run, then by group, then by client where those are few."""
+        runs, groups, each = [], [], list[dict[str, Any]]()
+        for label, one in found.items():
+            general, personal = one.plain["generalisation"], one.plain["personalisation"]
+            runs.append({"run": label, "general": 100 * general["mean"], **_row(personal)})
+            groups += list(_by_group(label, one.plain))
+            few = personal["each"] if len(personal["each"]) <= LISTED else []
+            each += [{"run": label, **_line(row)} for row in few]
+        shown = [Shown(f"Accuracy on {self.part} pictures in percent", runs, 1)]
+        if groups:
+            shown.append(Shown("By group", groups, 1))
+        return [*shown, Shown("By client", each, 1)] if each else shown
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """A strip a run, a dot a client."""
+        from harmonium.report.measure_plots import Strip, strips
+
+        rows = {label: one.plain["personalisation"] for label, one in found.items()}
+        strips(
+            path,
+            {
+                label: Strip(
+                    [100 * row["accuracy"] for row in one["each"]],
+                    [row["group"] or "" for row in one["each"]],
+                    100 * one["mean"],
+                )
+                for label, one in rows.items()
+            },
+            "accuracy in percent; a dot a client, a line at their mean",
+            "What clients' own features are worth to them",
+        )
+        return True
+
+
+_WORDS = {CLASSES: "classes weighted by their shares at the client", None: "the same for everyone"}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Figures over clients, and the mean of each group that any client is of.
+
+    The worst tenth is rounded up to whole clients.
+
+    >>> summary([{"accuracy": k / 10, "group": None} for k in range(11)])["worst_tenth"]
+    0.05
+    """
+    values = np.sort([row["accuracy"] for row in rows])
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row["group"] is not None:
+            groups.setdefault(row["group"], []).append(row["accuracy"])
+    return {
+        "clients": len(values),
+        "mean": float(values.mean()),
+        "spread": float(values.std()) if len(values) > 1 else None,
+        "worst": float(values[0]),
+        "worst_tenth": float(values[: math.ceil(len(values) / 10)].mean()),
+        "groups": {name: float(np.mean(some)) for name, some in sorted(groups.items())},
+    }
+
+
+def _row(personal: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"personal": "mean", "spread": "spread", "worst": "worst", "worst tenth": "worst_tenth"}
+    row = {words: times(100, personal[key]) for words, key in names.items()}
+    return {**row, "clients": personal["clients"]}
+
+
+def _by_group(label: str, plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for kind in ("generalisation", "personalisation"):
+        groups = plain[kind]["groups"]
+        if plain["by"] in (None, CLASSES) or len(groups) > LISTED:
+            continue
+        yield {"run": label, "of": kind, **{name: 100 * value for name, value in groups.items()}}
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: row[key] for key in ("client", "group", "labels", "classes", "tested")}
+    if row["group"] is None:
+        del kept["group"]
+    return {**kept, "accuracy": 100 * row["accuracy"]}
+
+
+def _who(clients: Sequence[ClientId]) -> str:
+    named = ", ".join(map(str, clients[:LISTED])) + (", …" if len(clients) > LISTED else "")
+    return f"{len(clients)} client(s) ({named})"

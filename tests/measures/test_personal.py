@@ -1,0 +1,364 @@
+"""Generalisation and personalisation: every figure by hand, and what labels are used for."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import harmonium
+from harmonium.data.images import Images
+from harmonium.errors import ConfigError, DataError
+from harmonium.evaluate import classifier
+from harmonium.federation.method import Method
+from harmonium.federation.own import Own
+from harmonium.measures import personal
+from harmonium.measures.further import trained
+from harmonium.measures.opened import Run
+from harmonium.measures.personal import Board, Personal, summary
+from harmonium.seeds import torch_rng
+
+from .conftest import SMALL
+
+Made = Callable[..., Path]
+Opened = Callable[..., Run]
+DATA = {"name": "shapes", "count": 160, "test_count": 60, "size": 10, "styles": 2, "classes": 3}
+STYLES: dict[str, Any] = {"data": DATA, "split": "styles", "clients": 4, "rounds": 1}
+
+
+@pytest.fixture(scope="module")
+def styled(made: Made) -> Path:
+    return made("fedavg", **STYLES)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer epochs of the classifiers."""
+    table = {name: replace(how, epochs=4) for name, how in classifier.PROTOCOLS.items()}
+    monkeypatch.setattr(personal, "PROTOCOLS", table)
+
+
+def told(**rows: tuple[float, str | None]) -> list[dict[str, Any]]:
+    return [{"client": int(k[1:]), "accuracy": a, "group": g} for k, (a, g) in rows.items()]
+
+
+def test_the_figures_over_clients_by_hand() -> None:
+    found = summary(told(c0=(0.2, "one"), c1=(0.4, "one"), c2=(0.9, "two")))
+    assert found["clients"] == 3 and found["mean"] == pytest.approx(0.5)
+    assert found["spread"] == pytest.approx((0.26 / 3) ** 0.5)  # of all clients, not of a sample
+    assert found["worst"] == found["worst_tenth"] == 0.2
+    assert found["groups"] == pytest.approx({"one": 0.3, "two": 0.9})
+    rows = [{"accuracy": (k * 8 % 21) / 100, "group": None} for k in range(21)]
+    assert summary(rows)["worst_tenth"] == pytest.approx(0.01)  # the worst three of 21
+    assert summary(rows[:20])["worst_tenth"] == pytest.approx(
+        np.sort([r["accuracy"] for r in rows[:20]])[:2].mean()
+    )
+    alone = summary(told(c7=(0.3, None)))
+    assert alone["spread"] is None and alone["groups"] == {}
+
+
+def board(groups: list[int], asked: list[int], by: str | None = "style") -> Board:
+    def images(values: list[int]) -> Images:
+        return Images(np.zeros((len(values), 8, 8, 1), np.uint8), np.zeros(len(values), np.int64))
+
+    held, theirs = np.array(groups), np.array(asked)
+    names = {0: "zero", 1: "one", 2: "two"}
+    return Board(images(groups), np.zeros(len(groups), int), images(asked), by, held, theirs, names)
+
+
+def test_test_pictures_count_by_the_clients_shares() -> None:
+    some = board([0, 0, 0, 1, 2, -1, 1], [0, 0, 1, 1, 1, 1, -1])
+    assert some.weights(np.array([0, 1])).tolist() == [1, 1, 0, 0, 0, 0, 0]
+    mixed = some.weights(np.array([0, 1, 2, 3]))  # three of style 0, one of style 1
+    assert mixed.tolist() == [1.5, 1.5, 0.25, 0.25, 0.25, 0.25, 0]
+    assert mixed[:2].sum() / mixed.sum() == 0.75
+    twice = some.weights(np.array([0, 0, 3]))  # a picture that is held twice counts twice
+    assert twice[:2].sum() == 2 * twice[2:].sum()
+    assert not some.weights(np.array([4, 5])).any()
+    assert some.group(np.array([0, 3, 6])) == "one" and some.group(np.array([5])) is None
+    assert board([0, 1], [0], "classes").group(np.array([0])) is None
+
+
+def test_both_figures_are_those_of_classifiers_trained_by_hand(
+    styled: Path, opened: Opened
+) -> None:
+    run = opened(styled)
+    found = Personal(seed=3).look(run)
+    assert found.plain["by"] == "style" and "by style" in found.notes[0] and len(found.notes) == 1
+    train, test, views = run.dataset.train, run.dataset.test, run.method.views
+    how = Personal().how
+    assert how.standardise and how.lr == 0.1 and found.plain["protocol"]["epochs"] == 4
+
+    def accuracy(encoder: nn.Module, rows: np.ndarray, style: int, *path: Any) -> float:
+        asked = test.subset(np.flatnonzero(test.factors["style"] == style))
+        from harmonium.evaluate.features import embed
+
+        known = embed(encoder, train.subset(rows), views.plain)
+        rng = torch_rng(3, "measure", *path)
+        model = classifier.train(known, torch.from_numpy(train.labels[rows]), how, rng)
+        named = model.predict(embed(encoder, asked, views.plain)).numpy()
+        return float((named == asked.labels).mean())
+
+    names = run.dataset.names["style"]
+    general = found.plain["generalisation"]
+    federation = run.method.represent(run.server)
+    for style in (0, 1):
+        rows = np.flatnonzero(train.factors["style"] == style)
+        wanted = accuracy(federation, rows, style, "general", style)
+        assert general["groups"][names[style]] == wanted
+    assert general["mean"] == pytest.approx(np.mean(list(general["groups"].values())))
+    each = {row["client"]: row for row in found.plain["personalisation"]["each"]}
+    assert sorted(each) == [0, 1, 2, 3]
+    for client, local in run.encoders([0, 3]).items():
+        rows, row = run.split.indices[client], each[client]
+        style = int(train.factors["style"][rows][0])
+        assert row["accuracy"] == accuracy(local, rows, style, "classifier", client)
+        assert row["group"] == names[style] and row["labels"] == len(rows)
+        assert row["tested"] == int((test.factors["style"] == style).sum())
+    summed = found.plain["personalisation"]
+    assert {k: summed[k] for k in summary([*each.values()])} == summary([*each.values()])
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What classifiers are trained on, and what comes of it."""
+    calls: list[tuple[Any, ...]] = []
+    train = classifier.train
+
+    def spy(features: Any, labels: Any, *rest: Any, adapter: Any = None) -> Any:
+        made = train(features, labels, *rest, adapter=adapter)
+        calls.append((features, labels, adapter, made))
+        return made
+
+    monkeypatch.setattr(personal, "train", spy)
+    return calls
+
+
+def test_labels_of_test_pictures_change_no_classifier(
+    styled: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = opened(styled), spied(monkeypatch)
+    first = Personal(clients=2).look(run)
+    test = run.dataset.test
+    other = Images(test.pixels, (test.labels + 1) % 3, test.factors)
+    changed = replace(run, dataset=replace(run.dataset, test=other))
+    second = Personal(clients=2).look(changed)
+    half = len(calls) // 2
+    assert half == 2 + 2
+    for before, after in zip(calls[:half], calls[half:], strict=True):
+        assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+        assert torch.equal(before[3].weights, after[3].weights)
+    assert first.plain["personalisation"]["mean"] != second.plain["personalisation"]["mean"]
+    held = np.sort(run.dataset.train.labels[run.split.indices[calls_client(first, 0)]])
+    assert np.array_equal(np.sort(calls[2][1].numpy()), held)  # a client's own labels, no others
+
+
+def calls_client(found: Any, place: int) -> int:
+    return int(found.plain["personalisation"]["each"][place]["client"])
+
+
+class Doubled(nn.Module):
+    """Content features, and three that stand for a style."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        content = self.encoder(pictures)
+        return torch.cat([content, content[:, :3] ** 2], 1)
+
+
+class Infused(nn.Module):
+    """As in FedStyle's equation 4."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.generator = nn.Linear(dim + 3, dim)
+        self.dim = dim
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        changed: torch.Tensor = features[:, : self.dim] + self.generator(features)
+        return changed
+
+
+def test_adapters_learn_or_not_as_told(
+    styled: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = opened(styled), spied(monkeypatch)
+    plain_own, adapter = Method.own, Infused(16)
+    given = {key: value.clone() for key, value in adapter.state_dict().items()}
+    monkeypatch.setattr(
+        Method, "own", lambda *args: Own(Doubled(plain_own(*args).encoder), adapter)
+    )
+    seen: dict[str, Any] = {}
+    for kind in ("own", "frozen", "none", "mlp"):
+        calls.clear()
+        Personal(clients=1, adapter=kind, hidden=5, epochs=0).look(run)  # type: ignore[arg-type]
+        seen[kind] = calls[-1]
+        assert all(call[2] is None for call in calls[:-1])  # generalisation has no adapter
+    assert all(torch.equal(given[key], value) for key, value in adapter.state_dict().items())
+    whole = seen["own"][0]
+    assert whole.shape[1] == 19 and seen["own"][2] is adapter
+    learnt = seen["own"][3].adapter.state_dict()
+    assert all(not torch.equal(learnt[key], given[key]) for key in given)
+    assert seen["frozen"][2] is None
+    assert torch.allclose(seen["frozen"][0], adapter(whole).detach(), atol=1e-6)
+    assert seen["none"][2] is None and torch.equal(seen["none"][0], whole[:, :16])
+    assert torch.equal(seen["mlp"][0], whole[:, :16])
+    assert isinstance(seen["mlp"][2], classifier.Residual) and seen["mlp"][2].inner.shape == (5, 16)
+    monkeypatch.undo()
+
+
+def test_every_method_gets_the_same_adapter_and_nothing_without_one(
+    styled: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = opened(styled), spied(monkeypatch)
+    for kind in ("own", "frozen", "none", "mlp"):
+        Personal(clients=1, adapter=kind, epochs=0).look(run)  # type: ignore[arg-type]
+    last = calls[2::3]
+    assert [call[2] is None for call in last] == [True, True, True, False]
+    assert all(torch.equal(call[0], last[0][0]) for call in last)
+    sizes = sum(p.numel() for p in last[3][2].parameters())
+    assert sizes == 2 * 16 * 384 + 384 + 16
+
+
+def test_a_further_round_has_the_epochs_that_are_asked_for(styled: Path, opened: Opened) -> None:
+    run = opened(styled)
+    model = run.server.model
+    one, again, longer = (dict(trained(run, [1], epochs))[1].model for epochs in (None, 1, 3))
+    assert all(torch.equal(one[key], again[key]) for key in one)  # the recipe has one
+    assert any(not torch.equal(one[key], longer[key]) for key in one)
+    assert one.keys() == model.keys() and any(not torch.equal(one[k], model[k]) for k in one)
+    ((client, own),) = run.owns([1], epochs=0)
+    assert client == 1 and own.adapter is None
+    for key, value in own.encoder.state_dict().items():
+        assert torch.equal(value, model[f"encoder.{key}"])
+    scaled = run.recipe.changed(local={**SMALL["local"], "epochs": 2, "for_clients": 2})  # means 4
+    far = dict(trained(replace(run, recipe=scaled), [1], 3))[1].model
+    assert all(torch.equal(far[key], longer[key]) for key in far)
+
+
+def test_a_further_round_gives_the_new_state(made: Made, opened: Opened) -> None:
+    run = opened(made("scaffold", participation={"number": 2}, server="adam"))
+    client = run.cohort[0]
+    before = run.state(client)
+    ((_, one),) = trained(run, [client])
+    assert set(one.state) == {"control"}
+    moved = [
+        k
+        for k, v in one.state["control"].items()
+        if not torch.equal(v, before.get("control", {}).get(k, torch.zeros_like(v)))
+    ]
+    assert moved and run.state(client).keys() == before.keys()
+
+
+def test_encoders_that_stay_at_clients(made: Made, opened: Opened) -> None:
+    run = opened(made("alone", **STYLES))
+    kept = [run.state(client)["parts"] for client in range(4)]
+    for own, parts in zip(run.federations(), kept, strict=True):
+        assert all(torch.equal(parts[f"encoder.{k}"], v) for k, v in own.state_dict().items())
+    for client, own in run.owns(range(4), epochs=0):
+        parts = kept[client]
+        assert all(
+            torch.equal(parts[f"encoder.{k}"], v) for k, v in own.encoder.state_dict().items()
+        )
+    ((_, further),) = run.owns([2])  # trains its own once more
+    assert any(
+        not torch.equal(kept[2][f"encoder.{k}"], v) for k, v in further.encoder.state_dict().items()
+    )
+    found = Personal(clients=2, epochs=0).look(run).plain
+    assert len(found["personalisation"]["each"]) == 2
+    assert {row["group"] for row in found["personalisation"]["each"]} == {"print", "dusk"}
+
+
+def test_statistics_are_measured_where_a_round_was_not_judged(made: Made, opened: Opened) -> None:
+    encoder = {**SMALL["encoder"], "norm": "batch"}
+    run = opened(made("fedavg", encoder=encoder, batch_norm="recalibrate"))
+    memory = {k: v for k, v in run.server.memory.items() if k != "statistics"}
+    bare = replace(run, commit=replace(run.commit, server={**run.commit.server, "memory": memory}))
+    (wanted,), (found,) = run.federations(), bare.federations()
+    for key, value in found.state_dict().items():
+        assert torch.allclose(value.float(), wanted.state_dict()[key].float(), atol=1e-5)
+    ((_, own),) = bare.owns([0], epochs=0)
+    assert torch.allclose(own.encoder.state_dict()[key].float(), value.float())
+
+
+@pytest.mark.parametrize(
+    ("by", "wanted", "groups"),
+    [("auto", "style", 2), ("classes", "classes", 0), (None, None, 0)],
+)
+def test_what_clients_are_tested_on(
+    by: str | None, wanted: str | None, groups: int, styled: Path, opened: Opened
+) -> None:
+    run = opened(styled)
+    measure = Personal(by=by, epochs=0, part="validation" if by is None else "test")
+    found = measure.look(run)
+    assert found.plain["by"] == wanted
+    assert len(found.plain["personalisation"]["groups"]) == groups
+    tested = {row["tested"] for row in found.plain["personalisation"]["each"]}
+    part = run.dataset.validation if by is None else run.dataset.test
+    assert tested == (
+        {int((part.factors["style"] == k).sum()) for k in (0, 1)} if groups else {len(part)}
+    )
+    names = ["print", "dusk"] if groups else ["all"]
+    assert list(found.plain["generalisation"]["groups"]) == names
+    shown = [title for title, _, _ in measure.tables({"run": found})]
+    assert shown[1:] == (["By group", "By client"] if groups else ["By client"])
+
+
+def test_a_column_that_is_not_there_is_refused(styled: Path, opened: Opened) -> None:
+    with pytest.raises(ConfigError, match="personal.by is 'stile'.*style, .*classes, none"):
+        Personal(by="stile").look(opened(styled))
+
+
+def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -> None:
+    data = {**DATA, "classes": 4}
+    run = opened(made("fedavg", data=data, split={"name": "by_class", "labelled": 0.5}, rounds=1))
+    found = Personal(epochs=0).look(run)
+    each = found.plain["personalisation"]["each"]
+    seen = run.split.seen(run.dataset.train).labels
+    able = [c for c in range(4) if (seen[run.split.indices[c]] >= 0).any()]
+    assert [row["client"] for row in each] == able and len(able) == 2
+    assert all(row["classes"] == 1 and row["accuracy"] == 1.0 for row in each)
+    assert found.plain["by"] == "classes"  # the data have styles, but every client has all
+    away = ", ".join(str(c) for c in range(4) if c not in able)
+    assert f"2 client(s) ({away}) left out: no labelled training picture" in found.notes
+    assert any("labels of one class" in note for note in found.notes)
+
+
+def test_data_without_labels_are_refused(made: Made, opened: Opened) -> None:
+    with pytest.raises(DataError, match="personal needs labels"):
+        Personal().look(opened(made("fedavg")))
+
+
+def test_settings_that_cannot_be_right_are_refused() -> None:
+    for wrong, what in (
+        ({"clients": 0}, "clients"), ({"epochs": -1}, "epochs"), ({"pictures": 0}, "pictures"),
+        ({"protocol": "lp_stile"}, "did you mean 'lp_style'"), ({"hidden": 0}, "hidden"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=what):
+            Personal(**wrong)  # type: ignore[arg-type]
+
+
+def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
+    said: list[str] = []
+    words = ["personal", "personal.clients=2", "personal.epochs=1", "personal.pictures=30"]
+    found = harmonium.evaluate_run(
+        styled, made("alone", **STYLES), *words, out=tmp_path, note=said.append
+    )
+    kept = json.loads((tmp_path / "eval.json").read_text())
+    assert kept["measures"]["personal"] == json.loads(json.dumps(found.figures["personal"]))
+    assert found.pictures["personal"].stat().st_size > 5000
+    assert any("2 of 2 clients judged" in line for line in said)
+    title, rows, _ = found.tables[0]
+    assert "percent" in title and len(rows) == 2
+    one = next(iter(found.figures["personal"].values()))
+    assert rows[0]["personal"] == pytest.approx(100 * one["personalisation"]["mean"])
+    assert rows[0]["general"] == pytest.approx(100 * one["generalisation"]["mean"])
+    again = harmonium.evaluate_run(styled, *words, out=tmp_path / "again")
+    assert next(iter(again.figures["personal"].values())) == one
