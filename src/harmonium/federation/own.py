@@ -36,6 +36,7 @@ class Own:
         with torch.no_grad():
             return features[:, : self.adapter(features[:1]).shape[1]]
 
+
 def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Module:
     """The encoder of the model that a client last sent, with what the client kept of it."""
     sent = {key: value for key, value in model.items() if key.startswith("encoder.")}

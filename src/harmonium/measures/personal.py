@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from harmonium import seeds
-from harmonium.compare import times
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.partition import in_turn
 from harmonium.data.shift import as_held
@@ -36,6 +35,7 @@ from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.opened import Run
+from harmonium.report.figures import times
 
 AUTO, CLASSES = "auto", "classes"
 STYLE = "style"  # the column that data sets call so
