@@ -232,6 +232,9 @@ def test_neither_code_nor_files_stand_anywhere(value: str) -> None:
         {"public": {"name": "npz", "path": "pictures.npz"}},
         {"public": {"name": "csv", "root": "pictures"}},
         {"public": {"name": "folder", "path": ["pictures"]}},
+        {"public": {"name": "styles", "sets": ["/srv/a.npz", "/srv/b.npz"]}},
+        {"data": {"name": "styles", "sets": ["~somebody/a.npz", "mnist"]}},
+        {"data": {"name": "styles", "sets": ["/srv/pictures", "mnist"]}},
         {"encoder": {"name": "cnn-small", "path": "weights"}},
         {"data": {"name": "folder", "path": "~somebody/pictures"}},
         {"data": {"name": "folder", "path": {"path": "pictures"}}},
@@ -241,7 +244,7 @@ def test_neither_code_nor_files_stand_anywhere(value: str) -> None:
 )
 def test_no_plan_reads_files(plan: dict[str, Any]) -> None:
     with pytest.raises(PolicyRefusal, match="names the file .*, but no plan reads files"):
-        Policy(public=("npz", "csv", "folder")).check_tree(plan)
+        Policy(public=("npz", "csv", "folder", "styles")).check_tree(plan)
 
 
 def test_the_servers_own_data_may_lie_in_its_files() -> None:
@@ -251,6 +254,13 @@ def test_the_servers_own_data_may_lie_in_its_files() -> None:
     }
     recipe = Policy().open_plan(plan)
     assert recipe.data.path == "/srv/pictures: all"  # type: ignore[attr-defined]
+    Policy().open_plan({"data": {"name": "styles", "sets": ["/srv/a.npz", "/srv/b.npz"]}})
+
+
+def test_a_file_is_no_public_set_wherever_the_site_stands() -> None:
+    plan = {"public": {"name": "styles", "sets": ["mnist", "secret.npz"]}}
+    with pytest.raises(PolicyRefusal, match="reads the data set 'secret.npz'"):
+        Policy(public=("npz", "styles", "mnist")).check_tree(plan)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from harmonium.data.datasets import datasets
+from harmonium.data.sets.styles import is_archive
 from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, suggest
 from harmonium.federation.wire import Exchange, Kind
 from harmonium.methods import methods
@@ -158,6 +159,7 @@ class Policy:
         for where, text in _texts(tree):
             key = ".".join(where)
             named = where[0] in ("data", "split") and len(where) == 2 and where[1] in FILES
+            named = named or (where[:2] == ("data", "sets") and is_archive(text))
             if named and not text.startswith("~"):
                 continue
             if set(where) & set(FILES) or text.startswith("~") or set(text) & {"/", "\\"}:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.datasets import DataSpec, check_at_least, datasets
+from harmonium.data.images import Images, Integers
+from harmonium.data.partition import pools_by_class
+from harmonium.data.sets.npz import Npz
+from harmonium.data.splits.drawing import levelled
 from harmonium.data.store import Writer
 from harmonium.errors import ConfigError, DataError
+from harmonium.seeds import numpy_rng
 
 CHUNK = 1024  # pictures handed on at once
 
@@ -21,54 +27,94 @@ class Styles(DataSpec):
     """Several data sets with the same classes, each one style; FedStyle's Digit unless told.
 
     The factor `style` says which set a picture comes from. `split=styles` gives every client one
-    style, and brings the styles to equal sizes as FedStyle does. Sets without a test part hold
-    theirs out by their own default share and `seed`.
+    style, and brings the styles to equal sizes as FedStyle does. A set may be an archive as
+    `data=npz` takes it; its style is called as the file is. Sets without a test part hold theirs
+    out by their own default share and `seed`.
     """
 
-    sets: tuple[str, ...] = ("mnist", "usps", "svhn")  # names of data sets
+    sets: tuple[str, ...] = ("mnist", "usps", "svhn")  # names of data sets, or .npz files
+    each: int | None = None  # training pictures of every style, its classes level; none: all
+    test_each: int | None = None  # and test pictures
     size: int = 32  # side that all pictures are brought to
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
-        """Refuse fewer than two sets, and sets that need more than a name."""
+        """Refuse fewer than two styles, sets that need more than a name, and files not there."""
         super().check()
-        if len(self.sets) < 2 or len(set(self.sets)) < len(self.sets):
+        for setting in ("each", "test_each"):
+            if (count := getattr(self, setting)) is not None:
+                check_at_least(setting, count, 1)
+        if len(self.sets) < 2 or len(set(self._names())) < len(self.sets):
             raise ConfigError(
-                "data.sets needs at least two different data sets, e.g. [mnist, usps]"
+                "data.sets needs at least two data sets of different names, e.g. [mnist, usps]"
             )
         for member in self._members():
-            member.check()
+            try:
+                member.check()
+            except DataError as error:  # of a file, whose setting has another name here
+                raise DataError(str(error).replace("data.path=", "data.sets: ")) from None
 
     def _members(self) -> list[DataSpec]:
+        common = {"size": self.size, "channels": self.channels, "seed": self.seed, "validation": 0}
         return [
-            datasets[name](size=self.size, channels=self.channels, seed=self.seed, validation=0.0)
+            Npz(path=name, **common) if is_archive(name) else datasets[name](**common)
             for name in self.sets
         ]
+
+    def _names(self) -> tuple[str, ...]:
+        """What the styles are called; where a file lies is no part of it."""
+        return tuple(Path(name).stem if is_archive(name) else name for name in self.sets)
 
     def identity(self) -> dict[str, Any]:
         """The settings and contents of the members."""
         loaded = [member.load() for member in self._members()]
-        return {"members": [[member.digest, member.notes] for member in loaded]}
+        limits = {key: getattr(self, key) for key in ("each", "test_each") if getattr(self, key)}
+        return {
+            "styles": self._names(),
+            "members": [[member.digest, member.notes] for member in loaded],
+            **({"seed": self.seed, **limits} if limits else {}),
+        }
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Write the members one after another; their classes must be the same."""
         loaded = [member.load() for member in self._members()]
         classes = loaded[0].classes
-        for name, member in zip(self.sets, loaded, strict=True):
+        names = self._names()
+        for name, member in zip(names, loaded, strict=True):
             if member.classes != classes:
                 raise DataError(
-                    f"data.sets: {self.sets[0]} has {len(classes)} classes "
+                    f"data.sets: {names[0]} has {len(classes)} classes "
                     f"({', '.join(classes[:3])} …), but {name} has {len(member.classes)} "
                     f"({', '.join(member.classes[:3])} …): styles show the same classes"
                 )
             writer.notes += [f"{name}: {note}" for note in member.notes]
-        writer.names["style"] = tuple(self.sets)
-        for part in ("train", "test"):
-            for style, member in enumerate(loaded):
+        writer.names["style"] = names
+        for part, setting in (("train", "each"), ("test", "test_each")):
+            for style, (name, member) in enumerate(zip(names, loaded, strict=True)):
                 images = getattr(member, part)
-                for start in range(0, len(images), CHUNK):
-                    rows = np.arange(start, min(start + CHUNK, len(images)))
-                    labels = images.labels[rows]
+                chosen = self._chosen(images, setting, name, part)
+                for start in range(0, len(chosen), CHUNK):
+                    rows = chosen[start : start + CHUNK]
                     column = np.full(len(rows), style, np.int64)
-                    writer.append(part, images.batch(rows), labels, {"style": column})
+                    writer.append(part, images.batch(rows), images.labels[rows], {"style": column})
         return classes
+
+    def _chosen(self, images: Images, setting: str, name: str, part: str) -> Integers:
+        """All pictures of a style's part, or as many as are asked for, of every class alike."""
+        count = getattr(self, setting)
+        if count is None:
+            return np.arange(len(images))
+        if count > len(images):
+            kind = "training" if part == "train" else "test"
+            raise DataError(
+                f"data.{setting}={count}, but {name} has {len(images)} {kind} pictures: "
+                f"use {len(images)} or less"
+            )
+        pools = pools_by_class(images.labels, numpy_rng(self.seed, "data", setting, name))
+        kept = levelled(np.array([len(pool) for pool in pools]), count)
+        return np.sort(np.concatenate([pool[:n] for pool, n in zip(pools, kept, strict=True)]))
+
+
+def is_archive(name: str) -> bool:
+    """Whether a member is a file and no name."""
+    return name.endswith(".npz")
