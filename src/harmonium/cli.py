@@ -202,6 +202,7 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes that come with Harmonium, or those of a paper's tables."""
+    from harmonium.recipe_tables import FIGURES
     from harmonium.recipe_text import about, shipped_recipes, tables
     from harmonium.recipe_text import table as entries
 
@@ -211,17 +212,23 @@ def recipes(
             found[f"{name}/SETTING/ROW"] = {"what": f"{about(file)[0]} (harmonium recipes {name})"}
         _list(found, as_json)
         return
-    rows = {one.name: {"what": one.what, "published": one.published} for one in entries(table)}
+    rows = entries(table)
+    shown = [key for key in FIGURES if any(getattr(one, key) is not None for one in rows)]
+    shown = shown or ["published"]
     if as_json:
-        print(json.dumps(rows))
+        keys = ["what", *shown, *(["by_style"] if any(one.by_style for one in rows) else [])]
+        print(json.dumps({one.name: {key: getattr(one, key) for key in keys} for one in rows}))
         return
-    width = max(map(len, rows))
-    say(f"{'name':<{width}}  published  what")
-    for name, facts in rows.items():
-        figure = f"{facts['published']:.1f}" if facts["published"] is not None else "-"
-        say(f"{name:<{width}}  {figure:>9}  {facts['what']}")
+    width = max(len(one.name) for one in rows)
+    say("  ".join([f"{'name':<{width}}", *(f"{key:>9}" for key in shown), "what"]))
+    for one in rows:
+        known = [getattr(one, key) for key in shown]
+        figures = [f"{'-' if figure is None else f'{figure:.1f}':>9}" for figure in known]
+        say("  ".join([f"{one.name:<{width}}", *figures, one.what]))
     say("published: test accuracy in percent, of the full size; -: no figure known")
-    say(f"@cpu behind a name makes it small: harmonium run {next(iter(rows))}@cpu")
+    if "personal" in shown:
+        say("personal: the same of clients' own features; both are means over styles")
+    say(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
 
 
 def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

@@ -2,7 +2,8 @@
 
 `fsimclr/c10-label/spectral+uv@cpu` is the row `spectral+uv` on CIFAR-10 under label skew, at a size
 for a CPU; where a paper has several encoders, theirs is the third part of a setting's name, as in
-`fedca/c10-iid-r50/fedae`. The files hold `key=value` words, so that a recipe of a table is what a
+`fedca/c10-iid-r50/fedae`, and numbers of clients and objectives have parts likewise, as in
+`fedstyle/digit-10-ho-simsiam/ditto`. The files hold `key=value` words, so that a recipe of a table is what a
 user could have typed, one layer over the other. A layer is a list of words, or a mapping with
 `words` and values for names in braces in words of any layer, which may have such names themselves.
 """
@@ -10,14 +11,15 @@ user could have typed, one layer over the other. A layer is a list of words, or 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harmonium.errors import ConfigError, suggest
 
 FULL, SMALL = "full", "cpu"
-AXES = ("data", "shift", "encoders")  # of settings; the last is not in every file
+FIGURES = ("published", "personal")  # what a paper may say of a row
+AXES = ("data", "clients", "shift", "encoders", "objectives")  # of settings; no file has all
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Entry:
     what: str
     parts: Mapping[str, list[Any]]  # size -> layers as the file has them
     published: float | None  # test accuracy in percent; none where the paper has no figure
+    personal: float | None  # the same of clients' own features
+    by_style: Mapping[str, Sequence[float]]  # either of every style, where the paper has them
 
     def layers(self, size: str) -> list[list[str]]:
         """The words of each layer, with the values that names in braces stand for."""
@@ -48,11 +52,18 @@ def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
                 size: [source["common"], *chosen, about["words"], changes]
                 for size, changes in source["sizes"].items()
             }
-            name = f"{table}/{'-'.join(place)}/{row}"
-            figures = about.get("published", {})  # of every setting in order, or by name
-            listed = dict(enumerate(figures)) if isinstance(figures, list) else figures
-            figure = listed.get(number, listed.get("-".join(place)))
-            yield Entry(name, about["what"], parts, figure)
+            setting = "-".join(place)
+            found = {key: _figure(about.get(key, {}), number, setting) for key in FIGURES}
+            styles = {key: figure for key, figure in found.items() if isinstance(figure, list)}
+            means = {key: sum(figures) / len(figures) for key, figures in styles.items()}
+            name = f"{table}/{setting}/{row}"
+            yield Entry(name, about["what"], parts, **{**found, **means}, by_style=styles)
+
+
+def _figure(figures: Any, number: int, setting: str) -> Any:
+    """A figure among those of every setting in order, or by name; a list of them is by style."""
+    listed = dict(enumerate(figures)) if isinstance(figures, list) else figures
+    return listed.get(number, listed.get(setting))
 
 
 def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
