@@ -1,0 +1,361 @@
+"""FedStyle and the personal methods it is compared with, in short runs; its lambda, its memory.
+
+    python benchmarks/fedstyle.py [--part arms lambda memory] [--objective simclr simsiam]
+                                  [--seeds 0 1 2] [--only fedstyle ...] [--data FOLDER]
+                                  [--write docs/results/fedstyle.md] [--json] [--runs FILE...]
+
+Arms are the rows `fedstyle/digit-1-ho-OBJECTIVE/ROW@cpu` of FedStyle's tables: three clients, one
+with digits of MNIST, one of SVHN, one of USPS (`harmonium data fetch mnist svhn usps` first, or
+`--data` names a folder of archives called mnist*.npz, svhn*.npz and usps*.npz for those that were
+not fetched). Figures are those of `harmonium eval RUN personal`. `--json` prints nothing but a
+line for every measurement; files of such lines that are given as `--runs` join the tables, and
+what they hold is not measured again. `--write` also draws docs/images/fedstyle.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harmonium.evaluate.geometry import effective_rank, spread
+from harmonium.measures.evaluation import evaluate_run
+from harmonium.measures.opened import open_run
+from harmonium.recipe import Recipe
+from harmonium.report.plots import curves
+from harmonium.report.tables import estimate, markdown
+from harmonium.runs import changed_recipe, run
+from memory import peak
+
+Found = dict[str, Any]
+
+STYLES = ("mnist", "svhn", "usps")
+BASE = "fedavg"
+ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
+    "untrained": ["fedavg", "rounds=1", "local.lr=1e-12"],
+    "centralised": ["centralised"],
+    "alone": ["alone"],
+    "fedavg": ["fedavg"],
+    "fedper": ["fedper"],
+    "fedrep": ["fedrep"],
+    "fedprox, as printed": ["fedprox"],
+    "fedprox": ["fedprox-standard"],
+    "apfl, crossed": ["apfl"],
+    "apfl": ["apfl-original"],
+    "ditto, updated": ["ditto"],
+    "ditto": ["ditto-original"],
+    "fedstyle": ["fedstyle"],
+}
+LOOKS: dict[str, dict[str, list[str]]] = {  # further looks at the same run
+    "untrained": {"untrained": ["personal.epochs=0"]},
+    "fedavg": {"fedavg": [], "fedavg, with an MLP": ["personal.adapter=mlp"]},
+    "fedstyle": {
+        "fedstyle": [],
+        "fedstyle, G held still": ["personal.adapter=frozen"],
+        "fedstyle, content alone": ["personal.adapter=none"],
+        "fedstyle, with an MLP for G": ["personal.adapter=mlp"],
+    },
+}
+LAMBDAS = (0.0, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0)
+CLIENTS = (20, 200)
+PICTURES = 8  # of each client, where memory is measured
+LIMIT = 1.3
+MEMORY = (
+    "data=shapes data.test_count=100 data.validation=0.01 data.size=16 views.size=16 rounds=2 "
+    "encoder=cnn-small encoder.width=8 encoder.out=64 local.epochs=1 local.batch=8 "
+    "evaluate.every=2 evaluate.k=5 evaluate.labels_per_class=[] engine.workers=0"
+)
+KEEPERS = {"ditto": ["ditto"], "fedstyle": ["fedstyle", "method.style_epochs=1"]}
+
+
+def members(folder: Path | None) -> list[str]:
+    """The word that says where the styles come from: by name, or from files in a folder."""
+    found = [sorted(folder.glob(f"{name}*.npz")) if folder else [] for name in STYLES]
+    files = [str(some[0]) if some else name for some, name in zip(found, STYLES, strict=True)]
+    return [f"data.sets=[{', '.join(files)}]"] if folder else []
+
+
+def looks(label: str) -> dict[str, list[str]]:
+    """What is measured of an arm's run, by label."""
+    return LOOKS.get(label, {label: []})
+
+
+def measure(label: str, objective: str, seed: int, words: Sequence[str]) -> list[Found]:
+    """One run and what it came to, a line a look."""
+    row, *own = ARMS[label]
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"fedstyle/digit-1-ho-{objective}/{row}@cpu"
+        changes = [*words, *own, f"seed={seed}", "evaluate.every=1000"]
+        run(Recipe.of(place, *changes), out=Path(folder) / "run")
+        return [
+            {"label": name, "objective": objective, "seed": seed, **judged(Path(folder), how)}
+            for name, how in looks(label).items()
+        ]
+
+
+def judged(folder: Path, how: Sequence[str]) -> Found:
+    """Both figures of the run in a folder, in percent, style by style."""
+    made = evaluate_run(folder / "run", "personal", *how, out=folder / "figures")
+    found = next(iter(made.figures["personal"].values()))
+    general, personal = found["generalisation"]["groups"], found["personalisation"]
+    lone = personal["clients"] == 1  # all pictures in one place: nobody's own features
+    return {
+        "general": [100 * value for value in general.values()],
+        "personal": None if lone else [100 * value for value in personal["groups"].values()],
+        "spread": None if lone else 100 * personal["spread"],
+        "worst": None if lone else 100 * personal["worst"],
+    }
+
+
+def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> Found:
+    """A run with this weight of the infused loss: both figures, and what becomes of G."""
+    place = f"fedstyle/digit-1-ho-{objective}/fedstyle@cpu"
+    changes = [*words, f"method.strength={strength}", f"seed={seed}", "evaluate.every=1000"]
+    with tempfile.TemporaryDirectory() as folder:
+        run(Recipe.of(place, *changes), out=Path(folder) / "run")
+        found = {name: judged(Path(folder), [f"personal.adapter={name}"]) for name in ADAPTERS}
+        inner = inside(Path(folder) / "run")
+    return {
+        "label": f"lambda {strength:g}",
+        "objective": objective,
+        "seed": seed,
+        "general": found["own"]["general"],
+        **{name: one["personal"] for name, one in found.items()},
+        **inner,
+    }
+
+
+ADAPTERS = {"own": "personal", "frozen": "G held still", "none": "content alone"}
+
+
+@torch.no_grad()
+def inside(path: Path) -> Found:
+    """Of every client's test pictures: how wide content and G's output are; means over clients."""
+    opened = open_run(path, path.name, changed_recipe(path, []))
+    test, found = opened.dataset.test, []
+    for client, own in opened.owns(sorted(opened.examples)):
+        pictures = test.subset(np.flatnonzero(test.factors["style"] == client))
+        rows = opened.features(own.encoder, pictures, f"client {client}")
+        content, both = own.without(rows), own.adapter(rows) if own.adapter else rows
+        made = both - content
+        found.append(
+            {
+                "content_rank": effective_rank(content),
+                "generator_rank": effective_rank(made),
+                "generator_spread": spread(made),
+                "generator_size": float(made.norm(dim=1).mean() / content.norm(dim=1).mean()),
+            }
+        )
+    return {key: math.fsum(one[key] for one in found) / len(found) for key in found[0]}
+
+
+def remember(label: str, clients: int) -> Found:
+    """Memory of a run with so many clients, and what their states take on disk."""
+    words = [*KEEPERS[label], *MEMORY.split(), f"clients={clients}"]
+    words += [f"data.limit={clients * PICTURES}", f"data.count={clients * PICTURES * 11 // 10}"]
+    with tempfile.TemporaryDirectory() as folder:
+        most, seconds = peak(words, Path(folder) / "run")
+        files = [one for one in (Path(folder) / "run" / "clients").rglob("*") if one.is_file()]
+        sizes = {one.stat().st_ino: one.stat().st_size for one in files}  # of two names once
+    found = {"bytes": most, "seconds": seconds, "disk": sum(sizes.values())}
+    return {"label": f"memory, {label}", "objective": "", "seed": clients, **found}
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def of(runs: Sequence[Found], label: str, objective: str) -> dict[int, Found]:
+    """The measurements of a row, by seed."""
+    same = [one for one in runs if (one["label"], one["objective"]) == (label, objective)]
+    return {one["seed"]: one for one in same}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Over styles."""
+    return math.fsum(values) / len(values)
+
+
+def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
+    """A column a style, means over seeds."""
+    columns = zip(*(one[key] for one in its), strict=True)
+    return {
+        f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)
+    }
+
+
+def arms(runs: Sequence[Found], objective: str) -> str:
+    """The table of all arms: both figures, and their differences to FedAvg of the same seed."""
+    base = of(runs, BASE, objective)
+    labels = [name for label in ARMS for name in looks(label)]
+    rows = []
+    for label in labels:
+        its = {seed: one for seed, one in of(runs, label, objective).items() if seed in base}
+        if not its:
+            continue
+        row: dict[str, Any] = {"row": label, "seeds": len(its)}
+        for key, title in KINDS.items():
+            if any(one[key] is None for one in its.values()):
+                continue
+            row[title] = estimate([mean(one[key]) for one in its.values()])
+            apart = [mean(one[key]) - mean(base[seed][key]) for seed, one in its.items()]
+            row[f"{title}, difference"] = "" if label == BASE else estimate(apart)
+            row |= by_style(list(its.values()), key, title)
+            if key == "personal":
+                row |= {name: mean([one[name] for one in its.values()]) for name in SPREAD}
+        rows.append(row)
+    columns = [f"{title}{end}" for title in KINDS.values() for end in ENDS] if rows else []
+    return markdown(rows, ["row", "seeds", *columns, *SPREAD], digits=1) if rows else ""
+
+
+KINDS = {"general": "general", "personal": "personal"}
+ENDS = ["", ", difference", *(f", {name}" for name in STYLES)]
+SPREAD = ["spread", "worst"]
+
+
+def lambdas(runs: Sequence[Found], objective: str) -> str:
+    """The table of weights of the infused loss."""
+    rows = []
+    for strength in LAMBDAS:
+        its = list(of(runs, f"lambda {strength:g}", objective).values())
+        if its:
+            row: dict[str, Any] = {"lambda": f"{strength:g}", "seeds": len(its)}
+            row["general"] = estimate([mean(one["general"]) for one in its])
+            for name, title in ADAPTERS.items():
+                row[title] = estimate([mean(one[name]) for one in its])
+            for name, title in INSIDE.items():
+                row[title] = mean([one[name] for one in its])
+            rows.append(row)
+    return markdown(rows, digits=1) if rows else ""
+
+
+INSIDE = {
+    "content_rank": "rank of content",
+    "generator_rank": "rank of G",
+    "generator_spread": "spread of G",
+    "generator_size": "size of G",
+}
+
+
+def memory(runs: Sequence[Found]) -> str:
+    """The table of memory and of states on disk."""
+    rows = [
+        {
+            "method": label,
+            "clients": one["seed"],
+            "peak memory, MB": one["bytes"] / 1e6,
+            "states on disk, MB": one["disk"] / 1e6,
+            "a client, kB": one["disk"] / 1e3 / one["seed"],
+            "seconds": one["seconds"],
+        }
+        for label in KEEPERS
+        for one in sorted(of(runs, f"memory, {label}", "").values(), key=lambda one: one["seed"])
+    ]
+    return markdown(rows, digits=1) if rows else ""
+
+
+def growth(runs: Sequence[Found]) -> float:
+    """How many times the memory of few clients many need, at most."""
+    found = [of(runs, f"memory, {label}", "") for label in KEEPERS]
+    return max((one[max(one)]["bytes"] / one[min(one)]["bytes"] for one in found if one), default=1)
+
+
+def draw(runs: Sequence[Found], path: Path) -> None:
+    """Both figures over the weights of the infused loss, with FedAvg's as references."""
+    series: dict[str, list[tuple[float, ...]]] = {}
+    shown = {"general": "general", "own": "personal", "frozen": "personal, G held still"}
+    for place, strength in enumerate(LAMBDAS):
+        its = list(of(runs, f"lambda {strength:g}", "simclr").values())
+        for key, title in shown.items() if its else ():
+            point = (float(place), *estimate([mean(one[key]) for one in its]))
+            series.setdefault(title, []).append(tuple(value or 0.0 for value in point))
+    if series:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        weights = ", ".join(f"{strength:g}" for strength in LAMBDAS)
+        title = "FedStyle on three styles of digits: more weight of the infused loss"
+        curves(path, series, f"weight of the infused loss: {weights}", "accuracy, %", title)
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
+    """A table with the command that makes it and what is to be said of it."""
+    chosen = f" --seeds {' '.join(map(str, seeds))}" if seeds else ""
+    command = f"`python benchmarks/fedstyle.py --part {part}{chosen}`"
+    said = NOTES.get(part, "").strip()
+    return f"\n## {title}\n\n{command}\n\n{table}\n{said}\n" if table else ""
+
+
+def page(runs: Sequence[Found]) -> str:
+    """The stored result: every table with the command that makes it."""
+    seeds = sorted({one["seed"] for one in runs if one["objective"]})
+    text = ABOUT
+    for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
+        tables = {one: made(runs, one) for one in OBJECTIVES}
+        whole = "\n".join(f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table)
+        text += section(title, part, whole, seeds)
+    return text + section("Memory", "memory", memory(runs), [])
+
+
+OBJECTIVES = {"simclr": "SimCLR", "simsiam": "SimSiam"}
+ABOUT = """# FedStyle in short runs: all methods it is compared with, its lambda, its memory
+"""
+NOTES: dict[str, str] = {}
+
+
+def main() -> None:
+    """Measure what is asked for and print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts = ["arms", "lambda", "memory"]
+    parser.add_argument("--part", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--only", nargs="+", choices=ARMS)
+    parser.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=["simclr"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--data", type=Path, help="a folder of archives instead of fetched sets")
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    runs: list[Found] = []
+    for path in asked.runs:
+        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    held = {(one["label"], one["objective"], one["seed"]) for one in runs}
+    words = members(asked.data)
+    words += [] if asked.workers is None else [f"engine.workers={asked.workers}"]
+
+    def add(*made: Found) -> None:
+        runs.extend(made)
+        for one in made:
+            print(json.dumps(one), flush=True)
+
+    for seed, objective in itertools.product(asked.seeds, asked.objective):
+        for label in (asked.only or ARMS) if "arms" in asked.part else ():
+            if any((name, objective, seed) not in held for name in looks(label)):
+                add(*measure(label, objective, seed, words))
+        for strength in LAMBDAS if "lambda" in asked.part else ():
+            if (f"lambda {strength:g}", objective, seed) not in held:
+                add(sweep(strength, objective, seed, words))
+    for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
+        if (f"memory, {label}", "", clients) not in held:
+            add(remember(label, clients))
+    if not asked.json:
+        print(page(runs))
+    if asked.write:
+        asked.write.parent.mkdir(parents=True, exist_ok=True)
+        asked.write.write_text(page(runs), encoding="utf-8")
+        draw(runs, asked.write.parent.parent / "images" / "fedstyle.png")
+    if growth(runs) > LIMIT:
+        raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")
+
+
+if __name__ == "__main__":
+    main()
