@@ -23,6 +23,7 @@ from harmonium.federation.client import Local
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
+from harmonium.federation.transport import Transport
 from harmonium.measures import measures
 from harmonium.methods import methods
 from harmonium.objectives import Objective, objectives
@@ -181,6 +182,7 @@ TABLES = {
     "local": lambda: fixed("local", Local),
     "participation": lambda: fixed("participation", Participation),
     "privacy": lambda: fixed("privacy", Privacy),
+    "transport": lambda: fixed("transport", Transport),
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,

@@ -41,6 +41,7 @@ from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.parts import BatchNorms
 from harmonium.federation.sampling import Participation
 from harmonium.federation.spending import check_budget
+from harmonium.federation.transport import Transport
 from harmonium.federation.world import World
 from harmonium.methods import methods
 from harmonium.methods.centralised import Centralised
@@ -216,6 +217,7 @@ class Recipe(BaseModel):
         Participation()
     )
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
+    transport: Annotated[Transport, _fixed("transport", Transport)] = Transport()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
     engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
     batch_norm: BatchNorms = "average"
@@ -257,6 +259,7 @@ class Recipe(BaseModel):
             recipe.privacy.updates.check(method)
         if recipe.privacy.epsilon is not None:
             check_budget(method)
+        recipe.transport.check(recipe.privacy)
         return recipe
 
     def _merged(self) -> Recipe:
@@ -359,6 +362,7 @@ class Recipe(BaseModel):
             views=views,
             batch_norm=self.batch_norm,
             updates=self.privacy.updates,
+            transport=self.transport,
             appraisal=self._appraisal(),
             **self.method.options,
         )
@@ -371,6 +375,7 @@ def known_keys() -> list[str]:
         "local": [Local],
         "participation": [Participation],
         "privacy": [Privacy],
+        "transport": [Transport],
         "evaluate": [Evaluation],
         "engine": [EngineSettings],
         "views": [View],

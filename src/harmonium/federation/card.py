@@ -17,6 +17,7 @@ from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
 from harmonium.federation.spending import paid_here
 from harmonium.federation.summable import FEWEST, Masks, obstacles
+from harmonium.federation.transport import size
 from harmonium.federation.wire import MASKS, STEPS, Field
 
 EXAMPLE = 1000  # pictures of a client, where noise depends on them
@@ -48,6 +49,7 @@ class Card:
     noise: Mapping[str, Mapping[str, str]]  # step -> field -> what it gets before it leaves
     extents: Mapping[str, str]  # field -> how large it gets, where the method says so
     batch_norm: str  # what becomes of it; empty where there is none
+    transport: str  # how weights travel; empty where they go as they are
     aggregation: str  # empty where nothing of the model is sent
     keeps: Mapping[str, str]  # at a client
     remembers: Mapping[str, str]  # at the server
@@ -87,6 +89,8 @@ class Card:
             lines.append(f"combines  {self.aggregation}")
         if self.batch_norm:
             lines.append(f"batchnorm {self.batch_norm}")
+        if self.transport:
+            lines.append(f"transport {self.transport}")
         used = "used at clients" if self.uses_labels else "never reach a client task"
         lines.append(f"labels    {used}")
         if self.settings:
@@ -198,6 +202,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         noise={step: found for step in exchanges if (found := _noise(method, step))},
         extents=dict(method.extents()),
         batch_norm=_batch_norm(method),
+        transport=method.transport.words(),
         aggregation=_combines(method) if shared else "",
         keeps=_kept(method),
         remembers=_remembered(method),
@@ -239,8 +244,9 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: boo
         elif one.fold == "parts":
             for key, slot in parts.layouts()[one.of].items():
                 whole = side == "down" and slot.rule == "row"
-                count = shared[key].numel() if whole else torch.Size(slot.shape).numel()
-                total += count * (NUMBER if masked else slot.dtype.itemsize)
+                shape = shared[key].shape if whole else torch.Size(slot.shape)
+                how = method.transport.down if side == "down" else method.transport.up
+                total += shape.numel() * NUMBER if masked else size(key, shape, slot.dtype, how)
     return total
 
 
@@ -306,6 +312,7 @@ def _combines(method: Method) -> str:
 def _kept(method: Method) -> dict[str, str]:
     """What stays at a client: what is declared, and local parts or tensors."""
     parts, kept = method.blueprint, dict[str, str](method.keeping())
+    kept |= method.transport.keeping(method)
     for name, rule in parts.rules.items():
         if rule == "local":
             kept[name] = parts.reveals[name]

@@ -12,10 +12,10 @@ import torch
 
 from harmonium import codec, seeds
 from harmonium.errors import NotEnoughReplies, WireError, suggest
-from harmonium.federation import spending
+from harmonium.federation import spending, transport
 from harmonium.federation.client import Client
 from harmonium.federation.fold import Tally
-from harmonium.federation.ledger import Entry, Ledger
+from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
 from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
@@ -76,6 +76,7 @@ def handle(
         raise WireError(f"{method.name} has no exchange `{step}`: {suggest(step, exchanges)}")
     declared = exchanges[step]
     check(method.name, declared, "down", down)
+    down = transport.received(method.transport, declared, down)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
@@ -91,6 +92,7 @@ def handle(
     made = [asdict(release) for release in client.releases]
     if why := spending.fault(spending.paid_here(method, step, len(client.examples)), made):
         raise WireError(f"{method.name}.{step} {why}. Let `costs` say what client.release does.")
+    up = transport.answer(method, declared, client, down, up)  # noisy fields have their noise
     allowed = method.may_keep()
     if extra := sorted(set(client.state) - allowed):
         raise WireError(
@@ -155,17 +157,19 @@ class Driver:
         return folded
 
     def _plain(self, ask: Ask, declared: Exchange, turn: Turn, server: Server) -> SimpleNamespace:
-        """Fold answers as they are."""
+        """Fold answers one by one."""
         tally = self._tally(ask, declared, server)
+        sent = transport.outgoing(self.method.transport, declared, ask)
 
         def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
             check(self.method.name, declared, "up", up)
+            up = transport.taken(self.method, declared, ask, sent, reply.client, up)
             if (refusal := tally.refusal(reply.client, up)) is None:
                 tally.add(reply.client, up)
-                self.engine.accept(reply)
+                self.engine.accept(replace(reply, up=up))
             return refusal
 
-        self._collect(ask, turn, take, server)
+        self._collect(sent, turn, take, server)
         return tally.result()
 
     def _masked(
@@ -223,7 +227,7 @@ class Driver:
         `at_once` takes them as they come, where order does not matter, so that none is held back.
         The ledger has the order of asking either way.
         """
-        down, left = _sizes(ask.down), set(ask.to)
+        left = set(ask.to)
         waiting: dict[ClientId, Reply | Entry] = {}
         order = iter(ask.to)
         awaited = next(order, None)
@@ -252,7 +256,8 @@ class Driver:
             while awaited in waiting:
                 one = waiting.pop(awaited)
                 entry = one if isinstance(one, Entry) else count(one)
-                entry.down = down | _sizes(ask.each.get(awaited, {}))
+                down = {**ask.down, **ask.each.get(awaited, {})}
+                entry.down, entry.parts["down"] = sizes(down), by_part(down)
                 server.account.charge(awaited, promised[awaited])
                 self.ledger.write(entry, aside=ask.step in STEPS)
                 answered += [awaited] if entry.outcome == "answered" else []
@@ -284,7 +289,7 @@ class Driver:
                 raise WireError(f"{self.method.name}.{ask.step} answers with no fields at all")
             if why := spending.fault(promised, reply.releases):
                 raise WireError(f"{self.method.name}.{ask.step}: it {why}")
-            entry.up = _sizes(reply.up)
+            entry.up, entry.parts["up"] = sizes(reply.up), by_part(reply.up)
             entry.note = self._note(ask.step, reply.up)
             refusal = take(reply, reply.up)
         except WireError as error:  # a client elsewhere may send anything
@@ -323,7 +328,3 @@ def _counts_alike(method: Method) -> bool:
 def _silent(ask: Ask) -> Iterator[Reply]:
     """What is true of clients the engine says nothing about."""
     return (Reply(client, None, "nothing was heard of it") for client in ask.to)
-
-
-def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    return {name: codec.payload_bytes(value) for name, value in values.items()}

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from harmonium import codec
+
 
 @dataclass
 class Entry:
@@ -25,6 +27,7 @@ class Entry:
     why: str = ""
     down: dict[str, int] = field(default_factory=dict)  # bytes by field
     up: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # way, field, part
     releases: list[Mapping[str, Any]] = field(default_factory=list)
     note: str = ""  # in plain words: rows of single pictures left it, or it kept something back
 
@@ -42,9 +45,11 @@ class Ledger:
 
     def write(self, entry: Entry, *, aside: bool = False) -> None:
         """Add an entry; who answers only an ask aside from the method's own took no part yet."""
-        self.lines.append(
-            json.dumps({k: v for k, v in asdict(entry).items() if v != "" and v != []})
-        )
+        told = {k: v for k, v in asdict(entry).items() if v != "" and v != []}
+        told["parts"] = {way: told["parts"][way] for way in sorted(entry.parts) if entry.parts[way]}
+        if not told["parts"]:
+            del told["parts"]
+        self.lines.append(json.dumps(told))
         self.totals["down"] += sum(entry.down.values())
         self.totals["up"] += sum(entry.up.values())
         if entry.outcome != "answered":
@@ -59,3 +64,26 @@ class Ledger:
         lines = self.lines
         self.__init__()  # type: ignore[misc]
         return lines
+
+
+def sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes by field."""
+    return {name: codec.payload_bytes(value) for name, value in values.items()}
+
+
+def by_part(values: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Bytes by field and part, of fields that are dotted names of more than one part.
+
+    >>> by_part({"model": {"encoder.a": 1, "encoder.b": 2, "head.a": 3}, "loss": 0.5})
+    {'model': {'encoder': 16, 'head': 8}}
+    """
+    found = {}
+    for name, value in values.items():
+        if not isinstance(value, Mapping) or not all("." in str(key) for key in value):
+            continue
+        counts = Counter[str]()
+        for key, tensor in value.items():
+            counts[str(key).partition(".")[0]] += codec.payload_bytes(tensor)
+        if len(counts) > 1:
+            found[name] = dict(counts)
+    return found

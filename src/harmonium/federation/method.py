@@ -28,6 +28,7 @@ from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.own import Own, as_sent
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.public import public_client
+from harmonium.federation.transport import Transport
 from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
     EXAMPLES,
@@ -86,6 +87,7 @@ class Method:
     views: Views = preset("simclr")
     batch_norm: BatchNorms = "average"
     updates: Updates | None = None  # protection of whole clients
+    transport: Transport = Transport()  # how weights travel
     appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
 
     name: ClassVar[str] = "method"
@@ -379,7 +381,8 @@ class Method:
 
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""
-        return {*self.keeping(), *(["parts"] if self.blueprint.stays else [])}
+        more = self.transport.keeping(self)
+        return {*self.keeping(), *more, *(["parts"] if self.blueprint.stays else [])}
 
 
 def _builder(term: Term, dim: int, world: World) -> Callable[[Mapping[str, nn.Module]], Any]:
