@@ -7,6 +7,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # two tests run at once on two cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that tests start compiles anew
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -167,18 +164,3 @@ def test_refusals():
         linear_probe(*(features, labels) * 3, strengths=(0.0,))
     with pytest.raises(ConfigError, match="per_class"):
         few_label_probe(features, labels, features, labels, per_class=0)
-
-
-def test_importing_the_room_is_light():
-    code = (
-        "import sys, harmonium.evaluate, harmonium.report; "
-        "print([name for name in ('sklearn', 'matplotlib') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    )
-    assert done.stdout.strip() == "[]"

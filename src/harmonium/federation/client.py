@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from harmonium.data.images import Images
 from harmonium.data.views import Views
+from harmonium.descent import SGD, Adam
 from harmonium.errors import ConfigError, WireError
 from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
@@ -265,10 +266,8 @@ class Local:
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""
         if self.optimiser == "adam":
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+            return Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        return SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # a part of it is loaded when it is first used
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.descent import SGD
 from harmonium.errors import ConfigError
 from harmonium.objectives.sinkhorn import scaled, scaling
 
@@ -77,7 +78,7 @@ def equal(scores: Tensor) -> Tensor:
 def _equal(scores: Floats) -> Integers:
     n, clusters = scores.shape
     seats = np.arange(n) % clusters
-    _, seat = linear_sum_assignment(-scores[:, seats])
+    _, seat = scipy.optimize.linear_sum_assignment(-scores[:, seats])
     found: Integers = seats[seat]
     return found
 
@@ -222,7 +223,7 @@ def regrouped(rows: Tensor, start: Tensor, balance: GlobalBalance, steps: int) -
 def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
     """SGD on minus the mean cosine of each row's shares; Sinkhorn goes on from the step before."""
     centroids, factors = nn.Parameter(start.clone()), None
-    optimiser = torch.optim.SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
+    optimiser = SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
     for _ in range(steps):
         scores = rows @ centroids.T
         kernel = (SHARPNESS * scores.detach().double()).softmax(1)

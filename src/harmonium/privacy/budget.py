@@ -9,9 +9,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # a part of it is loaded when it is first used
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import log_ndtr, logsumexp, ndtri
 
 from harmonium.errors import ConfigError, suggest
 from harmonium.privacy.mechanisms import Neighbours
@@ -86,10 +85,12 @@ def epsilon_rdp(
 
     def total(log_order: float) -> float:
         order = math.exp(log_order)  # alpha - 1
-        moments = sum(n * logsumexp(loss * order, b=chances) for n, (loss, chances, _) in kinds)
+        moments = sum(
+            n * scipy.special.logsumexp(loss * order, b=chances) for n, (loss, chances, _) in kinds
+        )
         return float((order + 1) * rho + (moments + room) / order)
 
-    return float(minimize_scalar(total, bounds=(-25, 25), method="bounded").fun)
+    return float(scipy.optimize.minimize_scalar(total, bounds=(-25, 25), method="bounded").fun)
 
 
 def _check_delta(delta: float) -> None:
@@ -159,10 +160,10 @@ def _gaussian(mu: float, delta: float) -> float:
     if mu == 0 or needed(0.0, mu) <= delta:
         return 0.0
     # Without its second term the curve is larger and can be solved: an epsilon that is enough.
-    enough = mu * (mu / 2 - float(ndtri(delta)))
+    enough = mu * (mu / 2 - float(scipy.special.ndtri(delta)))
     if mu > 1e6 or needed(enough, mu) >= delta:  # the second term is lost in rounding
         return enough
-    return float(brentq(lambda e: needed(e, mu) - delta, 0.0, enough, xtol=1e-14))
+    return float(scipy.optimize.brentq(lambda e: needed(e, mu) - delta, 0.0, enough, xtol=1e-14))
 
 
 @lru_cache(maxsize=256)
@@ -176,7 +177,7 @@ def _with_steps(mu: float, steps: Steps, delta: float) -> float:
     if excess(0.0) <= 0:
         return 0.0
     enough = max(0.0, float(values.max())) + _gaussian(mu, delta / 2)
-    return float(brentq(excess, 0.0, enough, xtol=1e-12))
+    return float(scipy.optimize.brentq(excess, 0.0, enough, xtol=1e-12))
 
 
 def needed(epsilon: Any, mu: float) -> Any:
@@ -188,8 +189,8 @@ def needed(epsilon: Any, mu: float) -> Any:
     if mu == 0:
         return -np.expm1(np.minimum(0.0, epsilon))
     with np.errstate(over="ignore", invalid="ignore"):  # both may be minus infinity: then it is 0
-        first = log_ndtr(mu / 2 - epsilon / mu)
-        second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        first = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+        second = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
         return -np.exp(first) * np.expm1(np.nan_to_num(np.minimum(0.0, second - first), nan=0.0))
 
 

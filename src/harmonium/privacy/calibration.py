@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
+import scipy  # a part of it is loaded when it is first used
 
 from harmonium.errors import ConfigError
 from harmonium.privacy.budget import needed
@@ -37,5 +37,7 @@ def _largest_shift(epsilon: float, delta: float) -> float:
     low = high
     while needed(epsilon, low) >= delta:
         low /= 2
-    found = brentq(lambda mu: needed(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14)
+    found = scipy.optimize.brentq(
+        lambda mu: needed(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14
+    )
     return float(found) * (1 - 1e-12)  # on the safe side of rounding

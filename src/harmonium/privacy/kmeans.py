@@ -22,8 +22,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import scipy  # a part of it is loaded when it is first used
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from harmonium import seeds
@@ -132,7 +132,7 @@ def multiplier(epsilon: float, delta: float, depth: int = DEPTH) -> float:
         high += 1
     while excess(low) <= 0:
         low -= 1
-    found = math.exp(brentq(excess, low, high, xtol=1e-10)) * (1 + 1e-9)
+    found = math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-10)) * (1 + 1e-9)
     return found if excess(math.log(found)) <= 0 else found * (1 + 1e-6)  # safe from rounding
 
 
