@@ -186,9 +186,7 @@ def mean(values: Sequence[float]) -> float:
 def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
     """A column a style, means over seeds."""
     columns = zip(*(one[key] for one in its), strict=True)
-    return {
-        f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)
-    }
+    return {f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)}
 
 
 def arms(runs: Sequence[Found], objective: str) -> str:
@@ -300,7 +298,9 @@ def page(runs: Sequence[Found]) -> str:
     text = ABOUT
     for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
         tables = {one: made(runs, one) for one in OBJECTIVES}
-        whole = "\n".join(f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table)
+        whole = "\n".join(
+            f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table
+        )
         text += section(title, part, whole, seeds)
     return text + section("Memory", "memory", memory(runs), [])
 

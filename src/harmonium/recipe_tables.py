@@ -3,9 +3,9 @@
 `fsimclr/c10-label/spectral+uv@cpu` is the row `spectral+uv` on CIFAR-10 under label skew, at a size
 for a CPU; where a paper has several encoders, theirs is the third part of a setting's name, as in
 `fedca/c10-iid-r50/fedae`, and numbers of clients and objectives have parts likewise, as in
-`fedstyle/digit-10-ho-simsiam/ditto`. The files hold `key=value` words, so that a recipe of a table is what a
-user could have typed, one layer over the other. A layer is a list of words, or a mapping with
-`words` and values for names in braces in words of any layer, which may have such names themselves.
+`fedstyle/digit-10-ho-simsiam/ditto`. The files hold `key=value` words, so that a recipe of a table
+is what a user could have typed, one layer over the other. A layer is a list of words, or a mapping
+with `words` and values for names in braces in words of any layer, which may have such names too.
 """
 
 from __future__ import annotations
