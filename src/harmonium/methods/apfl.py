@@ -67,6 +67,11 @@ class APFL(Method):
                 f"objective={self.objective.name} has {count} to mix: set method.mixing=weights"
             )
 
+    @property
+    def passes(self) -> float:
+        """Every batch passes through two models."""
+        return 2.0
+
     def keeping(self) -> Mapping[str, Kind]:
         """The client's own model, and its alpha if that moves."""
         return {key: kind for key, kind in self.keeps.items() if self.adaptive or key != "alpha"}

@@ -43,15 +43,18 @@ class Ditto(Method):
     keeps = {"mine": "weights"}
 
     mu: float = 1.0  # strength of the pull on the client's own model; 0: it trains alone
-    towards: Literal["received", "updated"] = (
-        "received"  # the shared model before or after training
-    )
+    towards: Literal["received", "updated"] = "received"  # shared model before or after training
     personal_epochs: int | None = None  # passes that train it; none: as many as local.epochs
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
             raise ConfigError(f"method.mu is {self.mu}; it must be 0 or more")
         check(self, "at least 1, or none", lambda epochs: epochs >= 1, "personal_epochs")
+
+    @property
+    def passes(self) -> float:
+        """Those of the shared model, and those of the client's own."""
+        return 1 + (self.personal_epochs or self.local.epochs) / self.local.epochs
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:

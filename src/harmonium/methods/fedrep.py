@@ -41,6 +41,11 @@ class FedRep(Method):
         check(self, "at least 1, or none", lambda epochs: epochs >= 1, "head_epochs")
         refuse_tables(self)
 
+    @property
+    def passes(self) -> float:
+        """Those of the heads, and those of the encoder."""
+        return 1 + (self.head_epochs or self.local.epochs) / self.local.epochs
+
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the heads, then the encoder; the loss is the latter's."""
