@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from harmonium import privacy as privacy
     from harmonium.comparing.study import compare as compare
+    from harmonium.comparing.sweep import sweep as sweep
     from harmonium.diagnosis.finding import diagnose as diagnose
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
@@ -35,6 +36,7 @@ _WHERE = {
     "load_encoder": "harmonium.handover",
     "resume": "harmonium.runs",
     "run": "harmonium.runs",
+    "sweep": "harmonium.comparing.sweep",
     "tune": "harmonium.tuning.study",
 }
 __all__ = sorted(_WHERE)  # noqa: PLE0605

@@ -17,7 +17,7 @@ import typer
 import typer.core
 
 from harmonium import __version__
-from harmonium.cli_compare import compare, demo
+from harmonium.cli_compare import compare, demo, sweep
 from harmonium.cli_data import data, datasets
 from harmonium.cli_diagnosis import diagnose
 from harmonium.cli_eval import evaluate
@@ -123,6 +123,7 @@ def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None
 
 app.command()(compare)
 app.command()(demo)
+app.command()(sweep)
 app.command()(diagnose)
 app.command("eval")(evaluate)
 app.command()(privacy)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Json, Out, err, say, show_table
+
+if TYPE_CHECKING:
+    from harmonium.life import Watcher
 
 
 def compare(
@@ -29,6 +34,40 @@ def compare(
     show(words, folder, as_json, allow_unfair=allow_unfair)
 
 
+def sweep(
+    words: Annotated[
+        list[str], typer.Argument(metavar="SWEEP | METHOD... sweep.KEY=V1,V2... [KEY=VALUE]...")
+    ],
+    folder: Out = None,
+    allow_unfair: Annotated[
+        bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare methods at every value of one setting.
+
+    For example: harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits rounds=5
+    """
+    from harmonium.comparing.sweep import new_folder
+    from harmonium.comparing.sweep import sweep as sweep_methods
+    from harmonium.report.progress import decoding
+
+    folder = folder or new_folder(words)
+    with _going_on(folder, as_json), decoding(err, silent=as_json):
+        found = sweep_methods(
+            *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
+        )
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        show_table(found.shown(), found.title, digits=1, unbroken=["encoder"])
+        for note in found.notes:
+            say(f"note     {note}")
+        say(f"runs     {found.folder}")
+        say(f"picture  {found.picture}")
+    _complain(found.failed, folder)
+
+
 def demo(folder: Out = None, as_json: Json = False) -> None:
     """Show what federation is worth, in about two minutes."""
     show(["demo"], folder, as_json)
@@ -42,22 +81,13 @@ def show(
     from harmonium.comparing.study import compare as compare_methods
     from harmonium.comparing.study import new_folder
     from harmonium.comparing.table import more_tables
-    from harmonium.life import Watcher
-    from harmonium.report.progress import decoding, watcher_for
+    from harmonium.report.progress import decoding
 
     folder = folder or new_folder(list(plan(words, allow_unfair=allow_unfair).methods))
-
-    def watcher(label: str) -> Watcher:
-        return Watcher() if as_json else watcher_for(err, label)
-
-    try:
-        with decoding(err, silent=as_json):
-            found = compare_methods(*words, out=folder, allow_unfair=allow_unfair, watcher=watcher)
-    except (HarmoniumError, KeyboardInterrupt) as error:
-        curable = not isinstance(error, ConfigError)  # no going on cures that
-        if curable and not as_json and any(folder.glob("*/*/recipe.yaml")):
-            say(f"nothing is lost; give the same command with --out {folder}", err)
-        raise
+    with _going_on(folder, as_json), decoding(err, silent=as_json):
+        found = compare_methods(
+            *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
+        )
     if as_json:
         print(json.dumps(found.plain()))
     else:
@@ -71,7 +101,30 @@ def show(
         say(f"runs     {found.folder}")
         if found.picture:
             say(f"picture  {found.picture}")
-    if failed := found.details["failed"]:
+    _complain(found.details["failed"], folder)
+
+
+def _teller(as_json: bool) -> Callable[[str], Watcher]:
+    from harmonium.life import Watcher
+    from harmonium.report.progress import watcher_for
+
+    return lambda label: Watcher() if as_json else watcher_for(err, label)
+
+
+@contextmanager
+def _going_on(folder: Path, as_json: bool) -> Iterator[None]:
+    """When a comparison is stopped, say how to go on with it."""
+    try:
+        yield
+    except (HarmoniumError, KeyboardInterrupt) as error:
+        curable = not isinstance(error, ConfigError)  # no going on cures that
+        if curable and not as_json and any(folder.rglob("recipe.yaml")):
+            say(f"nothing is lost; give the same command with --out {folder}", err)
+        raise
+
+
+def _complain(failed: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    if failed:
         names = ", ".join(f"{one['encoder']} (seed {one['seed']})" for one in failed)
         raise HarmoniumError(
             f"{len(failed)} of the runs failed: {names}. The same command with --out {folder} "

@@ -61,6 +61,11 @@ def tables() -> dict[str, Any]:
     return _yaml_files("recipes", "tables")
 
 
+def sweeps() -> dict[str, Any]:
+    """The sweeps of the papers, by name."""
+    return _yaml_files("recipes", "sweeps")
+
+
 def table(name: str) -> list[recipe_tables.Entry]:
     """The recipes of a paper's tables."""
     if name not in tables():

@@ -26,7 +26,7 @@ BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
 class Settings(Device):
     """How a comparison is made: `compare.*`."""
 
-    references: Literal["each", "first"] = "each"  # of every objective, or of the first method's
+    references: Literal["each", "first", "none"] = "each"  # of every objective, the first's, none
     target: float | None = None  # kNN in percent to be reached; none: 95 % of the best method's
 
     def __post_init__(self) -> None:
@@ -79,7 +79,9 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
     settings = make(Settings, own.get("compare", {}), "compare")
     return Plan(
         methods,
-        references(methods, each=settings.references == "each"),
+        {}
+        if settings.references == "none"
+        else references(methods, each=settings.references == "each"),
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
         settings,
         tuple(fairness.check(methods, allow=allow_unfair)),

@@ -35,6 +35,7 @@ def curves(
     ylabel: str,
     title: str,
     references: Mapping[str, float] | None = None,
+    ticks: Sequence[str] | None = None,
 ) -> None:
     """Lines over rounds, each named at its right end, with dashed reference levels.
 
@@ -46,6 +47,7 @@ def curves(
         ylabel: name of the y axis.
         title: what the picture shows.
         references: name to level, such as an untrained encoder or centralised training.
+        ticks: names of the places 0, 1, ... on the x axis, where those are no numbers.
     """
     with picture(path, WIDTH, 4.1) as figure:
         axes = figure.add_subplot()
@@ -56,6 +58,8 @@ def curves(
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
+        if ticks is not None:
+            axes.set_xticks(range(len(ticks)), list(ticks))
         places = [point[0] for points in series.values() for point in points]
         if places and min(places) < max(places):
             axes.set_xlim(right=max(places))  # lines end at the edge, beside their names

@@ -88,7 +88,7 @@ def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Sett
     return found
 
 
-def split_values(key: str, text: str) -> list[str]:
+def split_values(key: str, text: str, prefix: str = "grid.") -> list[str]:
     """The values of a grid: parted by commas, but for those inside brackets and quotes.
 
     >>> split_values("local.milestones", "[0.5, 0.8],[0.6]")
@@ -109,7 +109,9 @@ def split_values(key: str, text: str) -> list[str]:
             start = place + 1
     values.append(text[start:].strip())
     if not all(values):
-        raise ConfigError(f"grid.{key}={text} has an empty value: write grid.{key}=value,value")
+        raise ConfigError(
+            f"{prefix}{key}={text} has an empty value: write {prefix}{key}=value,value"
+        )
     if twice := [value for value in values if values.count(value) > 1]:
-        raise ConfigError(f"grid.{key} names {twice[0]} twice: leave one out")
+        raise ConfigError(f"{prefix}{key} names {twice[0]} twice: leave one out")
     return values

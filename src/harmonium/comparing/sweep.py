@@ -1,0 +1,219 @@
+"""One setting over several values, every method at each: what `harmonium sweep` does.
+
+Each value is a comparison in a folder of its own, so that nothing is run twice and a sweep that was
+killed goes on. Sweeps of the papers come along by name (`recipes/sweeps/`); any other is a
+comparison with one word more, `sweep.KEY=V1,V2`. Where a paper gives methods views of their own, as
+Orchestra does, budgets differ, and the result says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harmonium import store
+from harmonium.comparing.cells import plan
+from harmonium.comparing.study import compare
+from harmonium.comparing.table import Comparison
+from harmonium.errors import ConfigError, suggest
+from harmonium.home import home
+from harmonium.life import Watcher
+from harmonium.recipe_tables import FULL, SMALL
+from harmonium.recipe_text import read_yaml, sweeps
+from harmonium.report.figures import PROBES, heading
+from harmonium.report.tables import csv_text, latex, markdown
+from harmonium.tuning.grid import split_values
+
+PREFIX = "sweep."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a sweep goes over."""
+
+    names: tuple[str, ...]  # methods or recipes
+    key: str
+    values: tuple[str, ...]
+    words: tuple[str, ...]  # for every run
+    own_views: bool  # a paper's methods may differ in their budget
+
+    def at(self, value: str) -> list[str]:
+        """The words of the comparison at one value."""
+        references = [] if any(w.startswith("compare.references=") for w in self.words) else [NONE]
+        return [*self.names, f"{self.key}={value}", *references, *self.words]
+
+
+NONE = "compare.references=none"  # a reference at every value would be most of the work
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep found."""
+
+    folder: Path
+    key: str
+    values: tuple[str, ...]
+    found: Mapping[str, Comparison]  # by value
+    picture: Path | None
+
+    @property
+    def probe(self) -> str:
+        """The figure that the table has."""
+        return str(next(iter(self.found.values())).details["probe"])
+
+    @property
+    def title(self) -> str:
+        """What the table shows."""
+        unit = " in percent" if self.probe in PROBES else ""
+        return f"{heading(self.probe)}{unit} over {self.key}; encoders frozen"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures should know, each once."""
+        return list(dict.fromkeys(note for made in self.found.values() for note in made.notes))
+
+    @property
+    def failed(self) -> list[Mapping[str, Any]]:
+        """Runs that did not come to their end."""
+        return [
+            {self.key: value, **one}
+            for value, made in self.found.items()
+            for one in made.details["failed"]
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row a method, a column a value."""
+        scale = 100 if self.probe in PROBES else 1
+        rows: dict[str, dict[str, Any]] = {}
+        for value, made in self.found.items():
+            for label, its in made.details["rows"].items():
+                if figure := its["figures"].get(self.probe):
+                    stderr = figure["stderr"]
+                    cell = scale * figure["mean"]
+                    shown = cell if stderr is None else (cell, scale * stderr)
+                    rows.setdefault(label, {"encoder": label})[value] = shown
+        return list(rows.values())
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {
+            "folder": str(self.folder),
+            "key": self.key,
+            "values": list(self.values),
+            "found": {value: made.plain() for value, made in self.found.items()},
+            "notes": self.notes,
+            "failed": self.failed,
+        }
+
+
+def sweep(
+    *words: str,
+    out: str | Path | None = None,
+    allow_unfair: bool = False,
+    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+) -> Sweep:
+    """Compare methods at every value of one setting.
+
+    `sweep("heterogeneity@cpu", "seeds=3")` is a paper's, `sweep("fedavg", "fedprox",
+    "sweep.local.epochs=1,5", "data=digits")` any other; both do what the command does.
+    """
+    asked = read(words)
+    allow = allow_unfair or asked.own_views
+    for value in asked.values:  # slips are refused before anything runs
+        plan(asked.at(value), allow_unfair=allow)
+    folder = Path(out) if out is not None else new_folder(words)
+    found: dict[str, Comparison] = {}
+    for value in asked.values:
+
+        def teller(label: str, value: str = value) -> Watcher:
+            return watcher(f"{asked.key}={value}, {label}")
+
+        place = folder / f"{asked.key}={value}"
+        found[value] = compare(*asked.at(value), out=place, allow_unfair=allow, watcher=teller)
+    return _written(Sweep(folder, asked.key, asked.values, found, folder / "sweep.png"))
+
+
+def read(words: Sequence[str]) -> Asked:
+    """From the words of a command to what it goes over."""
+    names = [word for word in words if "=" not in word]
+    over = [word for word in words if word.startswith(PREFIX)]
+    rest = [word for word in words if "=" in word and word not in over]
+    if over and names:
+        if len(over) > 1:
+            raise ConfigError("a sweep goes over one setting: leave all but one sweep.* out")
+        key, equals, text = over[0].removeprefix(PREFIX).partition("=")
+        if not key or not equals:
+            raise ConfigError(f"'{over[0]}' is no sweep: write sweep.key=value,value")
+        values = tuple(split_values(key, text, PREFIX))
+        _check(key, rest)
+        return Asked(tuple(names), key, values, tuple(rest), own_views=False)
+    if len(names) != 1 or over:
+        raise ConfigError(
+            "name a sweep, e.g. `harmonium sweep heterogeneity@cpu`, or methods and a setting, "
+            "e.g. `harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits`"
+        )
+    name, at, size = names[0].partition("@")
+    if name not in sweeps() or size not in ("", SMALL):
+        known = [*sweeps(), *(f"{one}@{SMALL}" for one in sweeps())]
+        near = suggest(names[0], known)
+        raise ConfigError(f"there is no sweep called '{names[0]}': {near}")
+    file = sweeps()[name]
+    tree = read_yaml(file.read_text(encoding="utf-8"), file.name)
+    listed = {
+        key: tree[key][size or FULL] if isinstance(tree[key], Mapping) else tree[key]
+        for key in ("methods", "values")
+    }
+    _check(tree["key"], rest)
+    return Asked(
+        tuple(f"{one}{at}{size}" for one in listed["methods"]),
+        tree["key"],
+        tuple(str(value) for value in listed["values"]),
+        tuple(rest),
+        own_views=True,
+    )
+
+
+def _check(key: str, words: Sequence[str]) -> None:
+    if any(word.partition("=")[0] == key for word in words):
+        raise ConfigError(f"{key} is both swept and set to one value: leave one out")
+    if key in ("seeds", "seed") or key.startswith("compare."):
+        raise ConfigError(f"{key} cannot be swept: it is the same for all methods, e.g. seeds=3")
+
+
+def new_folder(words: Sequence[str]) -> Path:
+    """Where a sweep goes that was given no place."""
+    name = "-".join(Path(word).stem for word in words if "=" not in word)[:80]
+    return home() / "sweeps" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+
+
+def _written(made: Sweep) -> Sweep:
+    """Draw it, and write it down in every form."""
+    from harmonium.report.plots import curves
+
+    rows = made.shown()
+    places = {value: number for number, value in enumerate(made.values)}
+    series = {
+        str(row["encoder"]): [
+            (places[value], *(cell if isinstance(cell, tuple) else (cell,)))
+            for value, cell in row.items()
+            if value != "encoder"
+        ]
+        for row in rows
+    }
+    assert made.picture is not None
+    ylabel = f"{heading(made.probe)}{' (%)' if made.probe in PROBES else ''}"
+    curves(made.picture, series, made.key, ylabel, made.title, ticks=made.values)
+    notes = "".join(f"- {note}\n" for note in made.notes)
+    texts = {
+        "sweep.json": json.dumps(made.plain(), indent=1) + "\n",
+        "sweep.csv": csv_text(rows),
+        "sweep.md": f"## {made.title}\n\n{markdown(rows, digits=1)}\n{notes}".rstrip() + "\n",
+        "sweep.tex": latex(rows, made.title, digits=1),
+    }
+    for name, text in texts.items():
+        store.write_atomic(made.folder / name, text.encode())
+    return made

@@ -1,0 +1,77 @@
+"""Sweeps: what they go over, and one that runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import harmonium
+from harmonium.comparing.cells import plan
+from harmonium.comparing.sweep import read
+from harmonium.errors import ConfigError
+from harmonium.life import Life
+from harmonium.recipe_text import sweeps
+
+
+@pytest.mark.parametrize("name", sweeps())
+def test_sweeps_of_the_papers_can_be_run(name: str):
+    for size in ("", "@cpu"):
+        asked = read([f"{name}{size}", "seeds=2"])
+        made = plan(asked.at(asked.values[0]), allow_unfair=True)
+        assert made.seeds == (0, 1) and not made.references and len(asked.values) > 2
+        last = plan(asked.at(asked.values[-1]), allow_unfair=True)
+        first = next(iter(made.methods.values())), next(iter(last.methods.values()))
+        assert first[0].digest != first[1].digest
+
+
+def test_every_paper_sweep_is_there():
+    assert set(sweeps()) == {
+        "heterogeneity", "clients", "participation", "local-epochs", "clusters", "labels", "lambda",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["heterogenity"], "did you mean 'heterogeneity'"),
+        (["heterogeneity@gpu"], "there is no sweep called 'heterogeneity@gpu'"),
+        (["fedavg"], "there is no sweep called 'fedavg'"),
+        ([], "name a sweep"),
+        (["fedavg", "fedprox"], "name a sweep"),
+        (["fedavg", "sweep.local.lr=1,2", "sweep.rounds=1,2"], "one setting"),
+        (["fedavg", "sweep.local.lr=1,,2"], "sweep.local.lr=1,,2 has an empty value"),
+        (["fedavg", "sweep.local.lr=1,1"], "sweep.local.lr names 1 twice"),
+        (["fedavg", "sweep.local.lr=1,2", "local.lr=3"], "both swept and set"),
+        (["fedavg", "sweep.seeds=1,2"], "seeds cannot be swept"),
+        (["heterogeneity", "split.alpha=3"], "split.alpha is both swept and set"),
+    ],
+)
+def test_slips_are_refused(words: list[str], why: str):
+    with pytest.raises(ConfigError, match=why):
+        read(words)
+
+
+def test_a_sweep_is_a_table_and_a_picture(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    words = (
+        "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
+        "encoder.out=16", "clients=2", "rounds=1", "local.batch=12", "evaluate.k=5",
+        "evaluate.labels_per_class=[]", "engine.workers=0",
+    )  # fmt: skip
+    go = ("fedavg", "sweep.local.epochs=1,2", *words)
+    with pytest.raises(ConfigError, match="local.epochs is 0"):
+        harmonium.sweep("fedavg", "sweep.local.epochs=1,0", *words, out=tmp_path / "s")
+    assert not (tmp_path / "s").exists()  # slips are found before anything runs
+    found = harmonium.sweep(*go, out=tmp_path / "s")
+    rows = {row["encoder"]: row for row in found.shown()}
+    assert list(rows) == ["untrained", "raw pixels", "fedavg"]
+    assert rows["untrained"]["1"] == rows["untrained"]["2"]
+    held = json.loads((tmp_path / "s" / "local.epochs=2" / "compare.json").read_text())
+    knn = next(row["knn"] for row in held["rows"] if row["encoder"] == "fedavg")
+    assert rows["fedavg"]["2"] == pytest.approx(100 * knn)
+    for name in ("sweep.json", "sweep.csv", "sweep.md", "sweep.tex", "sweep.png"):
+        assert (tmp_path / "s" / name).stat().st_size > 50
+    monkeypatch.setattr(Life, "play", None)
+    assert harmonium.sweep(*go, out=tmp_path / "s").shown() == found.shown()
