@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from harmonium.comparing.cells import Settings
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.partition import SplitRule, splits
 from harmonium.encoders import Encoder, encoders
@@ -28,7 +29,7 @@ from harmonium.measures import measures
 from harmonium.methods import methods
 from harmonium.objectives import Objective, objectives
 from harmonium.recipe import EngineSettings, Privacy
-from harmonium.recipe_text import about, baselines
+from harmonium.recipe_text import about, baselines, sweeps
 from harmonium.terms import Term, terms
 
 HERE = Path(__file__).parent
@@ -155,6 +156,14 @@ def measured() -> str:
     return text
 
 
+def swept() -> str:
+    """The sweeps of the papers by name."""
+    text = "| name | what | paper |\n|---|---|---|\n"
+    for name, file in sweeps().items():
+        text += f"| `{name}` | {' | '.join(about(file))} |\n"
+    return text
+
+
 def sets() -> str:
     """What is known of every data set."""
     text = "| data set | pictures | shape | classes | licence, as its makers state it |\n"
@@ -186,6 +195,8 @@ TABLES = {
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,
+    "compare": lambda: fixed("compare", Settings),
+    "sweeps": swept,
     "measures": measured,
 }
 

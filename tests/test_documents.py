@@ -13,6 +13,8 @@ import yaml
 
 from harmonium.cli import app
 from harmonium.cli_federation import _plan
+from harmonium.comparing.cells import plan
+from harmonium.comparing.sweep import read
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
 from harmonium.measures.evaluation import _asked
@@ -88,7 +90,7 @@ def test_the_recipe_page_names_every_key_and_only_those() -> None:
     assert {key for key in named if "." in key and not key.startswith("terms.")} <= keys
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "data.md", "evaluation.md"])
+@pytest.mark.parametrize("page", ["recipes.md", "data.md", "evaluation.md", "comparing.md"])
 def test_the_tables_of_data_sets_and_splits_are_fresh(page: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -125,6 +127,16 @@ def test_the_commands_of_the_page_on_measuring_are_known() -> None:
             word for word in command if not word.startswith(("runs/", "--", "figures", "eval"))
         ]
         _asked([word for word in named if "=" not in word], [word for word in named if "=" in word])
+
+
+def test_the_commands_of_the_page_on_comparing_are_known() -> None:
+    text = "\n".join(blocks("docs/comparing.md")).replace("\\\n", "")
+    commands = [line.split()[1:] for line in text.splitlines() if line.startswith("harmonium ")]
+    assert [command[0] for command in commands] == ["compare", "sweep", "sweep"]
+    plan([word for word in commands[0][1:] if word != "--out" and not word.startswith("runs/")])
+    for command in commands[1:]:
+        asked = read(command[1:])
+        plan(asked.at(asked.values[0]), allow_unfair=asked.own_views)
 
 
 def test_the_commands_of_a_federation_are_known() -> None:

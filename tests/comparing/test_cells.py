@@ -48,7 +48,7 @@ def test_every_objective_has_references_of_its_own():
         "supervised",
     ]
     assert references(cells)["alone (fedbyol)"].objective.name == "byol"
-    assert list(references(cells, each=False)) == ["alone", "centralised", "supervised"]
+    assert list(references(cells, "first")) == ["alone", "centralised", "supervised"]
     made = plan(["fedsimclr", "fedprox", *DIGITS])
     assert list(made.rows) == ["alone", "fedsimclr", "fedprox", "centralised", "supervised"]
 

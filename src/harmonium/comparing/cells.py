@@ -20,13 +20,14 @@ from harmonium.settings import make
 
 UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
+Wanted = Literal["each", "first", "none"]
 
 
 @dataclass(frozen=True)
 class Settings(Device):
     """How a comparison is made: `compare.*`."""
 
-    references: Literal["each", "first", "none"] = "each"  # of every objective, the first's, none
+    references: Wanted = "each"  # of every objective, the first's, none
     target: float | None = None  # kNN in percent to be reached; none: 95 % of the best method's
 
     def __post_init__(self) -> None:
@@ -79,9 +80,7 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
     settings = make(Settings, own.get("compare", {}), "compare")
     return Plan(
         methods,
-        {}
-        if settings.references == "none"
-        else references(methods, each=settings.references == "each"),
+        references(methods, settings.references),
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
         settings,
         tuple(fairness.check(methods, allow=allow_unfair)),
@@ -122,17 +121,19 @@ def label_of(name: str, names: Sequence[str]) -> str:
     return name.rpartition(":")[2]
 
 
-def references(methods: Mapping[str, Recipe], *, each: bool = True) -> dict[str, Recipe]:
+def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[str, Recipe]:
     """Each client alone and all pictures in one place, for every objective, and there with labels.
 
     An objective that only its own method can train has none. Nothing leaves a client in any of
     them, so there is nothing to protect.
     """
+    if wanted == "none":
+        return {}
     first: dict[str, str] = {}
     for label, recipe in methods.items():
         if recipe.objective.any_method and not recipe.objective.uses_labels:
             first.setdefault(repr(recipe.objective), label)
-    whose = list(first.values()) if each else list(first.values())[:1]
+    whose = list(first.values()) if wanted == "each" else list(first.values())[:1]
     found: dict[str, Recipe] = {}
     for name in BY_ITSELF:
         for label in whose:
