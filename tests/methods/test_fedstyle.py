@@ -19,7 +19,7 @@ from harmonium.federation.client import Batch, Client, Decline, Examples
 from harmonium.methods import fedstyle
 from harmonium.methods.fedstyle import FedStyle
 from harmonium.objectives.simclr import nt_xent
-from harmonium.objectives.simsiam import negative_cosine
+from harmonium.objectives.simsiam import SimSiam, negative_cosine
 from harmonium.objectives.styles import style_contrast
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe import Recipe
@@ -121,7 +121,10 @@ def test_learning_a_style_parts_pictures_from_their_sobel_copies(plain: Trial) -
     start = method.blueprint.copy_from()
     learned = method.blueprint.copy_from()
     assert isinstance(method, FedStyle)
+    before = torch.get_rng_state(), client.rng.get_state()
     method.learn_style(learned, client)
+    assert torch.equal(before[0], torch.get_rng_state())  # content draws as if there were no style
+    assert torch.equal(before[1], client.rng.get_state())
     pixels, losses = client.examples.pixels(), []
     for parts in (start, learned):
         pair = [method.views.plain(pixels), method.views.plain(sobel(pixels))]
@@ -131,6 +134,9 @@ def test_learning_a_style_parts_pictures_from_their_sobel_copies(plain: Trial) -
     moved = {k.partition(".")[0] for k, v in learned.state_dict().items()
              if not torch.equal(v, start.state_dict()[k])}  # fmt: skip
     assert moved == {"style", "style_head"}
+    shorter = method.blueprint.copy_from()
+    replace(method, style_epochs=14).learn_style(shorter, client)
+    assert not same(shorter["style"].state_dict(), learned["style"].state_dict())
 
 
 # ---- a style is learned once and stays -----------------------------------------------------------
@@ -167,12 +173,17 @@ def test_a_lost_answer_changes_no_style(plain: Trial) -> None:
         plain.method.train(client, SimpleNamespace(model=plain.server.model))
     assert same(style_of(first.state), style_of(again.state))
     assert same(style_of(first.state), style_of(plain.states[1]))
+    other = replace(client_of(plain, 1), id=2)  # the same pictures, but draws of its own
+    plain.method.train(other, SimpleNamespace(model=plain.server.model))
+    assert not same(style_of(other.state), style_of(first.state))
 
 
 def test_without_epochs_a_style_stays_as_first_drawn() -> None:
     found = trial(encoder=BATCH_NORM, style_epochs=0)
     drawn = {k: v for k, v in found.method.blueprint.state_dict().items() if "style." in k}
     assert all(same(style_of(state), drawn) for state in found.states.values())
+    other = replace(found.method, objective=SimSiam()).blueprint["style"].state_dict()
+    assert same({f"style.{key}": value for key, value in other.items()}, drawn)
     content = found.method.blueprint.copy_from()["encoder"].state_dict()
     assert not torch.equal(content["0.weight"], drawn["style.0.weight"])
 

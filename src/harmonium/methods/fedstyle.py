@@ -13,13 +13,13 @@ averaged (Algorithm 4). A client's own features are h + G[h; s(x)] (eq. 4), with
 model as it last trained it; G learns on, beside a classifier.
 
 Where the paper disagrees with itself: eq. 3 has one style in both views, Algorithm 3 has the two
-above. Algorithm 3 does not list G among what is trained, but section 3 fits it by the second loss.
-G is said to have 128 outputs, but g and eq. 4 take it for a feature, so it has as many as those.
-Eq. 2 is a sum over anchors that divides each anchor's n - 1 partners by 2n - 1; for batches of 64
-it is 63.5 times the mean, too steep for the published rate, so `reduction: mean` is the default.
-The sum over models divided by client sizes is an average by size. Rows of eq. 2 are of unit length,
-which its temperature takes for granted, and both styles pass the style network as one batch, for
-BatchNorm would even out the difference of two.
+above. Algorithm 3 does not list G among what is trained, but the analysis fits it by the second
+loss. G is said to have 128 outputs, but g and eq. 4 take it for a feature, so it has as many as
+those. Eq. 2 is a sum over anchors that divides each anchor's n - 1 partners by 2n - 1; for batches
+of 64 it is 63.5 times the mean, which at the published rate can collapse a network without
+BatchNorm, so `reduction: mean` is the default. The sum over models divided by client sizes is an
+average by size. Rows of eq. 2 are of unit length, which its temperature takes for granted, and both
+styles pass the style network as one batch, for BatchNorm would even out the difference of two.
 
 Without strength it is FedAvg bit for bit, for style draws from generators of its own. They do not
 depend on the round, so that a client that comes late has the style that it would have had. As style
