@@ -143,7 +143,7 @@ def explain(
     from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
-    asked = recipe.participation.asked(recipe.clients)
+    asked = recipe.participation.asked(recipe.training)
     made = card(recipe.known_method(), recipe.privacy.masks, asked)
     if as_json:
         print(json.dumps({**plain(made), "meaning": made.meaning()}))

@@ -122,7 +122,12 @@ def split(
         "notes": [*dataset.notes, *made.notes],
         "figures": found.figures,
         "clients": [
-            {"client": number, **({"name": made.names[number]} if made.names else {}), **row}
+            {
+                "client": number,
+                **({"name": made.names[number]} if made.names else {}),
+                **({"newcomer": True} if number in made.newcomers else {}),
+                **row,
+            }
             for number, row in enumerate(found.rows())
         ],
     }

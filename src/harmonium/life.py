@@ -185,7 +185,7 @@ class Life:
             driver.announce = self._announce
         known: dict[str, Any] = {"public": ground.public, "account": account}
         server = Server(ground.examples, method.blueprint.shared(), **known)
-        cohort_size = recipe.participation.asked(recipe.clients)
+        cohort_size = recipe.participation.asked(recipe.training)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
         warned += notes_on_noise(method, account, recipe.privacy.noise, ground.examples)

@@ -245,14 +245,14 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             key, least = str(first["loc"][0]), first["ctx"]["ge"]
             raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
-        recipe.aggregation.check(recipe.participation.check(recipe.clients))
+        recipe.aggregation.check(recipe.participation.check(recipe.training))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
         method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
-        method.suits(recipe.participation.size(recipe.clients))
+        method.suits(recipe.participation.size(recipe.training))
         if recipe.public is None and method.needs_public:
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.privacy.masks is not None:
-            recipe.privacy.masks.check(method, recipe.participation.size(recipe.clients))
+            recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
         if recipe.local.dp_clip is not None:
             dpsgd.check(method)
         if recipe.privacy.updates is not None:
@@ -266,6 +266,10 @@ class Recipe(BaseModel):
         """The pictures of all clients in one place."""
         if self.clients == 1:
             return self
+        if self.split.newcomers and self.split.merge > 1:
+            raise ConfigError(
+                "split.newcomers and split.merge: where all are merged, leave one out"
+            )
         split = {**plain(self.split), "merge": self.split.merge * self.clients}
         local = plain(self.scaled_local())
         alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
@@ -278,7 +282,7 @@ class Recipe(BaseModel):
 
     def scaled_local(self) -> Local:
         """Local training as Orchestra's rules scale it to these clients."""
-        fraction = self.participation.size(self.clients) / self.clients
+        fraction = self.participation.size(self.training) / self.training
         return self.local.scaled(self.clients, fraction)
 
     def check(self) -> None:
@@ -307,6 +311,11 @@ class Recipe(BaseModel):
                 f"view {number}: {words}", 96, initial_indent="# ", subsequent_indent="#   "
             )
         return "\n".join(lines) + "\n"
+
+    @property
+    def training(self) -> int:
+        """How many clients train: all but newcomers."""
+        return self.split.training(self.clients)
 
     @property
     def digest(self) -> str:

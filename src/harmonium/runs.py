@@ -106,7 +106,7 @@ def _complete(life: Life) -> Result:
     host = make_host(recipe, dataset, split, path, public)
     ground = Ground(
         host.method,
-        {client: len(index) for client, index in enumerate(split.indices)},
+        split.examples,
         _judged(dataset, split),
         host.public,
         (*split.notes, *public_notes(recipe, public)),
@@ -190,7 +190,7 @@ def holds(folder: Path, recipe: Recipe) -> bool:
 
 def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:
     """Write what a run needs to be resumable; the recipe last, for then the run exists."""
-    explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.clients))
+    explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.training))
     about = {
         "recipe": recipe.digest,
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},

@@ -81,9 +81,8 @@ class Trial:
         with tempfile.TemporaryDirectory() as folder:
             public = load_public(self.recipe, self.dataset.train.shape)
             host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
-            examples = {client: len(index) for client, index in enumerate(self.split.indices)}
             server = Server(
-                examples,
+                self.split.examples,
                 host.method.blueprint.shared(),
                 public=host.public,
                 account=self._account(),

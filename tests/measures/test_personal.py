@@ -81,6 +81,7 @@ def test_test_pictures_count_by_the_clients_shares() -> None:
     assert twice[:2].sum() == 2 * twice[2:].sum()
     assert not some.weights(np.array([4, 5])).any()
     assert some.group(np.array([0, 3, 6])) == "one" and some.group(np.array([5])) is None
+    assert some.group(np.array([0, 3])) is None  # of no style more than of others
     assert board([0, 1], [0], "classes").group(np.array([0])) is None
 
 
@@ -329,6 +330,50 @@ def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -
     away = ", ".join(str(c) for c in range(4) if c not in able)
     assert f"2 client(s) ({away}) left out: no labelled training picture" in found.notes
     assert any("labels of one class" in note for note in found.notes)
+
+
+def test_newcomers_are_never_asked_and_judged_apart(
+    made: Made, opened: Opened, tmp_path: Path
+) -> None:
+    split = {"name": "styles", "newcomers": 2}
+    path = made("scaffold", **{**STYLES, "split": split, "participation": {"fraction": 1.0}})
+    run = opened(path)
+    new, old = list(run.split.newcomers), sorted(run.examples)
+    assert len(new) == 2 and sorted([*new, *old]) == [0, 1, 2, 3]
+    ledger = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
+    assert {entry["client"] for entry in ledger} == set(old) == set(run.server.everyone)
+    assert sorted(map(int, run.commit.clients)) == old and run.cohort == old
+    assert run.clients(9, 0, "angles") == old
+    measure = Personal()
+    found = measure.look(run)
+    members, others = found.plain["personalisation"], found.plain["newcomers"]
+    assert [row["client"] for row in members["each"]] == old
+    assert [row["client"] for row in others["each"]] == new
+    assert {key: others[key] for key in summary(others["each"])} == summary(others["each"])
+    assert {row["group"] for row in others["each"]} == {"print", "dusk"}
+    titles = [title for title, _, _ in measure.tables({"run": found})]
+    assert "newcomers" in titles[1] and len(titles) == 4
+    assert measure.tables({"run": found})[1].rows[0]["personal"] == 100 * others["mean"]
+    assert measure.draw(tmp_path / "strips.png", {"run": found})
+    ((_, one),) = trained(run, new[:1])  # from the final model, with nothing kept before
+    assert run.state(new[0]) == {} and set(one.state) == {"control"}
+    alone = dict(trained(run, old))
+    both = dict(trained(run, [*old, new[0]]))
+    for client in old:  # who joins changes nobody's training
+        pairs = zip(alone[client].model.values(), both[client].model.values(), strict=True)
+        assert all(torch.equal(mine, again) for mine, again in pairs)
+    still = Personal(epochs=0).look(run)  # nothing kept, so nothing to judge: it is said
+    assert still.plain["newcomers"] is None
+    assert f"2 client(s) ({new[0]}, {new[1]}) left out: no model of their own" in still.notes
+
+
+def test_newcomers_of_one_client_that_has_everything(made: Made, opened: Opened) -> None:
+    run = opened(made("centralised", **{**STYLES, "split": {"name": "styles", "newcomers": 2}}))
+    assert list(run.examples) == [0] and run.split.newcomers == (1, 2)
+    found = Personal(epochs=0).look(run).plain
+    assert [row["client"] for row in found["newcomers"]["each"]] == [1, 2]
+    assert found["personalisation"]["each"][0]["tested"] == 60  # of either style
+    assert found["personalisation"]["each"][0]["group"] is None
 
 
 def test_data_without_labels_are_refused(made: Made, opened: Opened) -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from harmonium.data.images import UNKNOWN, Dataset, Images, Integers
 from harmonium.data.labels import stratified
+from harmonium.data.newcomers import newcomers
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.home import make_folder
 from harmonium.registry import Registry
@@ -38,6 +39,7 @@ class Shares:
     notes: Sequence[str] = ()  # what a reader should know, e.g. how many pictures nobody holds
     labelled: Sequence[Integers] | None = None  # see `Split`; None: as `SplitRule.labels` says
     data: str | None = None  # digest of the only data that these shares fit; None: any
+    newcomers: Sequence[int] = ()  # see `Split`; none: as `SplitRule.newcomers` says
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class SplitRule:
     labels: float = 1.0  # share of a client's labels that its method may see; at least 1 a class
     labelled: float = 1.0  # share of the clients that have any label to see, drawn at random
     merge: int = 1  # so many clients are put together into one, with the labels each may see
+    newcomers: int = 0  # clients that hold pictures and never train, drawn at random
 
     name: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
@@ -64,6 +67,21 @@ class SplitRule:
             )
         if self.merge < 1:
             raise ConfigError(f"split.merge is {self.merge}; it must be at least 1")
+        if self.newcomers < 0:
+            raise ConfigError(f"split.newcomers is {self.newcomers}; it must be 0 or more")
+
+    def training(self, clients: int) -> int:
+        """How many of so many clients train; newcomers are some of them.
+
+        Where all are merged into one, newcomers are those of the merged that stay apart.
+        """
+        among = clients if clients > 1 else self.merge
+        if self.newcomers and self.newcomers >= among:
+            raise ConfigError(
+                f"split.newcomers is {self.newcomers}, but there are {among} clients: fewer must "
+                "be newcomers, for these never train"
+            )
+        return clients - self.newcomers if clients > 1 else 1
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
         """Refuse what cannot be done, and say why; messages call the data `called`."""
@@ -106,22 +124,6 @@ def pools_by_class(labels: Integers, rng: np.random.Generator) -> list[Integers]
     return [rng.permutation(pool) for pool in np.split(order, cuts)]
 
 
-def in_turn(groups: Sequence[Any], rng: np.random.Generator) -> list[int]:
-    """All positions in random order, but one of every group before a second of any.
-
-    >>> order = in_turn([0, 0, 0, 1], np.random.default_rng(0))
-    >>> sorted(order), 3 in order[:2]
-    ([0, 1, 2, 3], True)
-    """
-    turns: dict[Any, int] = {}
-    ranked = []
-    for position in rng.permutation(len(groups)).tolist():
-        group = groups[position]
-        turns[group] = turns.get(group, 0) + 1
-        ranked.append((turns[group], position))
-    return [position for _, position in sorted(ranked, key=lambda one: one[0])]
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
     """Who holds what, with all that is needed to tell it from any other split."""
@@ -134,6 +136,13 @@ class Split:
     labelled: tuple[Integers, ...] | None = None  # positions whose label may be seen; None: all
     notes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # what the data call the clients, where they do
+    newcomers: tuple[int, ...] = ()  # clients that never train, ascending
+
+    @property
+    def examples(self) -> dict[int, int]:
+        """How many pictures each client holds that trains."""
+        sizes = {client: len(own) for client, own in enumerate(self.indices)}
+        return {client: size for client, size in sizes.items() if client not in self.newcomers}
 
     def __len__(self) -> int:
         """How many clients."""
@@ -162,6 +171,9 @@ class Split:
             seen = np.concatenate(self.labelled)
             right = right and len(counts) == len(sizes) and (_steps(seen, counts) > 0).all()
             right = right and (seen >= 0).all() and (seen < np.repeat(sizes, counts)).all()
+        new = np.array(self.newcomers, np.int64)
+        right = right and (np.diff(new, prepend=-1) > 0).all() and len(new) < len(sizes)
+        right = right and new.max(initial=0) < len(sizes)
         if not right:
             raise DataError("this split is damaged: it does not fit the pictures it shares out")
         if np.bincount(held[steps > 0]).max() > 1:  # a repeat within a client is a step of 0
@@ -186,6 +198,7 @@ class Split:
             "digest": self.digest,
             "notes": self.notes,
             "names": self.names,
+            "newcomers": self.newcomers,
         }
         columns = {"indices": self.indices, "angles": self.angles, "labelled": self.labelled}
         arrays: dict[str, Any] = {"about": np.array(json.dumps(about, sort_keys=True))}
@@ -220,14 +233,15 @@ class Split:
                 labelled = _cut(file, "labelled", np.int64) if "labelled" in file else None
             spec, data, digest = dict(about["spec"]), str(about["data"]), about["digest"]
             notes, names = (tuple(map(str, about[key])) for key in ("notes", "names"))
+            new = tuple(map(int, about.get("newcomers", ())))  # files of before newcomers
         except FileNotFoundError:
             raise DataError(f"there is no split {path}") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             why = getattr(error, "strerror", None) or error
             raise DataError(f"{path} is not a split file: {why}") from error
-        if _digest(indices, angles, labelled, spec, data) != digest:
+        if _digest(indices, angles, labelled, spec, data, new) != digest:
             raise DataError(f"{path} does not match its own digest: it was damaged or changed")
-        return cls(indices, spec, data, digest, angles, labelled, notes, names)
+        return cls(indices, spec, data, digest, angles, labelled, notes, names, new)
 
 
 def make_split(
@@ -253,6 +267,7 @@ def make_split(
         data_digest = data.digest if isinstance(data, Dataset) else ""
     places = clients * spec.merge
     called = data.name if isinstance(data, Dataset) else "this data set"
+    spec.training(clients)
     spec.check(images, places, called)
     shares = spec.assign(images, places, numpy_rng(seed, "split"))
     if shares.data is not None:
@@ -266,17 +281,28 @@ def make_split(
         holders = max(1, round(spec.labelled * places))
         for client in numpy_rng(seed, "split", "labelled").permutation(places)[holders:]:
             labelled = (*labelled[:client], np.empty(0, np.int64), *labelled[client + 1 :])
+    new, groups = tuple(shares.newcomers), _neighbours(places, spec.merge)
+    if spec.newcomers and not new:
+        among = indices if clients == 1 else _merged(indices, None, None, groups)[0]
+        rng = numpy_rng(seed, "split", "newcomers")
+        new = newcomers(images, among, getattr(spec, "column", ""), spec.newcomers, rng)
+    if new and clients == 1:  # all but they are merged; they stay what they are, behind the one
+        groups = [[k for k in range(places) if k not in new], *([k] for k in new)]
+        new = tuple(range(1, len(groups)))
     if spec.merge > 1:
-        indices, angles, labelled = _merged(indices, angles, labelled, spec.merge)
+        indices, angles, labelled = _merged(indices, angles, labelled, groups)
     for arrays in (indices, angles, labelled):
         for array in arrays or ():
             array.flags.writeable = False
     settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    if not spec.newcomers:  # a split without any is what it was before there could be some
+        del settings["newcomers"]
     about = {"name": spec.name, **settings, "clients": clients, "seed": seed}
-    digest = _digest(indices, angles, labelled, about, data_digest)
-    notes = tuple(dict.fromkeys([*shares.notes, *_unheld(indices, len(images))]))
+    digest = _digest(indices, angles, labelled, about, data_digest, new)
+    told = [f"newcomers, which never train: clients {', '.join(map(str, new))}"] if new else []
+    notes = tuple(dict.fromkeys([*shares.notes, *_unheld(indices, len(images)), *told]))
     names = spec.client_names(data) if isinstance(data, Dataset) and spec.merge == 1 else ()
-    split = Split(indices, about, data_digest, digest, angles, labelled, notes, names)
+    split = Split(indices, about, data_digest, digest, angles, labelled, notes, names, new)
     split.validate(len(images))
     return split
 
@@ -305,11 +331,18 @@ def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
 Columns = tuple[npt.NDArray[Any], ...]  # one array for each client
 
 
+def _neighbours(places: int, merge: int) -> list[Sequence[int]]:
+    """Who is put together with whom, `merge` at a time."""
+    return [range(start, start + merge) for start in range(0, places, merge)]
+
+
 def _merged(
-    indices: Columns, angles: Columns | None, labelled: Columns | None, merge: int
+    indices: Columns,
+    angles: Columns | None,
+    labelled: Columns | None,
+    groups: Sequence[Sequence[int]],
 ) -> tuple[Columns, Columns | None, Columns | None]:
-    """Neighbouring clients put together, `merge` at a time; everything stays with its picture."""
-    groups = [range(start, start + merge) for start in range(0, len(indices), merge)]
+    """Clients put together group by group; everything stays with its picture."""
     joined = [np.concatenate([indices[k] for k in group]) for group in groups]
     orders = [np.argsort(index, kind="stable") for index in joined]
     if angles is not None:
@@ -342,8 +375,10 @@ def _digest(
     labelled: Sequence[npt.NDArray[Any]] | None,
     spec: Mapping[str, Any],
     data: str,
+    new: Sequence[int],
 ) -> str:
-    total = hashlib.sha256(json.dumps([spec, data], sort_keys=True).encode())
+    known = [spec, data, *([list(new)] if new else [])]
+    total = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name, kind, arrays in (("", "<i8", indices), ("a", "<f4", angles), ("l", "<i8", labelled)):
         for array in arrays or ():
             total.update(name.encode() + len(array).to_bytes(8, "little"))

@@ -164,20 +164,19 @@ def diagnose(recipe: Recipe | str = "fedavg", *changes: str, **settings: Any) ->
     if isinstance(recipe, str) and "=" in recipe:
         recipe, changes = "fedavg", (recipe, *changes)
     asked = resolved(recipe, changes, settings)
-    if asked.clients < 2:
-        raise ConfigError(f"clients is {asked.clients}; to compare clients, at least 2 are needed")
+    if asked.training < 2:
+        raise ConfigError(f"clients is {asked.training}; to compare clients, at least 2 are needed")
     kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}
     kept["privacy"]["epsilon"] = None  # its sums have no noise
     plain = Recipe.from_tree({**kept, "method": Diagnosis, "rounds": 1})
     dataset = plain.data.load()
     split = make_split(plain.split, dataset, None, plain.clients, plain.seed)
-    examples = {client: len(index) for client, index in enumerate(split.indices)}
     ledger = Ledger()
     with tempfile.TemporaryDirectory() as folder:
         host = make_host(plain, dataset, split, Path(folder))
         with LocalEngine(host, Path(folder), workers=0) as engine:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
-            server = Server(examples, host.method.blueprint.shared(), round=1)
+            server = Server(split.examples, host.method.blueprint.shared(), round=1)
             server = driver.drive(host.method.play(server, server.everyone), server)
     entries = [json.loads(line) for line in ledger.lines]
     return find(sums_of(server), **_traffic(entries), notes=(*dataset.notes, *split.notes))

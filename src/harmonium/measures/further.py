@@ -107,13 +107,21 @@ def trained(
 ) -> Iterator[tuple[ClientId, Trained]]:
     """What these clients have after a further round, one after another.
 
-    Those who cannot train are left out. `epochs` replaces the recipe's local epochs.
+    Those who cannot train are left out. `epochs` replaces the recipe's local epochs. Newcomers may
+    be among the clients; they begin with nothing kept.
     """
     recipe, number = _recipe(run, epochs), run.commit.round + 1
+    rules = set(run.method.blueprint.rules.values())
+    if "row" in rules and max(clients) >= recipe.clients:
+        raise ConfigError(
+            f"{run.path}: client {max(clients)} has no row in the federation's table, so it cannot "
+            "train there"
+        )
     run.note(f"{run.label}: {len(clients)} client(s) train once more, as in round {number}")
     with _opened(run, recipe, clients) as (engine, folder):
         method = engine.host.method
-        server = replace(run.server, round=number, public=engine.host.public)
+        known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
+        server = replace(run.server, examples=known, round=number, public=engine.host.public)
         heard = Only(engine, set(clients), folder)
         driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients))
         cohort = sorted({*run.cohort, *clients})

@@ -49,8 +49,8 @@ class Run:
 
     @property
     def examples(self) -> dict[ClientId, int]:
-        """Registered number of every client."""
-        return {client: len(index) for client, index in enumerate(self.split.indices)}
+        """Registered number of every client that trains."""
+        return self.split.examples
 
     @cached_property
     def server(self) -> Server:

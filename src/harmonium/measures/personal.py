@@ -9,6 +9,9 @@ FedStyle (Yang et al., 2022) judges a federation twice, and so does this measure
   are; a linear classifier, and the method's adapter if it has one, is trained on the client's own
   labelled training pictures, and tested on test pictures such as the client holds.
 
+Newcomers, which never trained with the others, are judged in the same way, and apart: they begin
+with the final model and nothing kept.
+
 A mean over clients can hide that some are served badly, so the spread, the worst client and the
 mean of the worst tenth stand beside it. Test labels serve for counting right answers only.
 """
@@ -19,7 +22,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 
 from harmonium import seeds
 from harmonium.data.images import UNKNOWN, Images, Integers
-from harmonium.data.partition import in_turn
+from harmonium.data.newcomers import STYLE, in_turn, most_common
 from harmonium.data.shift import as_held
 from harmonium.errors import ConfigError, DataError, suggest
 from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
@@ -37,8 +40,10 @@ from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.opened import Run
 from harmonium.report.figures import times
 
+if TYPE_CHECKING:
+    from harmonium.report.measure_plots import Strip
+
 AUTO, CLASSES = "auto", "classes"
-STYLE = "style"  # the column that data sets call so
 LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.json
 
 
@@ -67,12 +72,11 @@ class Board:
         return np.where(self.asked_groups >= 0, each[self.asked_groups], 0.0)
 
     def group(self, rows: Integers) -> str | None:
-        """The group of most of these training pictures, where groups are more than classes."""
-        own = self.groups[rows]
-        own = own[own >= 0]
-        if self.by in (None, CLASSES) or not len(own):
+        """The group of more than half of these training pictures; none where groups are classes."""
+        if self.by in (None, CLASSES):
             return None
-        return self.names.get(int(np.bincount(own).argmax()))
+        most = most_common(self.groups[rows])
+        return self.names.get(most) if (self.groups[rows] == most).mean() > 0.5 else None
 
 
 @measures("personal")
@@ -80,7 +84,7 @@ class Board:
 class Personal(Measure):
     """Generalisation of the federation's encoder, and what each client's own features are worth."""
 
-    clients: int | None = None  # whose own features are judged, at most; none: everyone's
+    clients: int | None = None  # judged, at most, and as many newcomers; none: all of either
     by: str | None = AUTO  # a column, e.g. style, or classes; none: all test pictures for everyone
     epochs: int | None = None  # of the further round; none: the recipe's; 0: no further round
     adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # mlp: one for every method
@@ -112,10 +116,10 @@ class Personal(Measure):
         """Both figures of one run."""
         board = self._board(run)
         general = self._general(run, board)
-        chosen = self._chosen(run, board, sorted(run.examples))
-        rows, notes = self._clients(run, board, chosen)
+        rows, notes = self._clients(run, board, self._chosen(run, board, sorted(run.examples)))
         if not rows:
             raise DataError(f"{run.path}: no client could be judged: {'; '.join(notes)}")
+        new, more = self._clients(run, board, self._chosen(run, board, run.split.newcomers))
         plain = {
             "round": run.commit.round,
             "part": self.part,
@@ -124,9 +128,10 @@ class Personal(Measure):
             "adapter": self.adapter,
             "generalisation": {"mean": float(np.mean(list(general.values()))), "groups": general},
             "personalisation": {**summary(rows), "each": rows},
+            "newcomers": {**summary(new), "each": new} if new else None,
         }
         told = f"tested on {self.part} pictures, {_WORDS.get(board.by, f'by {board.by}')}"
-        return Figures(plain, [told, *notes])
+        return Figures(plain, [told, *notes, *more])
 
     # ---- what is judged on -------------------------------------------------------------------
     def _board(self, run: Run) -> Board:
@@ -276,37 +281,29 @@ class Personal(Measure):
 
     # ---- what is shown -----------------------------------------------------------------------
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run, then by group, then by client where those are few."""
-        runs, groups, each = [], [], list[dict[str, Any]]()
+        """A row a run, newcomers apart, then by group, then by client where those are few."""
+        runs, others, groups, each = (list[dict[str, Any]]() for _ in range(4))
         for label, one in found.items():
-            general, personal = one.plain["generalisation"], one.plain["personalisation"]
-            runs.append({"run": label, "general": 100 * general["mean"], **_row(personal)})
-            groups += list(_by_group(label, one.plain))
-            few = personal["each"] if len(personal["each"]) <= LISTED else []
-            each += [{"run": label, **_line(row)} for row in few]
-        shown = [Shown(f"Accuracy on {self.part} pictures in percent", runs, 1)]
-        if groups:
-            shown.append(Shown("By group", groups, 1))
-        return [*shown, Shown("By client", each, 1)] if each else shown
+            run, general = {"run": label}, {"general": 100 * one.plain["generalisation"]["mean"]}
+            runs.append({**run, **general, **_row(one.plain["personalisation"])})
+            others += [{**run, **_row(new)}] if (new := one.plain["newcomers"]) else []
+            groups += [{**run, **row} for row in _by_group(one.plain)]
+            each += [{**run, **row} for row in _by_client(one.plain)]
+        shown = {
+            f"Accuracy on {self.part} pictures in percent": runs,
+            "The same for newcomers, which never trained with the others": others,
+            "By group": groups,
+            "By client": each,
+        }
+        return [Shown(title, rows, 1) for title, rows in shown.items() if rows]
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """A strip a run, a dot a client."""
-        from harmonium.report.measure_plots import Strip, strips
+        from harmonium.report.measure_plots import strips
 
-        rows = {label: one.plain["personalisation"] for label, one in found.items()}
-        strips(
-            path,
-            {
-                label: Strip(
-                    [100 * row["accuracy"] for row in one["each"]],
-                    [row["group"] or "" for row in one["each"]],
-                    100 * one["mean"],
-                )
-                for label, one in rows.items()
-            },
-            "accuracy in percent; a dot a client, a line at their mean",
-            "What clients' own features are worth to them",
-        )
+        title = "What clients' own features are worth to them"
+        meaning = "accuracy in percent; a dot a client, a line at their mean"
+        strips(path, {k: _strip(one.plain) for k, one in found.items()}, meaning, title, "newcomer")
         return True
 
 
@@ -342,19 +339,34 @@ def _row(personal: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "clients": personal["clients"]}
 
 
-def _by_group(label: str, plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for kind in ("generalisation", "personalisation"):
-        groups = plain[kind]["groups"]
-        if plain["by"] in (None, CLASSES) or len(groups) > LISTED:
-            continue
-        yield {"run": label, "of": kind, **{name: 100 * value for name, value in groups.items()}}
+def _by_group(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for kind in ("generalisation", "personalisation", "newcomers"):
+        groups = (plain[kind] or {}).get("groups", {})
+        if groups and plain["by"] not in (None, CLASSES) and len(groups) <= LISTED:
+            yield {"of": kind, **{name: 100 * value for name, value in groups.items()}}
 
 
-def _line(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: row[key] for key in ("client", "group", "labels", "classes", "tested")}
-    if row["group"] is None:
-        del kept["group"]
-    return {**kept, "accuracy": 100 * row["accuracy"]}
+def _by_client(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    new = plain["newcomers"]["each"] if plain["newcomers"] else []
+    rows = [*plain["personalisation"]["each"], *new]
+    for row in rows if len(rows) <= LISTED else ():
+        name = f"{row['client']} (new)" if row in new else str(row["client"])
+        group = {"group": row["group"]} if row["group"] is not None else {}
+        counts = {key: row[key] for key in ("labels", "classes", "tested")}
+        yield {"client": name, **group, **counts, "accuracy": 100 * row["accuracy"]}
+
+
+def _strip(plain: Mapping[str, Any]) -> Strip:
+    from harmonium.report.measure_plots import Strip
+
+    personal, new = plain["personalisation"], plain["newcomers"] or {"each": []}
+    rows = [*personal["each"], *new["each"]]
+    return Strip(
+        [100 * row["accuracy"] for row in rows],
+        [row["group"] or "" for row in rows],
+        100 * personal["mean"],
+        [place >= len(personal["each"]) for place in range(len(rows))],
+    )
 
 
 def _who(clients: Sequence[ClientId]) -> str:

@@ -51,6 +51,8 @@ class LineWatcher(Watcher):
         self._rounds = recipe.rounds
         self._clock = _Clock(done)
         clients = "1 client" if recipe.clients == 1 else f"{recipe.clients} clients"
+        if new := recipe.split.newcomers:
+            clients += f" and {new} newcomer(s)" if recipe.clients == 1 else f", {new} newcomer(s)"
         losses = [
             recipe.objective.name or "an objective of your own",
             *(t.name for t in recipe.terms),

@@ -22,6 +22,11 @@ from harmonium.settings import plain
 
 def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
     """The plan for so many sites, and the pictures that the server judges with, if it has any."""
+    if recipe.split.newcomers:
+        raise ConfigError(
+            "split.newcomers is for runs on one machine: in a federation, a newcomer is a site "
+            "that has not joined yet"
+        )
     dataset = None if isinstance(recipe.data, Sites) else recipe.data.load()
     tree = recipe.tree() | {"clients": clients}
     if dataset is not None:

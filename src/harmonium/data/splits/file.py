@@ -43,13 +43,21 @@ class File(SplitRule):
                 f"split.labels={self.labels}, but split.path={self.path} says itself which labels "
                 "may be seen: leave split.labels out"
             )
+        if (new := len(split.newcomers)) and new != self.newcomers:
+            raise ConfigError(
+                f"split.path={self.path} says itself who the newcomers are: set "
+                f"split.newcomers={new}"
+            )
+        if new and 1 < self.merge < clients:
+            raise ConfigError(f"split.path={self.path} has newcomers: leave split.merge out")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Nothing is drawn: the file says it."""
         split = self._load()
         made = f"made by split={split.spec.get('name')} with seed={split.spec.get('seed')}"
         notes = [*split.notes, f"read from a file, {made}"]
-        return Shares(split.indices, split.angles, notes, split.labelled, split.data)
+        new = split.newcomers
+        return Shares(split.indices, split.angles, notes, split.labelled, split.data, new)
 
     def client_names(self, dataset: Dataset) -> tuple[str, ...]:
         """The names that the file has."""

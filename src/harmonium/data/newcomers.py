@@ -1,0 +1,50 @@
+"""Newcomers: clients that hold pictures and never train, to see what others' training is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from harmonium.data.images import Images, Integers
+
+STYLE = "style"  # the column that data sets call so
+
+
+def newcomers(
+    images: Images, indices: Sequence[Integers], column: str, count: int, rng: np.random.Generator
+) -> tuple[int, ...]:
+    """So many clients drawn to be newcomers, of every style in turn where there are styles.
+
+    Args:
+        images: the training pictures.
+        indices: who holds which of them.
+        column: the column of the styles; another name: `style`, if there is one.
+        count: how many, fewer than there are clients.
+        rng: where the draws come from.
+    """
+    values = images.factors.get(column, images.factors.get(STYLE))
+    groups = [0 if values is None else most_common(values[own]) for own in indices]
+    return tuple(sorted(in_turn(groups, rng)[:count]))
+
+
+def most_common(values: Integers) -> int:
+    """The value that occurs most, of those that are known; -1 where none is."""
+    known = values[values >= 0]
+    return int(np.bincount(known).argmax()) if len(known) else -1
+
+
+def in_turn(groups: Sequence[Any], rng: np.random.Generator) -> list[int]:
+    """All positions in random order, but one of every group before a second of any.
+
+    >>> order = in_turn([0, 0, 0, 1], np.random.default_rng(0))
+    >>> sorted(order), 3 in order[:2]
+    ([0, 1, 2, 3], True)
+    """
+    turns: dict[Any, int] = {}
+    ranked = []
+    for position in rng.permutation(len(groups)).tolist():
+        turns[groups[position]] = turns.get(groups[position], 0) + 1
+        ranked.append((turns[groups[position]], position))
+    return [position for _, position in sorted(ranked, key=lambda one: one[0])]
