@@ -18,6 +18,7 @@ from harmonium.comparing.cells import Settings
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.partition import SplitRule, splits
 from harmonium.encoders import Encoder, encoders
+from harmonium.engines.settings import EngineSettings
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation.aggregate import Aggregation, aggregations
 from harmonium.federation.client import Local
@@ -28,7 +29,7 @@ from harmonium.federation.transport import Transport
 from harmonium.measures import measures
 from harmonium.methods import methods
 from harmonium.objectives import Objective, objectives
-from harmonium.recipe import EngineSettings, Privacy
+from harmonium.recipe import Privacy
 from harmonium.recipe_text import about, baselines, sweeps
 from harmonium.terms import Term, terms
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
@@ -30,6 +29,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
+from harmonium.engines.settings import EngineSettings
 from harmonium.errors import ConfigError, DataError, UnknownSetting, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation import dpsgd
@@ -56,26 +56,6 @@ from harmonium.terms import Term, terms
 
 _PLAIN = ("batch_norm", "clients", "rounds", "seed")  # settings of their own, not sections
 SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Where clients run; it never changes a result."""
-
-    kind: Literal["local", "flower"] = "local"  # on this machine, or over Flower's messages
-    workers: int | None = None  # processes; none: one a core; 0: in this process (local)
-    deadline: float = 3600.0  # seconds that a site has to answer (flower)
-    patience: float = 120.0  # seconds to wait in a round for a site that is not there (flower)
-    tries: int = 3  # times that a round with too few answers is tried (flower)
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"engine.workers is {self.workers}; it must be 0 or more")
-        for name in ("deadline", "patience"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be above 0")
-        if self.tries < 1:
-            raise ConfigError(f"engine.tries is {self.tries}; it must be at least 1")
 
 
 @dataclass(frozen=True)

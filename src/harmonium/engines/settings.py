@@ -1,0 +1,29 @@
+"""Settings of engines: the section of a recipe that says where clients run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from harmonium.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Where clients run; it never changes a result."""
+
+    kind: Literal["local", "flower"] = "local"  # on this machine, or over Flower's messages
+    workers: int | None = None  # processes; none: one a core; 0: in this process (local)
+    deadline: float = 3600.0  # seconds that a site has to answer (flower)
+    patience: float = 120.0  # seconds to wait in a round for a site that is not there (flower)
+    tries: int = 3  # times that a round with too few answers is tried (flower)
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"engine.workers is {self.workers}; it must be 0 or more")
+        for name in ("deadline", "patience"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be above 0")
+        if self.tries < 1:
+            raise ConfigError(f"engine.tries is {self.tries}; it must be at least 1")
