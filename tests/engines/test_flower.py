@@ -144,8 +144,9 @@ def test_clients_keep_their_state_over_flower(together: Together) -> None:
         {"objective": "moco"},
         {"batch_norm": "recalibrate", "encoder": {"name": "resnet8", "norm": "batch"}},
         {"objective": "semi-simsiam", "terms": "uv", "participation": {"number": 3}},
+        {"transport": {"up": "int8", "down": "fp16"}, "participation": {"number": 3}},
     ],
-    ids=["byol", "masked", "queue", "recalibrated", "verified"],
+    ids=["byol", "masked", "queue", "recalibrated", "verified", "rounded"],
 )
 def test_settings_end_with_the_same_bits(settings: dict, together: Together) -> None:
     check_parity("fedavg", together, **settings)

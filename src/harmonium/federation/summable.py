@@ -83,6 +83,8 @@ def _obstacle(method: Method, declared: Exchange, name: str) -> str:
     if part.fold != "parts":
         return ""
     layout = method.blueprint.layouts()[part.of]
+    if layout and method.transport.obstacle:
+        return method.transport.obstacle
     if layout and type(method.aggregation) is not Mean:
         way = method.aggregation.name or type(method.aggregation).__name__
         return f"aggregation={way} looks at single clients; set aggregation=mean"

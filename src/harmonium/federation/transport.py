@@ -55,21 +55,23 @@ class Transport:
         return self.up == self.down == "none"
 
     def check(self, privacy: Privacy) -> None:
-        """Refuse protections that rounding would undo."""
-        if self.is_plain:
-            return
-        if privacy.secure_aggregation:
-            raise ConfigError(
-                "transport rounds every client's answer by itself, and privacy.secure_aggregation "
-                "adds up whole numbers of one size that the server cannot take apart: set "
-                "transport.up=none and transport.down=none, or do without secure aggregation"
-            )
+        """Refuse noise that rounding would make too small; masks refuse it themselves."""
         if self.up != "none" and privacy.update_noise and privacy.update_place == "server":
             raise ConfigError(
                 f"transport.up={self.up} may make a change longer than privacy.update_clip, on "
                 "which the server's noise counts: set privacy.update_place=client, or "
                 "transport.up=none"
             )
+
+    @property
+    def obstacle(self) -> str:
+        """Why answers cannot be added up under masks; nothing where they can."""
+        if self.up != "none":
+            steps = "in steps of their own, which masks cannot add up"
+            return f"transport.up={self.up} rounds a client's numbers {steps}; set it to none"
+        if self.down != "none":
+            return f"transport.down={self.down} has the server read single changes; set it to none"
+        return ""
 
     def keeping(self, method: Method) -> dict[str, Kind]:
         """What a client keeps for it, and what that reveals."""
