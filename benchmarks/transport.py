@@ -1,0 +1,230 @@
+"""What rounded weights cost in accuracy and save in bytes, and how rounding was chosen.
+
+    python benchmarks/transport.py [--part arms rounding] [--seeds 0 1 2] [--json] [--runs FILE...]
+                                   [--write docs/results/transport.md]
+
+Runs are on the digits that come along: ten clients with few classes each, thirty rounds, a small
+CNN. Figures are test accuracy in percent of the frozen encoder; megabytes are the ledger's, a
+client and round. `--part rounding` rounds the changes that clients really make in four ways.
+`--json` prints nothing but a line for every measurement; files of such lines that are given as
+`--runs` join the tables, and what they hold is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.federation.client import Client, Fitted
+from harmonium.federation.parts import Parts
+from harmonium.federation.transport import STEPS
+from harmonium.methods.fedavg import FedAvg
+from harmonium.recipe import Recipe
+from harmonium.report.tables import estimate, markdown
+from harmonium.runs import run
+from paired import paired, untrained
+
+Found = dict[str, Any]
+
+METHODS = {
+    "fedavg": ("FedAvg with SimCLR", "demo", ""),
+    "fsimclr": (
+        "Federated SimCLR, with Adam at the server and a row for every client",
+        "fsimclr",
+        "data=digits views=digits split=dirichlet split.alpha=0.3 clients=10 rounds=30 "
+        "encoder.width=16 encoder.out=128 local.epochs=2 local.batch=64 local.optimiser=adam "
+        "local.lr=0.001 objective.temperature=0.2 server.lr=0.002 evaluate.k=20",
+    ),
+}
+BASE = "as they are"
+ARMS = {
+    BASE: [],
+    "up in 16 bits": ["transport.up=fp16"],
+    "up in 8 bits": ["transport.up=int8"],
+    "up in 8 bits, no error feedback": ["transport.up=int8", "transport.error_feedback=false"],
+    "down in 16 bits": ["transport.down=fp16"],
+    "up in 8 bits, down in 16": ["transport.up=int8", "transport.down=fp16"],
+}
+WAYS = ("up", "down")
+LOCAL = {  # how clients of the rounding part train
+    "Adam": [],
+    "SGD": ["local.optimiser=sgd", "local.lr=0.05"],
+}
+SHOWN = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference", "MB up"]
+
+
+def measure(method: str, arm: str, seed: int, workers: int | None) -> Found:
+    """One run and what it came to."""
+    _, name, own = METHODS[method]
+    changes = [*own.split(), *ARMS[arm], f"seed={seed}", "evaluate.every=30"]
+    changes += [] if workers is None else [f"engine.workers={workers}"]
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(Recipe.of(name, *changes), out=Path(folder) / "run")
+        text = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if line["step"] == "train"]
+    return {
+        "label": f"{method}/{arm}",
+        "seed": seed,
+        "knn": 100 * found.figures["knn"],
+        "linear": 100 * found.figures["linear"],
+        "knn_untrained": 100 * found.untrained["knn"],
+        "linear_untrained": 100 * found.untrained["linear"],
+        "rank": found.figures["health"]["effective_rank"],
+        "up": sum(sum(line["up"].values()) for line in lines) / len(lines),
+        "down": sum(sum(line["down"].values()) for line in lines) / len(lines),
+    }
+
+
+CHANGES: dict[int, list[dict[str, Tensor]]] = {}  # by round: what every client changed
+
+
+@dataclass(frozen=True)
+class Watched(FedAvg):
+    """FedAvg that writes down what clients change."""
+
+    def fit(self, parts: Parts, client: Client, **given: Any) -> Fitted:
+        """Training as it is."""
+        done = super().fit(parts, client, **given)
+        held = {key: value - given["anchor"][key] for key, value in parts.state_dict().items()}
+        CHANGES.setdefault(client.round, []).append(held)
+        return done
+
+
+def rounded(value: Tensor, rows: bool, rng: torch.Generator | None) -> tuple[Tensor, int]:
+    """A tensor rounded to 8 bits in one of four ways, and its bytes."""
+    flat = value.reshape(len(value) if rows and value.ndim > 1 else 1, -1)
+    step = flat.abs().amax(1, keepdim=True) / STEPS
+    size = flat / step.where(step > 0, 1.0)
+    whole = size.round() if rng is None else (size + torch.rand(size.shape, generator=rng)).floor()
+    return (whole * step).view_as(value), flat.numel() + 4 * len(flat)
+
+
+def rounding(number: int) -> Found:
+    """Errors of four ways to round the changes of round 5, over all clients."""
+    CHANGES.clear()
+    label = list(LOCAL)[number]
+    words = ["method=__main__:Watched", *LOCAL[label], "rounds=5", "seed=100", "engine.workers=0"]
+    with tempfile.TemporaryDirectory() as folder:
+        run(Recipe.of("demo", *words, "evaluate.every=5"), out=Path(folder) / "run")
+    changes, ways = CHANGES[5], []
+    for rows, chance in itertools.product((False, True), (False, True)):
+        rng = torch.Generator().manual_seed(0) if chance else None
+        errors, size = [], 0
+        for change in changes:
+            made = {key: rounded(value, rows, rng) for key, value in change.items()}
+            errors.append({key: made[key][0] - value for key, value in change.items()})
+            size = sum(bytes for _, bytes in made.values())
+        ways.append(
+            {
+                "local steps": label,
+                "a scale for every": "row" if rows else "tensor",
+                "rounding": "by chance" if chance else "to the nearest",
+                "kB": size / 1e3,
+                "error of an answer, %": 100 * norm(errors) / norm(changes),
+                "error of the average, %": 100 * norm(total(errors)) / norm(total(changes)),
+            }
+        )
+    return {"label": "rounding", "seed": number, "ways": ways}
+
+
+def norm(some: Sequence[dict[str, Tensor]]) -> float:
+    """Euclid's norm of all numbers together."""
+    return math.sqrt(sum(float(v.double().square().sum()) for one in some for v in one.values()))
+
+
+def total(some: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The sum over clients."""
+    return [{key: torch.stack([one[key] for one in some]).sum(0) for key in some[0]}]
+
+
+def arms(runs: Sequence[Found], method: str) -> str:
+    """The table of a method: means over seeds, and differences to weights as they are."""
+    by = {arm: [one for one in runs if one["label"] == f"{method}/{arm}"] for arm in ARMS}
+    if not by[BASE]:
+        return ""
+    rows = [untrained(by[BASE])]
+    for arm, its in by.items():
+        if row := paired(arm, its, by[BASE]):
+            sizes = {f"MB {way}": estimate([one[way] / 1e6 for one in its])[0] for way in WAYS}
+            rows.append({**row, **sizes})
+    return f"\n## {METHODS[method][0]}\n\n{markdown(rows, [*SHOWN, 'MB down'], digits=2)}"
+
+
+def page(runs: Sequence[Found]) -> str:
+    """The stored result."""
+    seeds = sorted({one["seed"] for one in runs if one["label"] != "rounding"})
+    text = ABOUT.format(seeds=" ".join(map(str, seeds)))
+    text += "".join(arms(runs, method) for method in METHODS)
+    ways = [row for one in runs if one["label"] == "rounding" for row in one["ways"]]
+    text += f"\n{CAME.strip()}\n"
+    if ways:
+        text += f"\n## How to round\n\n{ROUNDING.strip()}\n\n{markdown(ways, digits=2)}"
+        text += f"\n{CHOICE.strip()}\n"
+    return text
+
+
+ABOUT = """# Rounded weights: accuracy and bytes
+
+`python benchmarks/transport.py --seeds {seeds}`
+
+Digits that come along, ten clients with few classes each (`dirichlet`, 0.3), thirty rounds with all
+of them, a small CNN without BatchNorm. Figures are test accuracy in percent of frozen encoders, as
+means over seeds; chance is 10. A difference is paired by seed, to weights as they are, and ± is the
+standard error of a mean over seeds. Megabytes are what the ledger counted, a client and round.
+"""
+CAME = """
+"""
+ROUNDING = """
+`python benchmarks/transport.py --part rounding`
+
+What clients changed in round 5 of `demo`, seed 100, rounded to 8 bits in four ways. Errors are
+Euclid's norm of what rounding took over that of the changes: of single answers, and of their sum.
+"""
+CHOICE = """
+"""
+
+
+def main() -> None:
+    """Measure what is asked for and print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts = ["arms", "rounding"]
+    parser.add_argument("--part", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    runs: list[Found] = []
+    for path in asked.runs:
+        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    held = {(one["label"], one["seed"]) for one in runs}
+    todo = [(seed, f"{m}/{arm}") for seed in asked.seeds for m in asked.method for arm in ARMS]
+    todo = todo if "arms" in asked.part else []
+    todo += [(number, "rounding") for number in range(len(LOCAL)) if "rounding" in asked.part]
+    for seed, label in todo:
+        if (label, seed) in held:
+            continue
+        method, _, arm = label.partition("/")
+        runs.append(measure(method, arm, seed, asked.workers) if arm else rounding(seed))
+        print(json.dumps(runs[-1]), flush=True)
+    if not asked.json:
+        print(page(runs))
+    if asked.write:
+        asked.write.parent.mkdir(parents=True, exist_ok=True)
+        asked.write.write_text(page(runs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
