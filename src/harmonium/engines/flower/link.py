@@ -35,7 +35,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
@@ -114,11 +114,13 @@ class Link:
         host: str,
         port: int,
         certificate: tuple[Path, Path] | None = None,
+        *,
+        forgets: bool = False,
     ) -> None:
-        """Keep the database in `folder`; listen for sites at `host` and `port`."""
+        """Keep the database in `folder`, or in memory; listen for sites at `host` and `port`."""
         make_folder(folder)
         self.settings = LinkSettings(
-            database=str(folder / "flower.db"),
+            database=FLWR_IN_MEMORY_DB_NAME if forgets else str(folder / "flower.db"),
             private_port=free_port(),
             secret=secrets.token_hex(32),
             host=host,

@@ -30,7 +30,7 @@ LARGEST_BODY = 64 << 20  # bytes of one request; a chunk is an eighth of that
 class LinkSettings:
     """What a SuperLink's process needs to know; travels as JSON on its standard input."""
 
-    database: str  # file
+    database: str  # file, or Flower's word for none
     private_port: int  # on loopback: control and runtime, for the server alone
     secret: str  # what the server must say there
     host: str  # where sites connect

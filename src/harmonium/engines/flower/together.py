@@ -42,7 +42,8 @@ class Together:
         """Start the link and the node."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         port = free_port()
-        self._link = self._stack.enter_context(Link(folder, "127.0.0.1", port))
+        link = Link(folder, "127.0.0.1", port, forgets=True)  # much quicker
+        self._link = self._stack.enter_context(link)
         self._number = self._link.admit({0: self._node.public_key()})[0]
         told = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
         thread = threading.Thread(target=attend, args=told, daemon=True)
