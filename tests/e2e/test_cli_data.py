@@ -2,38 +2,17 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harmonium.cli import main
 from harmonium.data.partition import Split
 
 Call = Callable[..., tuple[str, str]]
 OURS = {"split.npz", "split.json", "split.png", "split.svg"}
 SHAPES = ["shapes", "data.count=200", "data.test_count=20", "data.size=12"]
-
-
-@pytest.fixture
-def call(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """A command in a fresh home; gives what it prints and what it says beside."""
-
-    def called(*words: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["harmonium", *words])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        try:
-            main()
-        except SystemExit as end:
-            assert end.code == code
-        else:
-            assert code == 0
-        captured = capsys.readouterr()
-        return captured.out, captured.err
-
-    return called
 
 
 @pytest.fixture

@@ -48,12 +48,18 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(RECIPE, out=tmp_path_factory.mktemp("calm") / "run")
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """A run that was stopped after its third round of four."""
+@pytest.fixture(scope="module")
+def once_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(Stop):
-        run(RECIPE, out=tmp_path / "run", watcher=StopAfter(3))
-    return tmp_path / "run"
+        run(RECIPE, out=folder, watcher=StopAfter(3))
+    return folder
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, once_stopped: Path) -> Path:
+    """A run that was stopped after its third round of four, to do with as one likes."""
+    return shutil.copytree(once_stopped, tmp_path / "run")
 
 
 def same(folder: Path, calm: Result) -> None:
@@ -279,7 +285,7 @@ def test_a_run_goes_on_with_the_pictures_it_began_with(archive, tmp_path, home, 
     path.unlink()
     if change == "another":
         np.savez(path, x=np.zeros((60, 12, 12), np.uint8), y=np.arange(60) % 3)
-    resume(folder, "engine.workers=2")
+    resume(folder, "engine.workers=1")
     assert (folder / "encoder.safetensors").read_bytes() == (
         calm.folder / "encoder.safetensors"
     ).read_bytes()

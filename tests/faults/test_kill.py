@@ -1,6 +1,7 @@
 """kill -9 at any moment, then the same command: the same bits. benchmarks/kills.py does twenty."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,12 +10,38 @@ from pathlib import Path
 
 import pytest
 
+from harmonium.runs import run
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kills  # noqa: E402
 
 
-def test_three_kills_at_random_moments_leave_no_trace(tmp_path: Path) -> None:
-    assert kills.trial(3, seed=1, base=tmp_path) == []
+def test_three_kills_leave_no_trace(tmp_path: Path) -> None:
+    """Soon after the run has begun, and after a first and a third round; goes on in this process.
+
+    Where it goes on does not matter: workers change no bit, and a new process has nothing else.
+    """
+    words = kills.RECIPE.split()
+    run(*words, "engine.workers=0", out=tmp_path / "calm")
+    calm, rng = kills.contents(tmp_path / "calm"), random.Random(1)
+    for commits in (0, 1, 3):
+        folder = tmp_path / f"killed-{commits}"
+        process = subprocess.Popen(
+            kills.command(folder, f"{kills.RECIPE} engine.workers=1"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        last = folder / "commits" / f"{commits:06}.json"
+        deadline = time.monotonic() + 60
+        while not (last if commits else folder).exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.1))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert folder.exists() and not (folder / "result.json").exists()
+        run(*words, "engine.workers=0", out=folder)
+        assert kills.contents(folder) == calm
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
