@@ -109,6 +109,9 @@ def test_what_is_a_methods_own_is_fair():
 def test_scaled_epochs_count_as_they_are_trained():
     scaled = Recipe.of("fedavg", "clients=10", "local.epochs=20", "local.for_clients=100")
     assert fairness.check({"a": Recipe.of("fedavg", "clients=10"), "b": scaled}) == []
+    other = {"a": Recipe.of("fedavg", "clients=5"), "b": scaled.changed(clients=5)}
+    with pytest.raises(ConfigError, match=r"e\.g\. local\.epochs=2 local\.for_clients=none, or"):
+        fairness.check(other)
 
 
 def test_what_methods_have_beside_is_told():
