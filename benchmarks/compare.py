@@ -30,8 +30,8 @@ AMISS = {*BY_ITSELF, "diagnosis", "fedavg", "semifed"}
 NAMES = ["fedsimclr", *sorted({*methods.table(), *baselines()} - {*AMISS, "fedsimclr"})]
 BUDGET = (
     "data=digits views=digits clients=4 split=dirichlet split.alpha=0.3 split.labels=0.2 rounds=4 "
-    "local.epochs=2 local.for_clients=none local.batch=32 encoder.width=8 encoder.out=32 evaluate.k=20 evaluate.every=1 "
-    "evaluate.labels_per_class=[5] compare.references=first"
+    "local.epochs=2 local.for_clients=none local.batch=32 encoder.width=8 encoder.out=32 "
+    "evaluate.k=20 evaluate.every=1 evaluate.labels_per_class=[5] compare.references=first"
 )
 
 

@@ -48,6 +48,8 @@ def test_every_objective_has_references_of_its_own():
         "supervised",
     ]
     assert references(cells)["alone (fedbyol)"].objective.name == "byol"
+    few = {"fedsimclr": Recipe.of("fedsimclr", "split.labels=0.1")}
+    assert references(few)["supervised"].split.labels == 1.0
     assert list(references(cells, "first")) == ["alone", "centralised", "supervised"]
     made = plan(["fedsimclr", "fedprox", *DIGITS])
     assert list(made.rows) == ["alone", "fedsimclr", "fedprox", "centralised", "supervised"]

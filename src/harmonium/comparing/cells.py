@@ -16,7 +16,7 @@ from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import apply_changes
-from harmonium.settings import make
+from harmonium.settings import make, plain
 
 UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
@@ -141,7 +141,9 @@ def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[s
             found[called] = reference(methods[label], name)
     base = next(iter(methods.values()))
     called = f"{SUPERVISED}, centralised" if SUPERVISED in methods else SUPERVISED
-    found[called] = reference(base, "centralised", objective="supervised", terms={})
+    labelled = {**plain(base.split), "labels": 1.0}
+    taught = {"objective": "supervised", "terms": {}, "split": labelled}
+    found[called] = reference(base, "centralised", **taught)
     return found
 
 
