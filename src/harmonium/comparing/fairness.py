@@ -68,10 +68,10 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
             found.append(f"{base} and {label} differ in {', '.join(words)}")
             keys |= dict.fromkeys(apart)
     if found and not allow:
-        words = [_word(recipes[base], key) for key in keys]
+        right = [_word(recipes[base], key) for key in keys]
         if "local.epochs" in keys and any(one.local.for_clients for one in recipes.values()):
-            words.append("local.for_clients=none")  # else epochs are scaled to the clients
-        common = " ".join(words)
+            right.append("local.for_clients=none")  # else epochs are scaled to the clients
+        common = " ".join(right)
         raise ConfigError(
             f"{'; '.join(found)}: their figures could not be compared. Give all of them the same, "
             f"e.g. {common}, or compare them nevertheless with --allow-unfair"
