@@ -151,6 +151,17 @@ def test_published_figures_say_why_ours_are_others():
     assert published("fedca/c10-iid-r50/alignment", Recipe.of("fedavg")) is None
 
 
+def test_settings_of_one_method_follow_its_name():
+    made = plan(["fedavg", "fedavg,transport.up=int8,local.milestones=[0.5,0.8]", *DIGITS])
+    label = "fedavg transport.up=int8 local.milestones=[0.5 0.8]"
+    assert list(made.methods) == ["fedavg", label]
+    assert made.methods[label].transport.up == "int8"
+    assert made.methods[label].local.milestones == (0.5, 0.8)
+    assert made.methods["fedavg"].transport.up == "none" and made.methods[label].clients == 2
+    with pytest.raises(ConfigError, match=r"fedavg and fedprox rounds=3 differ in rounds"):
+        plan(["fedavg", "fedprox,rounds=3", *DIGITS])
+
+
 def test_settings_of_the_comparison_are_checked():
     with pytest.raises(ConfigError, match="compare.target is 200"):
         plan(["fedavg", "compare.target=200"])

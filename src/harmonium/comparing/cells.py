@@ -17,6 +17,7 @@ from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import apply_changes
 from harmonium.settings import make, plain
+from harmonium.tuning.grid import split_values
 
 UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
@@ -62,15 +63,23 @@ class Plan:
 
 
 def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
-    """From the words of a command to its runs: names of methods or recipes, then settings."""
-    names = [word for word in words if "=" not in word]
+    """From the words of a command to its runs: names of methods or recipes, then settings.
+
+    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`.
+    """
+    names = [word for word in words if is_name(word)]
     if not names:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
     if given := set(BY_ITSELF) & set(names):
         raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
     own = apply_changes({}, [w for w in words if w.startswith(("compare.", "seeds="))])
-    changes = [w for w in words if "=" in w and not w.startswith(("compare.", "seeds="))]
-    recipes = {name: Recipe.of(name, *changes) for name in names}
+    rest = [w for w in words if w not in names and not w.startswith(("compare.", "seeds="))]
+    recipes = {}
+    for word in names:
+        if not all(word.split(",")):
+            raise ConfigError(f"'{word}' has a comma too many: write name,key=value,key=value")
+        name, *its = split_values("", word, "")
+        recipes[word] = Recipe.of(name, *rest, *its)
     labels = [
         recipes[name].method.name if names == ["demo"] else label_of(name, names) for name in names
     ]
@@ -86,6 +95,15 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
         tuple(fairness.check(methods, allow=allow_unfair)),
         tuple(fairness.remarks(methods)),
     )
+
+
+def is_name(word: str) -> bool:
+    """Whether a word names a method or a recipe; others are settings.
+
+    >>> is_name("fedavg"), is_name("fedavg,local.lr=0.1"), is_name("local.lr=0.1")
+    (True, True, False)
+    """
+    return "=" not in word.partition(",")[0]
 
 
 def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
@@ -109,9 +127,13 @@ def label_of(name: str, names: Sequence[str]) -> str:
 
     >>> label_of("fedca/c10-iid-r50/fedae@cpu", ["fedca/c10-iid-r50/fedae@cpu"])
     'fedae'
-    >>> label_of("runs/mine.yaml", ["runs/mine.yaml"]), label_of("package:Mine", [])
-    ('mine', 'Mine')
+    >>> label_of("runs/mine.yaml", ["runs/mine.yaml"]), label_of("package:Mine,local.lr=1", [])
+    ('mine', 'Mine local.lr=1')
     """
+    name, comma, own = name.partition(",")
+    if comma:
+        bare = [one.partition(",")[0] for one in names]
+        return f"{label_of(name, bare)} {own.replace(',', ' ')}"
     if name.endswith((".yaml", ".yml")):
         return Path(name).stem
     if "/" in name:

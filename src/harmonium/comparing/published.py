@@ -21,7 +21,7 @@ class Published(NamedTuple):
 
 def published(name: str, recipe: Recipe) -> Published | None:
     """The figure of a row of a paper's table; none where a recipe is no such row, or has none."""
-    row = name.partition("@")[0]
+    row = name.partition(",")[0].partition("@")[0]
     place = row.partition("/")[0]
     if "/" not in row or place not in tables():
         return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from harmonium import store
 from harmonium.comparing import table
-from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, plan
+from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, is_name, plan
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
@@ -64,7 +64,7 @@ def compare(
     folder = Path(out) if out is not None else new_folder(list(made.methods))
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
-    names = dict(zip(made.methods, (word for word in words if "=" not in word), strict=True))
+    names = dict(zip(made.methods, filter(is_name, words), strict=True))
     for label, name in names.items():
         if figure := published(name, made.methods[label]):
             found.published[label] = figure

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.comparing.cells import plan
+from harmonium.comparing.cells import is_name, plan
 from harmonium.comparing.study import compare
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, suggest
@@ -139,9 +139,9 @@ def sweep(
 
 def read(words: Sequence[str]) -> Asked:
     """From the words of a command to what it goes over."""
-    names = [word for word in words if "=" not in word]
+    names = [word for word in words if is_name(word)]
     over = [word for word in words if word.startswith(PREFIX)]
-    rest = [word for word in words if "=" in word and word not in over]
+    rest = [word for word in words if word not in [*names, *over]]
     if over and names:
         if len(over) > 1:
             raise ConfigError("a sweep goes over one setting: leave all but one sweep.* out")
@@ -186,7 +186,7 @@ def _check(key: str, words: Sequence[str]) -> None:
 
 def new_folder(words: Sequence[str]) -> Path:
     """Where a sweep goes that was given no place."""
-    name = "-".join(Path(word).stem for word in words if "=" not in word)[:80]
+    name = "-".join(Path(word).stem for word in words if is_name(word))[:80]
     return home() / "sweeps" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
 
 
