@@ -84,14 +84,16 @@ class Board:
 class Personal(Measure):
     """Generalisation of the federation's encoder, and what each client's own features are worth."""
 
-    clients: int | None = None  # judged, at most, and as many newcomers; none: all of either
+    clients: int | None = None  # of those who train, at most, and of newcomers; none: all
     by: str | None = AUTO  # a column, e.g. style, or classes; none: all test pictures for everyone
     epochs: int | None = None  # of the further round; none: the recipe's; 0: no further round
-    adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # mlp: one for every method
+    adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # what learns beside the classifier
     hidden: int = 384  # of mlp, which so has as many weights as FedStyle's generator with 256
     protocol: str = "lp_style"  # how classifiers are trained
     standardise: bool | None = None  # features for the classifier; none: as the protocol has it
-    part: Literal["test", "validation"] = "test"  # that is judged on; settings: on validation
+    part: Literal["test", "validation"] = (
+        "test"  # that is tested on; validation: to choose settings
+    )
     pictures: int | None = None  # of it, at most; none: all
     seed: int = 0  # of what is drawn: clients, pictures, batches
 
