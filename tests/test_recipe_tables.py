@@ -1,9 +1,12 @@
 """The tables of the papers as recipes: all of them can be built, small ones can be run."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from harmonium.cli import recipes
+from harmonium.data.splits.styles import Styles as SplitByStyle
 from harmonium.errors import ConfigError
 from harmonium.methods.fedca import FedCA
 from harmonium.recipe import Recipe
@@ -293,3 +296,111 @@ def test_a_small_recipe_of_orchestra_runs(row: str, tmp_path: Path) -> None:
     found = run(f"orchestra/c10-silo/{row}@cpu", *words, out=tmp_path / "run")
     key = "anonymity" if row == "orchestra" else "divergence"
     assert found.rounds[1]["reported"][key] > 0
+
+
+OF_FEDSTYLE = {entry.name: entry for entry in table("fedstyle")}
+ROWS_OF_FEDSTYLE = sorted({name.split("/")[2] for name in OF_FEDSTYLE})
+
+
+@pytest.mark.parametrize("row", ROWS_OF_FEDSTYLE)
+def test_small_rows_of_fedstyle_are_what_their_names_say(row: str) -> None:
+    recipe = Recipe.of(f"fedstyle/digit-5-he0.2-simsiam/{row}@cpu")
+    name, options = recipe.method.name, recipe.method.options
+    ours = row == "fedstyle" or row.startswith(("lambda-", "style-epochs-"))
+    assert name == ("fedstyle" if ours else row.split("-")[0])
+    if name != "centralised":
+        assert recipe.clients == 15 and recipe.participation.number == 7
+    assert isinstance(recipe.split, SplitByStyle) and recipe.split.beta == 0.2
+    assert recipe.objective.name == "simsiam" and recipe.encoder.name == "cnn-small"
+    if ours:
+        assert options["strength"] == (float(row.split("-")[1]) if "lambda" in row else 0.1)
+        assert options["style_epochs"] == (int(row.split("-")[2]) if "epochs" in row else 10)
+    wanted = {
+        "fedprox": {"mu": 0.2, "init_from_global": False},
+        "fedprox-standard": {"mu": 0.2, "init_from_global": True},
+        "apfl": {"alpha": 0.5, "mixing": "crossed"},
+        "apfl-original": {"alpha": 0.5, "mixing": "weights"},
+        "ditto": {"mu": 2.0, "towards": "updated"},
+        "ditto-original": {"mu": 2.0, "towards": "received"},
+    }
+    assert wanted.get(row, {}).items() <= dict(options).items()
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "clients", "asked", "strength"),
+    [
+        ("digit-1-ho-simclr", "styles", 3, 3, 1.0),
+        ("office-1-ho-simclr", "office-home", 4, 4, 0.5),
+        ("adapt-5-he0.8-simclr", "adaptiope", 15, 7, 0.1),
+        ("digit-10-he0.2-simclr", "styles", 30, 15, 0.5),
+    ],
+)
+def test_settings_of_fedstyle_are_those_of_the_paper(
+    place: str, data: str, clients: int, asked: int, strength: float
+) -> None:
+    recipe = Recipe.of(f"fedstyle/{place}")
+    assert (recipe.data.name, recipe.clients, recipe.participation.number) == (data, clients, asked)
+    assert recipe.method.options["strength"] == strength
+    assert (recipe.rounds, recipe.local.epochs, recipe.local.batch) == (100, 5, 64)
+    assert (recipe.local.lr, recipe.local.momentum, recipe.local.clip) == (0.1, 0, None)
+    assert getattr(recipe.objective, "temperature", 0) == 0.07
+    side = {"styles": 32, "office-home": 224, "adaptiope": 224}[data]
+    assert recipe.data.size == side and recipe.encoder.name == "resnet18"
+    if data == "office-home":  # 11,340,736 without style, as its 45.4 MB each way have it
+        method = recipe.method_for((side, side, 3), 65)
+        sent = [method.blueprint[name] for name in ("encoder", "projector")]
+        assert sum(p.numel() for part in sent for p in part.parameters()) == 11_340_736
+
+
+def test_fedstyles_figures_are_those_of_the_paper() -> None:
+    assert len(OF_FEDSTYLE) == 3 * 3 * 3 * 2 * len(ROWS_OF_FEDSTYLE) == 54 * 21
+    first = OF_FEDSTYLE["fedstyle/digit-1-ho-simclr/fedstyle"]
+    assert first.published == pytest.approx(93.4, abs=0.05)
+    assert first.personal == pytest.approx(94.8, abs=0.05)
+    assert first.by_style == {"published": [98.2, 85.5, 96.4], "personal": [98.2, 89.8, 96.4]}
+    for name, figures in {
+        "office-1-ho-simsiam/fedprox": [9.9, 18.3, 28.7, 16.6],
+        "adapt-5-he0.2-simclr/apfl": [9.0, 11.4, 10.6],
+        "digit-10-he0.8-simsiam/ditto": [76.2, 74.2, 74.7],
+    }.items():
+        found = OF_FEDSTYLE[f"fedstyle/{name}"]
+        assert found.by_style == {"personal": figures} and found.published is None
+    last = OF_FEDSTYLE["fedstyle/office-1-ho-simclr/lambda-5"]
+    assert (last.published, last.personal, last.by_style) == (53.9, 2.2, {})
+    assert OF_FEDSTYLE["fedstyle/digit-5-ho-simclr/fedavg"].personal is None
+
+
+def test_fedstyles_printed_averages_are_means_but_for_slips() -> None:
+    source = read_yaml(tables()["fedstyle"].read_text(encoding="utf-8"), "fedstyle")
+    places = [
+        f"{d}-{o}" for d in ("office-5", "adapt-5", "digit-10") for o in ("simclr", "simsiam")
+    ]
+    averages = source["elsewhere"]
+    for kind, about in zip(("published", "personal"), averages.values(), strict=True):
+        for row, printed in about.items():
+            for place, average in zip(places, printed, strict=True):
+                data, clients, objective = place.split("-")
+                settings = [f"{data}-{clients}-{s}-{objective}" for s in ("ho", "he0.2", "he0.8")]
+                found = [getattr(OF_FEDSTYLE[f"fedstyle/{s}/{row}"], kind) for s in settings]
+                slip = (kind, row, place) in (
+                    ("personal", "ditto", "office-5-simsiam"),
+                    ("personal", "fedstyle", "adapt-5-simsiam"),
+                )
+                assert abs(sum(found) / 3 - average) < (0.4 if slip else 0.11), (row, place)
+
+
+def test_a_listing_shows_both_figures_where_a_paper_has_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipes("fedstyle")
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["name", "published", "personal", "what"]
+    line = next(line for line in lines if line.startswith("fedstyle/digit-1-ho-simclr/fedper "))
+    assert line.split()[1:3] == ["-", "93.8"]
+    assert any(line.startswith("personal: ") for line in lines)
+    recipes("fedstyle", as_json=True)
+    found = json.loads(capsys.readouterr().out)["fedstyle/office-1-ho-simclr/centralised"]
+    assert found["published"] == pytest.approx(52.1) and found["personal"] is None
+    assert found["by_style"] == {"published": [30.6, 55.7, 71.7, 50.4]}
+    recipes("fedca")
+    assert capsys.readouterr().out.split()[:3] == ["name", "published", "what"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def table(name: str) -> list[recipe_tables.Entry]:
     return list(recipe_tables.entries(name, _source(tables()[name])))
 
 
+@cache
 def _source(file: Any) -> dict[str, Any]:
     return read_yaml(file.read_text(encoding="utf-8"), file.name)
 
