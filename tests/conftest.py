@@ -1,6 +1,7 @@
 """Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Runs draw no picture of themselves, which takes most of the time of small ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.life.Life._picture", lambda life: None)
+        yield

@@ -27,6 +27,8 @@ from harmonium.recipe import Recipe
 from harmonium.runs import run
 from harmonium.testing import CHECKS, check_method
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SHAPES = ["data=shapes", "data.count=1200", "data.test_count=10"]
 HIDDEN = [*SHAPES, "data.unlabelled=true"]
 

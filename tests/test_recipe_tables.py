@@ -13,6 +13,8 @@ from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml, table, tables
 from harmonium.runs import run
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 NAMES = [entry.name for entry in table("fsimclr")]
 OF_FEDCA = [entry.name for entry in table("fedca")]
 

@@ -24,7 +24,8 @@ from harmonium.testing import ContractError, check_parity, first_trial
 QUICK = {  # settings that are made for real runs, and slow
     "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
     "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 1}},
-    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
+    "fedsc": {"objective": {"name": "spectral", "form": "fedsc", "out": 16, "norm": "none"}},
+    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 5}},
 }
 
 

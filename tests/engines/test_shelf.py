@@ -16,6 +16,8 @@ from harmonium.errors import StoreError
 from harmonium.life import Watcher
 from harmonium.runs import resume, run
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SETTINGS = {
     "clients": 3,
     "rounds": 3,

@@ -24,6 +24,8 @@ from harmonium.hosts import make_host
 from harmonium.recipe import Recipe
 from harmonium.testing import TINY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 EQUAL = dict.fromkeys(range(20), 50)
 
 

@@ -22,8 +22,16 @@ from harmonium.recipe import Recipe
 from harmonium.runs import resume, run
 from harmonium.testing import TINY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RECIPE = Recipe.from_tree(
-    {**TINY, "method": "alone", "rounds": 4, "engine": {"workers": 0}, "evaluate": {"every": 2}}
+    {
+        **TINY,
+        "method": "alone",
+        "rounds": 4,
+        "engine": {"workers": 0},
+        "evaluate": {"every": 2, "labels_per_class": []},
+    }
 )
 
 

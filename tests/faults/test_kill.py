@@ -15,6 +15,8 @@ from harmonium.runs import run
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kills  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_three_kills_leave_no_trace(tmp_path: Path) -> None:
     """Soon after the run has begun, and after a first and a third round; goes on in this process.

@@ -19,6 +19,8 @@ from harmonium.methods import methods
 from harmonium.runs import changed_recipe
 from harmonium.testing import first_trial
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL: dict[str, Any] = {
     "data": {"name": "shapes", "count": 36, "test_count": 4, "size": 10},
     "split": {"name": "quantity", "min_size": 3},

@@ -32,6 +32,8 @@ from harmonium.recipe import Recipe
 from harmonium.runs import run
 from harmonium.testing import TINY, check_method
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @dataclass(frozen=True)
 class Normed(Encoder):

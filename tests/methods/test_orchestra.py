@@ -20,6 +20,8 @@ from harmonium.recipe import Recipe
 from harmonium.runs import run
 from harmonium.testing import Trial, check_method, first_trial
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL: dict[str, Any] = {"name": "orchestra", "clusters": 8, "local_clusters": 3, "global_steps": 9}
 
 

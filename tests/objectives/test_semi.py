@@ -31,6 +31,8 @@ from harmonium.runs import _judged, run
 from harmonium.terms.verification import Verification
 from harmonium.testing import TINY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CALM: dict[str, Any] = {"norm": "none"}  # no BatchNorm, so that a picture's loss is its own
 PAIRS: list[tuple[Objective, Objective]] = [
     (SemiInfoNCE(**CALM), InfoNCE(**CALM)),

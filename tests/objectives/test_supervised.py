@@ -18,6 +18,8 @@ from harmonium.privacy.mechanisms import Noise
 from harmonium.runs import run
 from harmonium.testing import TINY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

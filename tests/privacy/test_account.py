@@ -27,6 +27,8 @@ from harmonium.privacy.reporting import report
 from harmonium.runs import resume
 from harmonium.testing import TINY, first_trial
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ONE = Release("mean", "gaussian", 1.0, 4.0)
 
 

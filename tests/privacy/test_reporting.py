@@ -21,6 +21,8 @@ from harmonium.privacy.reporting import Report, _delta, picture, report, summary
 from harmonium.recipe import Recipe
 from harmonium.testing import TINY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL: dict[str, Any] = {
     **TINY,
     "rounds": 3,
