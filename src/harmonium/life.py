@@ -112,7 +112,7 @@ class Ground:
     notes: tuple[str, ...] = ()
 
 
-def _untrained(method: Method, dataset: Dataset) -> nn.Module:
+def as_drawn(method: Method, dataset: Dataset) -> nn.Module:
     """The encoder as first drawn; statistics of its BatchNorms fit the pictures, to be fair."""
     encoder = method.blueprint.copy_from().eval()["encoder"]
     pixels = torch.from_numpy(
@@ -141,8 +141,8 @@ class Life:
         recipe, path, method, dataset = self.recipe, self.path, ground.method, ground.dataset
         judge = before = None
         if dataset is not None:
-            untrained = _untrained(method, dataset)
-            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, untrained)
+            first = as_drawn(method, dataset)
+            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, first)
         server = self._rounds(ground, engine, judge, simulate)
         figures: Mapping[str, Any] = {}
         if judge is not None:

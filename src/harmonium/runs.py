@@ -107,7 +107,7 @@ def _complete(life: Life) -> Result:
     ground = Ground(
         host.method,
         split.examples,
-        _judged(dataset, split),
+        judged_on(dataset, split),
         host.public,
         (*split.notes, *public_notes(recipe, public)),
     )
@@ -115,7 +115,7 @@ def _complete(life: Life) -> Result:
         return life.play(ground, engine)
 
 
-def _judged(dataset: Dataset, split: Split) -> Dataset:
+def judged_on(dataset: Dataset, split: Split) -> Dataset:
     """What encoders are judged with: pictures as held, and those whose labels clients may see."""
     held = as_held(dataset, split)
     if split.labelled is None or held.labelled is not None:
@@ -127,7 +127,7 @@ def _judged(dataset: Dataset, split: Split) -> Dataset:
 def pixels_verdict(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """The figures of pictures as their own features, on the test part of a run's data."""
     dataset, _, split = opened(recipe, folder)
-    judged, views = _judged(dataset, split), recipe.views.build()
+    judged, views = judged_on(dataset, split), recipe.views.build()
     return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels()).verdict(Pixels())
 
 

@@ -123,7 +123,7 @@ def test_the_model_is_the_same_with_and_without(played, name):
 
 
 def test_a_server_without_pictures_has_the_scores_of_all_looks(played, monkeypatch):
-    monkeypatch.setattr("harmonium.runs._judged", lambda dataset, split: None)
+    monkeypatch.setattr("harmonium.runs.judged_on", lambda dataset, split: None)
     run = played(evaluate={**SMALL["evaluate"], "every": 1})
     rows = Folder(run.path).read_log("metrics.jsonl")
     assert [row["round"] for row in rows if "align" in row.get("reported", {})] == [1, 2]

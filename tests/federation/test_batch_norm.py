@@ -24,7 +24,7 @@ from harmonium.federation.optimiser import Adam, Average
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.handover import load_encoder
-from harmonium.life import _untrained
+from harmonium.life import as_drawn
 from harmonium.methods.alone import Alone
 from harmonium.objectives.byol import BYOL
 from harmonium.objectives.simclr import SimCLR
@@ -263,7 +263,7 @@ def test_a_variance_is_never_negative() -> None:
 def test_the_untrained_encoder_is_judged_with_statistics_of_its_pictures() -> None:
     recipe = Recipe.from_tree({**TINY, "encoder": {"name": "cnn-small", "norm": "batch"}})
     dataset = recipe.data.load()
-    encoder = _untrained(recipe.build_method(dataset), dataset)
+    encoder = as_drawn(recipe.build_method(dataset), dataset)
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms and all(norm.running_mean.abs().sum() > 0 for norm in norms)  # type: ignore[union-attr]
 

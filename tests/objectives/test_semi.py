@@ -27,7 +27,7 @@ from harmonium.objectives.simsiam import SimSiam, negative_cosine
 from harmonium.objectives.spectral import Spectral, spectral_contrast
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe import Recipe
-from harmonium.runs import _judged, run
+from harmonium.runs import judged_on, run
 from harmonium.terms.verification import Verification
 from harmonium.testing import TINY
 
@@ -228,11 +228,11 @@ def test_the_probe_learns_from_the_labels_that_clients_may_see() -> None:
     recipe = Recipe.from_tree(settings)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-    judged = _judged(dataset, split)
+    judged = judged_on(dataset, split)
     assert split.labelled is not None and judged.labelled is not None
     rows = [index[own] for index, own in zip(split.indices, split.labelled, strict=True)]
     wanted = np.sort(np.concatenate(rows))
     assert np.array_equal(judged.labelled.labels, dataset.train.labels[wanted])
     assert np.array_equal(judged.labelled.pixels, dataset.train.batch(wanted))
     whole = make_split(recipe.split.__class__(), dataset, None, recipe.clients, recipe.seed)
-    assert _judged(dataset, whole).labelled is None
+    assert judged_on(dataset, whole).labelled is None

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +80,11 @@ PROTOCOLS = {
     # Federated SimCLR with verification states no optimiser: this is a choice.
     "lp_000": Protocol("adam", 1e-3, 512, 100),
 }
-"""Protocols by name. Orchestra's is not among them: it augments pictures, so features change."""
+"""Protocols of features that stay as they are, by name."""
+
+ORCHESTRA = Protocol("sgd", 30.0, 256, 50, momentum=0.9, schedule="cosine")
+"""Orchestra's released code: rate 30 for batches of 256. It augments pictures, so features change
+from epoch to epoch: `train` takes several passes of them."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Classifier:
 
 
 def train(
-    features: Tensor,
+    features: Tensor | Sequence[Tensor],
     labels: Tensor,
     protocol: Protocol,
     rng: torch.Generator,
@@ -125,7 +130,8 @@ def train(
     the copy learns by the same optimiser, in evaluation mode: it drops nothing, measures nothing.
 
     Args:
-        features: `(n, dim)` of the training pictures.
+        features: `(n, dim)` of the training pictures; or several passes, of which each epoch takes
+            the next and begins again after the last.
         labels: `(n,)`; pictures labelled -1 are left out. Classes that do not occur are never
             predicted.
         protocol: how.
@@ -137,15 +143,19 @@ def train(
     >>> train(rows, names, PROTOCOLS["lp_style"], rng).predict(torch.eye(3)).tolist()
     [7, 2, 5]
     """
-    if features.ndim != 2 or len(features) != len(labels):
+    passes = [features] if isinstance(features, Tensor) else features
+    if adapter is not None and len(passes) > 1:
+        raise ConfigError("an adapter learns from one pass of features, not from several")
+    first = passes[0]
+    if first.ndim != 2 or len(first) != len(labels):
         raise DataError(
             f"a classifier needs features (pictures, dim) and a label each, got "
-            f"{tuple(features.shape)} and {len(labels)} labels"
+            f"{tuple(first.shape)} and {len(labels)} labels"
         )
     known = labels >= 0
     if not bool(known.any()):
         raise DataError("a classifier needs at least one labelled picture; all labels are -1")
-    features, labels = features[known].float(), labels[known]
+    features, labels = first[known].float(), labels[known]
     classes, columns = torch.unique(labels, return_inverse=True)
     learner = copy.deepcopy(adapter)
     with single_thread():
@@ -160,8 +170,13 @@ def train(
         if len(classes) == 1:  # there is nothing to tell apart
             return Classifier(classes, begin, shift, scale, learner)
         if learner is None:
-            rows = (features - shift) / scale
-            weights = _regression(rows, columns, protocol, rng)
+
+            def rows(epoch: int) -> Tensor:
+                number = epoch % len(passes)
+                some = passes[number][known].float() if number else features
+                return (some - shift) / scale
+
+            weights = _regression(rows, len(passes), columns, protocol, rng)
         else:
             weights = _beside(features, columns, begin, (shift, scale), learner, protocol, rng)
             learner.requires_grad_(False)
@@ -179,19 +194,33 @@ def _orders(count: int, protocol: Protocol, rng: torch.Generator) -> list[Tensor
     return [torch.randperm(count, generator=rng) for _ in range(protocol.epochs)]
 
 
-def _regression(rows: Tensor, columns: Tensor, protocol: Protocol, rng: torch.Generator) -> Tensor:
+def _wide(rows: Tensor) -> np.ndarray:
+    """Rows with a 1 at their end, which the bias multiplies."""
+    return np.concatenate([rows.numpy(), np.ones((len(rows), 1), np.float32)], 1)
+
+
+def _regression(
+    rows: Callable[[int], Tensor],
+    passes: int,
+    columns: Tensor,
+    protocol: Protocol,
+    rng: torch.Generator,
+) -> Tensor:
     """Softmax regression by hand: the gradient is (softmax - one-hot)^T rows / batch.
 
     For matrices as narrow as these NumPy is several times quicker than autograd and an optimiser.
+    `rows` gives the features of an epoch, of which there are so many different `passes`.
     """
-    wide = np.concatenate([rows.numpy(), np.ones((len(rows), 1), np.float32)], 1)  # 1: the bias
+    wide = _wide(rows(0))
     wanted = functional.one_hot(columns).T.float().numpy()
     weights = np.zeros((len(wanted), wide.shape[1]), np.float32)
     first, second, count = np.zeros_like(weights), np.zeros_like(weights), 0
     size, decay, (b, c) = protocol.batch, np.float32(protocol.weight_decay), BETAS
     with threadpool_limits(1), np.errstate(all="ignore"):  # `finite` tells what broke
-        for epoch, order in enumerate(_orders(len(rows), protocol, rng)):
+        for epoch, order in enumerate(_orders(len(wide), protocol, rng)):
             rate = protocol.rate(epoch)
+            if epoch and passes > 1:
+                wide = _wide(rows(epoch))
             xs, ys = wide[order.numpy()], wanted[:, order.numpy()]
             for start in range(0, len(xs), size):
                 x = xs[start : start + size]

@@ -37,6 +37,8 @@ def embed(
     pixels: np.ndarray | Images,
     prepare: Callable[[Tensor], Tensor],
     batch: int = 500,
+    *,
+    views: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Tensor:
     """Frozen features of pictures, on all cores.
 
@@ -48,6 +50,8 @@ def embed(
         pixels: uint8 pictures `(n, height, width, channels)`; may be read-only or memory-mapped.
         prepare: turns a uint8 batch `(b, height, width, channels)` into what the encoder takes.
         batch: pictures per forward pass; bounds memory and does not change the result.
+        views: instead of `prepare`, for random views: is told the number of the batch's first
+            picture as well, to draw by, for batches come in any order. With it `batch` matters.
 
     Returns:
         Float32 features `(n, dim)` on the CPU, free of any autograd history.
@@ -63,8 +67,10 @@ def embed(
         rows = np.arange(start, min(start + batch, len(pixels)))
         # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
         taken = pixels.batch(rows) if isinstance(pixels, Images) else pixels[rows]
+        bare = torch.from_numpy(np.array(taken))
         with torch.inference_mode():
-            part: Tensor = encoder(prepare(torch.from_numpy(np.array(taken))).to(device)).cpu()
+            prepared = prepare(bare) if views is None else views(bare, start)
+            part: Tensor = encoder(prepared.to(device)).cpu()
         if part.ndim != 2 or len(part) != len(rows):
             raise DataError(
                 f"an encoder must give one feature vector a picture: {len(rows)} pictures "

@@ -68,6 +68,13 @@ class Angles(Measure):
             client: run.features(encoder, pictures, f"client {client}")
             for client, encoder in encoders.items()
         }
+        plain, whole, notes = self.between(features, run)
+        return Figures({"round": run.commit.round, **plain}, notes, {"angles": whole})
+
+    def between(
+        self, features: Mapping[int, Tensor], run: Run
+    ) -> tuple[dict[str, Any], np.ndarray, list[str]]:
+        """Figures of features by client, all angles, and notes."""
         found = {
             pair: _known(angles(*(features[c] for c in pair))) for pair in self._pairs(features)
         }
@@ -75,19 +82,18 @@ class Angles(Measure):
             raise DataError(f"{run.path}: some client's features are all 0, which have no angle")
         whole = torch.cat(list(found.values())).numpy()
         others = float(np.mean([_between(rows, self.seed) for rows in features.values()]))
+        pictures = len(next(iter(features.values())))
         plain = {
-            "round": run.commit.round,
             "trained": not run.keeps_encoders,
             "clients": sorted(features),
-            "pictures": len(pictures),
+            "pictures": pictures,
             **_summary(whole),
             "others": others,  # degrees between different pictures under one encoder
             "ratio": float(whole.mean()) / others if others else None,
             "pairs": [{"clients": list(pair), **_summary(a.numpy())} for pair, a in found.items()],
         }
-        lost = len(found) * len(pictures) - len(whole)
-        notes = [f"{lost} angles are left out, for a feature is 0"] if lost else []
-        return Figures(plain, notes, {"angles": whole})
+        lost = len(found) * pictures - len(whole)
+        return plain, whole, [f"{lost} angles are left out, for a feature is 0"] if lost else []
 
     def _pairs(self, features: Mapping[int, Tensor]) -> list[tuple[int, int]]:
         every = list(combinations(sorted(features), 2))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harmonium import store
 from harmonium.errors import ConfigError, suggest
+from harmonium.evaluate.kept import Kept
 from harmonium.home import home, make_folder
 from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.draws import Finished
+from harmonium.measures.grounds import OWN, sets_of
 from harmonium.measures.opened import Run, open_run
+from harmonium.measures.probing import Probe
 from harmonium.recipe_text import apply_changes
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
@@ -29,6 +33,8 @@ class Evaluation:
     pictures: Mapping[str, Path]  # by measure
     tables: Sequence[Shown]
     notes: Sequence[str] = ()
+    features: Mapping[str, int] = field(default_factory=dict)  # pictures: found on disk, computed
+    draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found in `folder`, computed
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -38,6 +44,8 @@ class Evaluation:
             "measures": {name: dict(found) for name, found in self.figures.items()},
             "pictures": {name: str(path) for name, path in self.pictures.items()},
             "notes": list(self.notes),
+            "features": dict(self.features),
+            "draws": dict(self.draws),
         }
 
 
@@ -50,18 +58,30 @@ def evaluate_run(
 
     `evaluate_run("runs/a", "runs/b", "angles", "angles.pictures=200", out="figures")` does what the
     command does with the same words: folders of runs, the first of them first; names of measures;
-    settings of these measures, or of the engine. `note` is told what takes time.
+    settings of these measures, or of the engine; `on=[own,mnist]` and `on.mnist.key=value` for
+    other pictures than the runs' own. `note` is told what takes time.
     """
     paths, names, changes = _sorted(words)
+    sets, changes = sets_of(changes)
     asked, engine = _asked(names, changes)
+    if sets.names != (OWN,) and not any(isinstance(one, Probe) for one in asked.values()):
+        raise ConfigError(f"on={','.join(sets.names)}: {', '.join(asked)} is of a run's own data")
     recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
     folder = _folder(out, paths, list(asked))
-    runs = {label: open_run(path, label, recipes[label], note) for label, path in paths.items()}
+    kept, finished = Kept(note=note), Finished(folder / "draws")
+    more: dict[str, Any] = {"sets": sets, "kept": kept, "finished": finished}
+    runs = {
+        label: open_run(path, label, recipes[label], note, **more) for label, path in paths.items()
+    }
     found = {
         name: {label: measure.look(run) for label, run in runs.items()}
         for name, measure in asked.items()
     }
-    return _written(make_folder(folder), runs, asked, found)
+    spared = {
+        "features": {"found": kept.found, "computed": kept.computed},
+        "draws": {"found": finished.found, "computed": finished.computed},
+    }
+    return _written(make_folder(folder), runs, asked, found, spared)
 
 
 def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:
@@ -112,7 +132,7 @@ def _asked(names: Sequence[str], changes: Sequence[str]) -> tuple[dict[str, Meas
         if section in measures.table() and section not in chosen:
             raise ConfigError(f"{section} is set but not asked for: name it, or leave its settings")
         if section not in chosen or not isinstance(tree[section], dict):
-            raise ConfigError(unknown(section, [*keys, "engine.workers"]))
+            raise ConfigError(unknown(section, [*keys, "engine.workers", "on"]))
     made = {
         name: cls(**check_fields(cls, tree.get(name, {}), name)) for name, cls in chosen.items()
     }
@@ -137,6 +157,7 @@ def _written(
     runs: Mapping[str, Run],
     asked: Mapping[str, Measure],
     found: Mapping[str, Mapping[str, Figures]],
+    spared: Mapping[str, Mapping[str, int]],
 ) -> Evaluation:
     """Draw and write what was found."""
     pictures, tables, notes = dict[str, Path](), list[Shown](), list[str]()
@@ -162,7 +183,8 @@ def _written(
         name: {label: dict(one.plain) for label, one in each.items()}
         for name, each in found.items()
     }
-    made = Evaluation(folder, about, figures, pictures, tables, tuple(dict.fromkeys(notes)))
+    told = tuple(dict.fromkeys(notes))
+    made = Evaluation(folder, about, figures, pictures, tables, told, **spared)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
     store.write_atomic(folder / "eval.json", f"{text}\n".encode())

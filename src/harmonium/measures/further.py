@@ -91,15 +91,17 @@ class Only:
 
 def further(run: Run, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
     """The encoders of these clients after a further round of training, each its own."""
-    if "model" not in _sent(run.method):
+    if not sends_model(run.method):
         raise ConfigError(
             f"{run.method.name} sends no model in a round, so there are no local models"
         )
-    copied = run.method.blueprint.copy_from
-    return {
-        client: copied(one.model, one.state.get("parts", {})).eval()["encoder"]
-        for client, one in trained(run, clients)
-    }
+    return {client: encoder_of(run, one) for client, one in trained(run, clients)}
+
+
+def encoder_of(run: Run, one: Trained) -> nn.Module:
+    """The encoder of a client after a further round."""
+    parts = run.method.blueprint.copy_from(one.model, one.state.get("parts", {}))
+    return parts.eval()["encoder"]
 
 
 def trained(
@@ -126,7 +128,7 @@ def trained(
         driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients))
         cohort = sorted({*run.cohort, *clients})
         driver.drive(method.play(server, cohort), server)
-        done = heard.sent if "model" in _sent(method) else heard.answered
+        done = heard.sent if sends_model(method) else heard.answered
         for client in clients:
             if client in done:
                 yield client, _trained(server, heard, client)
@@ -223,5 +225,6 @@ def _telling(run: Run, clients: Collection[ClientId]) -> Callable[[Reply], None]
     return watch
 
 
-def _sent(method: Method) -> set[str]:
-    return {name for declared in method.exchanges().values() for name in declared.up}
+def sends_model(method: Method) -> bool:
+    """Whether clients send a model in a round."""
+    return any("model" in declared.up for declared in method.exchanges().values())

@@ -22,11 +22,17 @@ from harmonium.data.partition import Split
 from harmonium.engines import shelf
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
+from harmonium.evaluate.kept import Kept
 from harmonium.federation.method import Method, Server
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.hosts import opened, read_about
+from harmonium.life import as_drawn
+from harmonium.measures.draws import Drawn, Finished
+from harmonium.measures.grounds import OWN, Ground, Sets
 from harmonium.recipe import Recipe
+from harmonium.runs import judged_on
+from harmonium.settings import plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +47,9 @@ class Run:
     split: Split
     commit: Commit
     note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
+    sets: Sets = field(default_factory=Sets, repr=False)  # that it is judged on
+    kept: Kept = field(default_factory=Kept, repr=False)  # features on disk
+    finished: Finished = field(default_factory=Finished, repr=False)  # draws of an earlier call
 
     @cached_property
     def method(self) -> Method:
@@ -61,6 +70,48 @@ class Run:
     def keeps_encoders(self) -> bool:
         """Whether clients have encoders of their own already, which no round replaces."""
         return self.method.personal or self.method.blueprint.rules["encoder"] == "local"
+
+    @cached_property
+    def own(self) -> Ground:
+        """The run's own pictures, as it judges with them itself."""
+        return Ground(OWN, judged_on(self.dataset, self.split))
+
+    @cached_property
+    def grounds(self) -> list[Ground]:
+        """What the run is judged on."""
+        return [self.own if name == OWN else self.ground(name) for name in self.sets.names]
+
+    def ground(self, name: str) -> Ground:
+        """Another data set, in the shape of this run's pictures."""
+        if name == self.recipe.data.name:
+            self.note(
+                f"{self.label} learnt from {name} itself: pictures that it saw may be among those "
+                f"it is tested on. on={OWN} keeps them apart"
+            )
+        return Ground(name, self.sets.load(name, self.dataset.train.shape))
+
+    @cached_property
+    def judged(self) -> dict[str, nn.Module]:
+        """The encoders that a run judges at its end, by whose they are.
+
+        The federation's; or, where clients end with encoders of their own, those of as many of
+        them as `evaluate.clients` says.
+        """
+        from harmonium.measures.further import settled
+
+        method, server = self.method, settled(self)
+        if not method.has_own_encoders:
+            return {"the federation": method.represent(server)}
+        clients = sorted(map(int, self.commit.clients))[: self.recipe.evaluate.clients]
+        return {
+            f"client {client}": method.represent(server, self.state(client))
+            for client in clients or [0]
+        }
+
+    @cached_property
+    def untrained(self) -> nn.Module:
+        """The encoder as first drawn."""
+        return as_drawn(self.method, self.own.data)
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
         """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.
@@ -153,20 +204,40 @@ class Run:
         rng = seeds.numpy_rng(seed, "measure", "pictures")
         return test.subset(np.sort(rng.choice(len(test), count, replace=False)))
 
+    def kept_features(
+        self, encoder: nn.Module, pictures: Images, whose: str, drawn: Drawn | None = None
+    ) -> Tensor:
+        """The same by way of the disk; of random views where `drawn` says of which."""
+        first = self.method.views.pipelines[0]
+        how = {
+            "encoder": plain(self.recipe.encoder),
+            "prepared": [first.mean, first.std, first.size],
+            **({"drawn": plain(drawn)} if drawn else {}),
+        }
+        found = self.kept.features(encoder, pictures, self.method.views.plain, how, drawn)
+        return self._sound(found, whose)
+
     def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
         """Frozen features of pictures, refused where they are no numbers."""
-        found = embed(encoder, pictures, self.method.views.plain)
+        return self._sound(embed(encoder, pictures, self.method.views.plain), whose)
+
+    def _sound(self, found: Tensor, whose: str) -> Tensor:
         if not bool(found.isfinite().all()):
             raise DataError(f"{self.path}: features of {whose} are not finite: its training broke")
         return found
 
 
 def open_run(
-    path: Path, label: str, recipe: Recipe, note: Callable[[str], None] = lambda text: None
+    path: Path,
+    label: str,
+    recipe: Recipe,
+    note: Callable[[str], None] = lambda text: None,
+    **more: Any,
 ) -> Run:
     """Open a run of this machine at its newest commit that can be read.
 
-    `recipe` is the run's, read from its folder; only its engine may have been changed since.
+    `recipe` is the run's, read from its folder; only its engine may have been changed since. `more`
+    are further fields of `Run`.
     """
     if read_about(path)["federation"]:
         raise ConfigError(
@@ -179,4 +250,4 @@ def open_run(
     if commit is None:
         raise StoreError(f"{path} has no committed round yet: let the run go on first")
     dataset, public, split = opened(recipe, path)
-    return Run(label, path, recipe, dataset, public, split, commit, note)
+    return Run(label, path, recipe, dataset, public, split, commit, note, **more)

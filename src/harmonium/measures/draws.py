@@ -1,0 +1,66 @@
+"""What is drawn and what is long: random views by pass, and finished trainings on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium import seeds, store
+from harmonium.data.store import digest_of
+from harmonium.data.view import View
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One pass of random views over pictures: the same whichever batch is made first."""
+
+    view: View
+    seed: int
+    number: int  # of the pass
+
+    def __call__(self, pixels: Tensor, start: int) -> Tensor:
+        """The views of a batch that begins with picture `start`."""
+        return self.view(pixels, seeds.torch_rng(self.seed, "pass", self.number, start))
+
+
+@dataclass
+class Finished:
+    """Results of long trainings, kept one by one, so that a killed call goes on where it was.
+
+    A result is found by all that it follows from. Any file may be deleted at any time.
+    """
+
+    folder: Path | None = None  # none: nothing is kept
+    found: int = 0
+    computed: int = 0
+
+    def __call__(
+        self, about: Mapping[str, Any], work: Callable[[], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The result of `work`, which `about` identifies; both are plain values."""
+        told = {**about, "torch": torch.__version__}
+        path = self.folder and self.folder / f"{digest_of(told)[:32]}.json"
+        if path and (held := _read(path)) is not None:
+            self.found += 1
+            return held
+        made = dict(work())
+        self.computed += 1
+        if path:
+            text = json.dumps({"about": told, "result": made}, indent=1)
+            store.write_atomic(path, f"{text}\n".encode())
+        return made
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The result in a file; None where there is none, or it is damaged."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return dict(held["result"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

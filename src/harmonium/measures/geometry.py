@@ -1,0 +1,193 @@
+"""Geometry without labels: how features lie, and how far clients' models go from the federation's.
+
+- Features of two views of each picture: alignment, uniformity (Wang and Isola, 2020), effective
+  rank (Garrido et al., 2023), spread, and how many directions carry what differs.
+- Clients train once more from the committed model, as a further round would. Angles between their
+  features of the same pictures are those of `angles`.
+- Client drift: the distance of each client's model from the federation's, relative to the size of
+  the federation's, by part; and the angles between clients' updates. 90 degrees are updates that
+  have nothing in common, fewer are updates that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.errors import DataError
+from harmonium.evaluate.features import evaluating
+from harmonium.evaluate.geometry import health
+from harmonium.evaluate.judge import average
+from harmonium.federation.wire import Weights
+from harmonium.measures import Figures, Shown, measures
+from harmonium.measures.angles import Angles, angles
+from harmonium.measures.further import encoder_of, sends_model, trained
+from harmonium.measures.grounds import Ground
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import Probe, by_set
+from harmonium.threads import single_thread
+
+WORDS = {
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "effective_rank": "rank",
+    "spread": "spread",
+}
+WHOLE = "all"  # parts together
+
+
+@measures("geometry")
+@dataclass(frozen=True)
+class Geometry(Probe):
+    """Alignment, uniformity, rank and spread of features; drift of clients' models."""
+
+    pictures: int = 512  # of each set, at most
+    clients: int = 5  # that train once more, at most; fewer than 2: none
+    seed: int = 0  # of the choice of pictures and clients, and of the views
+
+    def __post_init__(self) -> None:
+        self.at_least(pictures=2, clients=0, seed=0)
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """How features of one set lie; the mean over encoders where clients have their own."""
+        images = self._pictures(ground)
+        pixels = torch.from_numpy(np.array(images.pixels))
+        views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
+        views = views if len(views) > 1 else views * 2
+        found = []
+        for encoder in (*run.judged.values(), run.untrained):
+            with evaluating(encoder), single_thread(), torch.inference_mode():
+                found.append(asdict(health(encoder(views[0]), encoder(views[1]))))
+        if not all(one["finite"] for one in found):
+            raise DataError(f"{run.path}: features are not finite: its training broke")
+        plain = {**average(found[:-1]), "untrained": found[-1]}
+        return Figures(plain)
+
+    def _pictures(self, ground: Ground) -> Images:
+        images: Images = getattr(ground.data, self.part)
+        if len(images) < 2:
+            raise DataError(f"{ground.data.name} has {len(images)} {self.part} pictures; needs 2")
+        rng = seeds.numpy_rng(self.seed, "measure", "pictures")
+        return images.subset(np.sort(rng.permutation(len(images))[: self.pictures]))
+
+    def look(self, run: Run) -> Figures:
+        """Features on every set, then clients' local models."""
+        found = super().look(run)
+        if self.clients < 2:
+            return found
+        local, notes = self._local(run)
+        return Figures({**found.plain, "local": local}, [*found.notes, *notes], found.arrays)
+
+    def _local(self, run: Run) -> tuple[dict[str, Any], list[str]]:
+        """Angles between clients' features, and drift of what they send."""
+        chosen = run.clients(self.clients, self.seed, "geometry", least=2)
+        pictures = self._pictures(run.own)
+        sends, models = sends_model(run.method), dict[int, Weights]()
+        encoders = run.encoders(chosen) if run.keeps_encoders or not sends else {}
+        features = {
+            client: run.features(encoder, pictures, f"client {client}")
+            for client, encoder in encoders.items()
+        }
+        for client, one in trained(run, chosen) if sends else ():
+            models[client] = one.model
+            if not run.keeps_encoders:
+                features[client] = run.features(encoder_of(run, one), pictures, f"client {client}")
+        notes = [] if sends else [f"{run.method.name} sends no model, so there is no drift"]
+        local: dict[str, Any] = {"clients": sorted(features), "angles": None, "drift": None}
+        if len(features) > 1:
+            local["angles"], _, more = Angles(seed=self.seed).between(features, run)
+            notes += more
+        if len(models) > 1:
+            local["drift"] = drift(run.server.model, models, _learnt(run))
+        elif sends:
+            notes.append("fewer than 2 clients could train, so nothing is said of drift")
+        return local, notes
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """Features by run and set, then drift by run and part."""
+        rows = [
+            {"run": label, "on": name, "of": of, **{w: some[k] for k, w in WORDS.items()}}
+            for label, name, one in by_set(found)
+            for of, some in (("run", one), ("untrained", one["untrained"]))
+        ]
+        shown = [Shown(f"Geometry of features, {self.part} pictures", rows, 3)]
+        drifts: list[dict[str, Any]] = []
+        for label, figures in found.items():
+            local = figures.plain.get("local", {})
+            between = (local.get("angles") or {}).get("mean")
+            for part, one in (local.get("drift") or {}).items():
+                row = {"run": label, "part": part, "distance": one["distance"]}
+                row |= {"farthest": one["farthest"], "angle of updates": one["angle"]}
+                if part == WHOLE:
+                    row["angle of features"] = between
+                drifts.append(row)
+        if drifts:
+            title = "Clients' models after a further round: relative distance, degrees"
+            shown.append(Shown(title, drifts, 3))
+        return shown
+
+
+def _learnt(run: Run) -> dict[str, list[str]]:
+    """The parameters that travel, by part."""
+    travel = set(run.server.model)
+    parts: dict[str, list[str]] = {}
+    for key, parameter in run.method.blueprint.named_parameters():
+        if (
+            key in travel
+            and parameter.requires_grad
+            and run.method.blueprint.rule_of(key) == "mean"
+        ):
+            parts.setdefault(key.partition(".")[0], []).append(key)
+    return parts
+
+
+def drift(
+    model: Weights, local: Mapping[int, Weights], parts: Mapping[str, list[str]]
+) -> dict[str, dict[str, Any]]:
+    """Distances of clients' models from the federation's, and angles between their updates.
+
+    Args:
+        model: the federation's.
+        local: clients'.
+        parts: keys by part; all of them together are a part of their own.
+
+    >>> theirs = {0: {"e.w": torch.tensor([3.0, 5.0])}, 1: {"e.w": torch.tensor([5.0, 4.0])}}
+    >>> found = drift({"e.w": torch.tensor([3.0, 4.0])}, theirs, {"e": ["e.w"]})["e"]
+    >>> round(found["distance"], 3), round(found["farthest"], 3), found["angle"]
+    (0.3, 0.4, 90.0)
+    """
+    found = {}
+    every = [key for keys in parts.values() for key in keys]
+    for name, keys in {**parts, WHOLE: every}.items():
+        start = _flat(model, keys)
+        updates = {client: _flat(sent, keys) - start for client, sent in local.items()}
+        size = float(start.norm())
+        far = {c: float(one.norm()) / size if size else None for c, one in updates.items()}
+        known = [value for value in far.values() if value is not None]
+        found[name] = {
+            "distance": float(np.mean(known)) if known else None,
+            "farthest": max(known) if known else None,
+            "angle": _mean_angle(list(updates.values())),
+            "clients": {str(client): value for client, value in far.items()},
+        }
+    return found
+
+
+def _flat(weights: Weights, keys: list[str]) -> Tensor:
+    return torch.cat([weights[key].reshape(-1).double() for key in keys])
+
+
+def _mean_angle(updates: list[Tensor]) -> float | None:
+    """The mean angle between two clients' updates in degrees; none where nobody moved."""
+    pairs = [angles(one[None], two[None]) for one, two in combinations(updates, 2)]
+    values = torch.cat(pairs)
+    values = values[values.isfinite()]
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,61 @@
+"""The nearest-neighbour probe: the labelled training pictures that are nearest vote for a class.
+
+With its defaults the figure is the one that a run reports at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from harmonium.data.images import Images
+from harmonium.evaluate.knn import knn_accuracy
+from harmonium.measures import measures
+from harmonium.measures.grounds import Ground, labels_of
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import Frozen
+
+
+@measures("knn")
+@dataclass(frozen=True)
+class NearestNeighbours(Frozen):
+    """Accuracy of weighted nearest neighbours on frozen features."""
+
+    k: int | None = None  # neighbours that vote; none: the recipe's evaluate.k
+    temperature: float | None = None  # of the votes' weights; none: the recipe's
+
+    def __post_init__(self) -> None:
+        self.at_least(k=1)
+        self.above_zero("temperature")
+
+    def accuracy(
+        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+    ) -> dict[str, Any]:
+        """Of one encoder."""
+        known = run.kept_features(encoder, ground.bank, whose)
+        found = knn_accuracy(
+            known,
+            labels_of(ground.bank),
+            run.kept_features(encoder, asked, whose),
+            labels_of(asked),
+            k=self._k(run),
+            temperature=self.temperature or run.recipe.evaluate.temperature,
+        )
+        return {"accuracy": found, "k": self._k(run)}
+
+    def _k(self, run: Run) -> int:
+        return self.k or run.recipe.evaluate.k
+
+    def remarks(self, run: Run, ground: Ground) -> list[str]:
+        """A vote of everyone says little."""
+        if (k := self._k(run)) < len(ground.bank):
+            return []
+        return [
+            f"knn.k is {k}, but {len(ground.bank)} pictures can vote: all do; set a smaller one"
+        ]
+
+    def title(self) -> str:
+        """What the accuracies are of."""
+        return "kNN accuracy"

@@ -1,0 +1,122 @@
+"""The linear probe, by the best linear rule or by the schedule of a paper.
+
+`fast` fits a logistic regression with all pictures at once and chooses its penalty on validation
+pictures: with its defaults the figure is the one that a run reports at its end. The others train a
+linear layer as a paper did, and count the layer after the last epoch, never the best of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, overload
+
+from torch import Tensor, nn
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.data.view import View
+from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
+from harmonium.evaluate.linear import linear_probe
+from harmonium.measures import measures
+from harmonium.measures.draws import Drawn
+from harmonium.measures.grounds import Ground, labels_of
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import Frozen
+
+Name = Literal[
+    "fast", "lp_orch", "lp_fedsc", "lp_easyfl", "lp_fedca", "lp_fedx", "lp_000", "lp_style"
+]
+
+
+@measures("linear")
+@dataclass(frozen=True)
+class Linear(Frozen):
+    """Accuracy of a linear classifier on frozen features."""
+
+    protocol: Name = "fast"  # fast: penalty chosen on validation; others: a paper's schedule
+    epochs: int | None = None  # of a paper's schedule; none: as published
+    passes: int = 10  # of augmented pictures with lp_orch, which its 50 epochs take in turn
+    seed: int = 0  # of the order of the pictures, and of what augments them
+
+    def __post_init__(self) -> None:
+        self.at_least(epochs=1, passes=1, seed=0)
+
+    def accuracy(
+        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+    ) -> dict[str, Any]:
+        """Of one encoder."""
+        bank = ground.bank
+        tested, wanted = run.kept_features(encoder, asked, whose), labels_of(asked)
+        if self.protocol == "fast":
+            held = ground.data.validation
+            chosen = run.kept_features(encoder, held, whose) if len(held) else tested[:0]
+            known = run.kept_features(encoder, bank, whose)
+            probe = linear_probe(known, labels_of(bank), chosen, labels_of(held), tested, wanted)
+            by = {"strength": probe.strength, "validation": probe.validation_accuracy}
+            return {"accuracy": probe.accuracy, **by}
+        how = ORCHESTRA if self.protocol == "lp_orch" else PROTOCOLS[self.protocol]
+        how = replace(how, epochs=self.epochs or how.epochs)
+        rng = seeds.torch_rng(self.seed, "measure", "linear")
+        features: Tensor | Sequence[Tensor]
+        if self.protocol == "lp_orch":
+            features = Passes(run, encoder, bank, whose, self.seed, min(self.passes, how.epochs))
+        else:
+            features = run.kept_features(encoder, bank, whose)
+        model = train(features, labels_of(bank), how, rng)
+        right = (model.predict(tested) == wanted).double().mean()
+        return {"accuracy": float(right), "protocol": asdict(how), "finite": model.finite}
+
+    def remarks(self, run: Run, ground: Ground) -> list[str]:
+        """What belongs to a protocol and cannot be seen in its figure."""
+        found = []
+        if self.protocol == "fast" and self.part == "validation":
+            found.append("the penalty was chosen on the pictures that this accuracy is of")
+        if self.protocol == "lp_orch" and self.passes < (self.epochs or ORCHESTRA.epochs):
+            found.append(
+                f"lp_orch: pictures are augmented in {self.passes} passes that epochs take in "
+                "turn; linear.passes=50 is a new one for every epoch, as published"
+            )
+        if self.protocol == "lp_000":
+            found.append(
+                "lp_000: the paper goes on with the classifier of the evaluation before; this is "
+                "the first one, so it begins anew"
+            )
+        return found
+
+    def title(self) -> str:
+        """What the accuracies are of."""
+        return f"Linear accuracy ({self.protocol})"
+
+
+def cropped(run: Run) -> View:
+    """Orchestra's augmentation for classifiers: half of a picture or more, and a mirror image."""
+    first = run.method.views.pipelines[0]
+    bare = View(crop_min=0.5, flip=0.5, jitter=0.0, gray=0.0)
+    return replace(bare, size=first.size, mean=first.mean, std=first.std)
+
+
+@dataclass(frozen=True)
+class Passes(Sequence[Tensor]):
+    """Features of augmented pictures, one pass after another; only one is in memory."""
+
+    run: Run
+    encoder: nn.Module
+    images: Images
+    whose: str
+    seed: int
+    total: int
+
+    def __len__(self) -> int:
+        return self.total
+
+    @overload
+    def __getitem__(self, number: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, number: int | slice) -> Tensor | Sequence[Tensor]:
+        """The features of a pass."""
+        if isinstance(number, slice):
+            raise TypeError("passes are taken one by one")
+        drawn = Drawn(cropped(self.run), self.seed, number)
+        return self.run.kept_features(self.encoder, self.images, self.whose, drawn)

@@ -1,0 +1,170 @@
+"""What measures share that judge an encoder on data sets: parts, encoders, tables and bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from harmonium.data.images import Images
+from harmonium.errors import ConfigError
+from harmonium.measures import Figures, Measure, Shown
+from harmonium.measures.grounds import OWN, Ground
+from harmonium.measures.opened import Run
+from harmonium.report.figures import times
+
+
+@dataclass(frozen=True)
+class Probe(Measure):
+    """A measure of an encoder on each of the sets that a call names."""
+
+    part: Literal["test", "validation"] = "test"  # that is judged on; settings: on validation
+
+    def look(self, run: Run) -> Figures:
+        """The figures of one run on every set."""
+        return self.gather(run, run.grounds)
+
+    def gather(self, run: Run, grounds: Sequence[Ground]) -> Figures:
+        """The figures of one run on some sets."""
+        found = {ground.name: self.judge(run, ground) for ground in grounds}
+        several = len(found) > 1
+        return Figures(
+            {
+                "round": run.commit.round,
+                "part": self.part,
+                "sets": {name: dict(one.plain) for name, one in found.items()},
+            },
+            [
+                f"{name}: {note}" if several else note
+                for name, one in found.items()
+                for note in one.notes
+            ],
+            {f"{name}/{key}": v for name, one in found.items() for key, v in one.arrays.items()},
+        )
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """The figures of one run on one set."""
+        raise TypeError(f"{type(self).__name__} must define `judge`")
+
+    def at_least(self, **bounds: float) -> None:
+        """Refuse settings below their least; none is no setting."""
+        for name, least in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value < math.inf:
+                what = f"{self.name}.{name} is {value}"
+                raise ConfigError(f"{what}; it must be at least {least}")
+
+    def above_zero(self, *names: str) -> None:
+        """Refuse settings that are not above 0; none is no setting."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{self.name}.{name} is {value}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Frozen(Probe):
+    """A probe of frozen features that gives an accuracy; an untrained encoder stands beside it."""
+
+    def accuracy(
+        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+    ) -> dict[str, Any]:
+        """The accuracy of one encoder, and what was chosen for it."""
+        raise TypeError(f"{type(self).__name__} must define `accuracy`")
+
+    def remarks(self, run: Run, ground: Ground) -> list[str]:
+        """What a reader of the figures should know."""
+        return []
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """The mean over the encoders that runs judge, and the encoder as first drawn."""
+        asked = ground.part(self.part)
+        encoders = run.judged
+        each = [
+            self.accuracy(run, ground, encoder, asked, whose) for whose, encoder in encoders.items()
+        ]
+        before = self.accuracy(run, ground, run.untrained, asked, "the untrained encoder")
+        mean = float(np.mean([one["accuracy"] for one in each]))
+        run.note(f"{run.label}: {self.name} on {ground.name}: {100 * mean:.1f} %")
+        plain = {
+            "accuracy": mean,
+            "untrained": before["accuracy"],
+            "chance": ground.chance(asked),
+            "pictures": len(asked),
+            "learnt_from": len(ground.bank),
+            "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
+        }
+        return Figures(plain, self.remarks(run, ground))
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run and set."""
+        rows = []
+        for label, name, one in by_set(found):
+            percent = {key: 100 * one[key] for key in ("accuracy", "untrained", "chance")}
+            rows.append({"run": label, "on": name, **percent, "pictures": one["pictures"]})
+        return [Shown(f"{self.title()}, {self.part} pictures, percent", rows, 1)]
+
+    def title(self) -> str:
+        """What the accuracies are of."""
+        return self.name
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """Two bars a run and set."""
+        groups = {
+            called(label, name, found): {
+                key: (100 * one[key], None) for key in ("accuracy", "untrained")
+            }
+            for label, name, one in by_set(found)
+        }
+        return barred(path, groups, f"{self.title()}: {self.part} pictures")
+
+
+def by_set(found: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Run, set and figures, one after another."""
+    return [
+        (label, name, one)
+        for label, figures in found.items()
+        for name, one in figures.plain["sets"].items()
+    ]
+
+
+def called(label: str, name: str, found: Mapping[str, Figures]) -> str:
+    """What a picture calls a run on a set: only the run where all are on their own pictures."""
+    alone = all(list(one.plain["sets"]) == [OWN] for one in found.values())
+    return label if alone else f"{label} on {name}"
+
+
+Bars = Mapping[str, Mapping[str, tuple[float, float | None]]]
+
+
+def barred(path: Path, groups: Bars, title: str) -> bool:
+    """Draw accuracies as bars."""
+    from harmonium.report.plots import bars
+
+    bars(path, groups, "accuracy in percent", title)
+    return True
+
+
+def summed(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard error of draws; none where one of them diverged.
+
+    >>> summed([0.5, 0.7])["accuracy"], summed([0.5, None])["accuracy"], summed([0.5])["stderr"]
+    (0.6, None, None)
+    """
+    known = [value for value in values if value is not None]
+    whole = len(known) == len(values)
+    mean = float(np.mean(known)) if whole else None
+    error = (
+        float(np.std(known, ddof=1) / math.sqrt(len(known))) if whole and len(known) > 1 else None
+    )
+    return {"accuracy": mean, "stderr": error, "draws": list(values)}
+
+
+def shown(figure: Mapping[str, Any], key: str = "accuracy") -> float | None:
+    """A share in percent."""
+    return times(100, figure[key])

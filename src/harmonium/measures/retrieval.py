@@ -1,0 +1,114 @@
+"""Retrieval: which pictures lie nearest, as numbers and as a sheet to look at.
+
+Test pictures ask for others of their class among all other test pictures, by the cosine of their
+features. Nothing is trained. Chance is what a drawn ranking would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.errors import ConfigError
+from harmonium.evaluate.judge import average
+from harmonium.evaluate.retrieval import nearest, retrieve
+from harmonium.measures import Figures, Shown, measures
+from harmonium.measures.grounds import Ground, labels_of
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import Probe, by_set, called
+
+NEIGHBOURS = 8  # beside each query of the sheet
+
+
+@measures("retrieval")
+@dataclass(frozen=True)
+class Retrieving(Probe):
+    """Precision and mean average precision of nearest pictures, and a sheet of them."""
+
+    at: tuple[int, ...] = (1, 5, 10)  # neighbours among which precision is counted
+    queries: int | None = 1000  # pictures that ask, at most; none: all
+    sheet: int = 6  # queries on the sheet; 0: no sheet
+    seed: int = 0  # of the choice of queries
+
+    def __post_init__(self) -> None:
+        self.at_least(queries=1, sheet=0, seed=0)
+        if not self.at or min(self.at) < 1:
+            raise ConfigError(f"retrieval.at is {list(self.at)}; each must be at least 1")
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """The means over the encoders that runs judge, and the encoder as first drawn."""
+        asked = ground.part(self.part)
+        rng = seeds.numpy_rng(self.seed, "measure", "queries")
+        queries = torch.from_numpy(rng.permutation(len(asked))[: self.queries])
+        features = {
+            whose: run.kept_features(encoder, asked, whose) for whose, encoder in run.judged.items()
+        }
+        before = run.kept_features(run.untrained, asked, "the untrained encoder")
+        mean = average([self._figures(rows, asked, queries) for rows in features.values()])
+        run.note(f"{run.label}: retrieval on {ground.name}: mAP {100 * mean['map']:.1f} %")
+        first = next(iter(features.values()))
+        plain = {**mean, "untrained": self._figures(before, asked, queries)}
+        return Figures(plain, (), self._sheet(first, asked, queries[: self.sheet]))
+
+    def _figures(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, Any]:
+        found = retrieve(features, labels_of(asked), queries, self.at)
+        return {
+            "precision": {str(k): value for k, value in found.precision.items()},
+            "precision_chance": found.precision_chance,
+            "map": found.average,
+            "map_chance": found.average_chance,
+            "queries": found.queries,
+            "gallery": found.gallery,
+        }
+
+    def _sheet(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, np.ndarray]:
+        """Pictures (rows, 1 + neighbours, height, width, channels), and which are of a class."""
+        if not len(queries):
+            return {}
+        unit = functional.normalize(features.double())
+        near = nearest(unit, queries, min(NEIGHBOURS, len(asked) - 1))
+        rows = torch.cat([queries[:, None], near], 1).numpy()
+        pixels = np.stack([asked.batch(row) for row in rows])
+        return {"pictures": pixels, "alike": asked.labels[rows] == asked.labels[rows[:, :1]]}
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run and set."""
+        rows: list[dict[str, Any]] = []
+        for label, name, one in by_set(found):
+            first = {f"P@{k}": 100 * value for k, value in one["precision"].items()}
+            rows.append(
+                {
+                    "run": label,
+                    "on": name,
+                    **first,
+                    "chance": 100 * one["precision_chance"],
+                    "mAP": 100 * one["map"],
+                    "mAP untrained": 100 * one["untrained"]["map"],
+                    "mAP chance": 100 * one["map_chance"],
+                }
+            )
+        return [Shown(f"Nearest {self.part} pictures by cosine, percent", rows, 1)]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """A sheet a run and set."""
+        from harmonium.report.sheets import Sheet, sheets
+
+        made = {
+            called(label, name, found): Sheet(
+                found[label].arrays[f"{name}/pictures"], found[label].arrays[f"{name}/alike"]
+            )
+            for label, name, _ in by_set(found)
+            if f"{name}/pictures" in found[label].arrays
+        }
+        if made:
+            sheets(path, made, "Pictures and their nearest others, by cosine")
+        return bool(made)

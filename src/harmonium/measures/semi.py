@@ -1,0 +1,103 @@
+"""Semi-supervised fine-tuning: the whole network is trained on with a few percent of the labels.
+
+FedCA (Zhang et al., 2020, Table 2) with `semi.head=mlp`, Orchestra (Lubana et al., 2022, Table 1)
+with `semi.head=linear`. Which labels are known is drawn from the training part, the same share of
+every class and at least one of each, several times. An encoder of the same kind that learnt nothing
+is trained on the same labels beside it: what is above it is what the federation is worth.
+
+Orchestra keeps the pictures with known labels out of the federation's training; here, as in FedCA,
+clients have trained on them, without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.data.labels import stratified
+from harmonium.errors import ConfigError
+from harmonium.measures import Figures, Shown, measures
+from harmonium.measures.grounds import Ground
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import barred, by_set, called, shown
+from harmonium.measures.tuned import Tunes
+from harmonium.settings import plain
+
+
+@measures("semi")
+@dataclass(frozen=True)
+class Semi(Tunes):
+    """Accuracy after fine-tuning with a few percent of the labels."""
+
+    fractions: tuple[float, ...] = (0.01, 0.1)  # of the labels; at least one a class
+    draws: int = 3  # choices of those labels
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(draws=1)
+        if not self.fractions or not all(0 < share <= 1 for share in self.fractions):
+            raise ConfigError(
+                f"semi.fractions is {list(self.fractions)}; each must be above 0 and at most 1"
+            )
+        if len(set(self.fractions)) < len(self.fractions):
+            raise ConfigError(f"semi.fractions names one twice: {list(self.fractions)}")
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """Every fraction on one set."""
+        found, notes = [], []
+        for share in self.fractions:
+            labelled = [self.known(ground, share, draw) for draw in range(self.draws)]
+            one = self.both(run, ground, labelled, f"{100 * share:g} % of labels")
+            found.append({"fraction": share, "labels": len(labelled[0]), **one})
+            for whose, values in (("its", one), ("an untrained", one["untrained"])):
+                if lost := sum(value is None for value in values["draws"]):
+                    notes.append(f"{100 * share:g} %: {whose} network diverged in {lost} draw(s)")
+        about = plain(self.how(run))
+        return Figures({"how": about, "fractions": found, "chance": self._chance(ground)}, notes)
+
+    def known(self, ground: Ground, share: float, draw: int) -> Images:
+        """The pictures whose labels are known in a draw."""
+        rng = seeds.numpy_rng(self.seed, "measure", "semi", f"{share:g}", draw)
+        images = ground.bank
+        return images.subset(stratified(np.asarray(images.labels), share, rng))
+
+    def _chance(self, ground: Ground) -> float:
+        return ground.chance(ground.part(self.part))
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run, set and fraction."""
+        rows: list[dict[str, Any]] = [
+            {
+                "run": label,
+                "on": name,
+                "labels": f"{100 * one['fraction']:g} % ({one['labels']})",
+                "accuracy": shown(one),
+                "error": shown(one, "stderr"),
+                "untrained": shown(one["untrained"]),
+                "its error": shown(one["untrained"], "stderr"),
+                "chance": shown(figures, "chance"),
+            }
+            for label, name, figures in by_set(found)
+            for one in figures["fractions"]
+        ]
+        title = f"Fine-tuned with few labels, {self.head} head, {self.part} pictures, percent"
+        return [Shown(title, rows, 1)]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """Two bars a run, set and fraction."""
+        groups = {
+            f"{called(label, name, found)}, {100 * one['fraction']:g} %": {
+                kind: (100 * some["accuracy"], 100 * (some["stderr"] or 0) or None)
+                for kind, some in (("fine-tuned", one), ("untrained", one["untrained"]))
+                if some["accuracy"] is not None
+            }
+            for label, name, figures in by_set(found)
+            for one in figures["fractions"]
+        }
+        return barred(path, groups, f"Fine-tuned with few labels: {self.part} pictures")

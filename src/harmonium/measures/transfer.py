@@ -1,0 +1,87 @@
+"""Transfer: the whole network is trained on another data set, beside one that begins anew.
+
+FedCA (Zhang et al., 2020, Table 3): an encoder that learnt from one data set without labels is the
+start for another with all its labels. With a head of one hidden layer, everything is trained for
+100 epochs by Adam. What is above the network from scratch is what the federation is worth there.
+Pictures are brought to the shape of the run's, as FedCA enlarges CIFAR's for encoders of larger
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harmonium.data.datasets import datasets
+from harmonium.errors import ConfigError, suggest
+from harmonium.measures import Figures, Shown, measures
+from harmonium.measures.grounds import OWN, Ground
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import barred, by_set, called, shown
+from harmonium.measures.tuned import Tunes
+from harmonium.settings import plain
+
+
+@measures("transfer")
+@dataclass(frozen=True)
+class Transfer(Tunes):
+    """Accuracy after training on another data set, beside training from scratch."""
+
+    data: str = ""  # the other data set; none: those that `on` names
+    draws: int = 1  # times that it is trained, each with other orders and heads
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(draws=1)
+        if self.data and self.data not in datasets.table() and ":" not in self.data:
+            near = suggest(self.data, datasets.table())
+            raise ConfigError(f"transfer.data is '{self.data}', which is unknown: {near}")
+
+    def look(self, run: Run) -> Figures:
+        """The figures of one run on every other set."""
+        names = [self.data] if self.data else [name for name in run.sets.names if name != OWN]
+        if not names:
+            raise ConfigError("transfer needs another data set: transfer.data=mnist, or on=mnist")
+        return self.gather(run, [run.ground(name) for name in names])
+
+    def judge(self, run: Run, ground: Ground) -> Figures:
+        """One set."""
+        one = self.both(run, ground, [ground.bank] * self.draws, "all labels")
+        plainly = {
+            "how": plain(self.how(run)),
+            "labels": len(ground.bank),
+            "chance": ground.chance(ground.part(self.part)),
+            **one,
+        }
+        lost = [
+            f"{whose} network diverged in {count} draw(s)"
+            for whose, values in (("its", one), ("an untrained", one["untrained"]))
+            if (count := sum(value is None for value in values["draws"]))
+        ]
+        return Figures(plainly, lost)
+
+    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+        """A row a run and set."""
+        rows: list[dict[str, Any]] = []
+        for label, name, one in by_set(found):
+            row = {"run": label, "on": name, "labels": one["labels"], "accuracy": shown(one)}
+            row |= {"from scratch": shown(one["untrained"]), "chance": shown(one, "chance")}
+            if self.draws > 1:
+                row["error"] = shown(one, "stderr")
+            rows.append(row)
+        title = f"Trained on another data set, {self.head} head, {self.part} pictures, percent"
+        return [Shown(title, rows, 1)]
+
+    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
+        """Two bars a run and set."""
+        groups = {
+            called(label, name, found): {
+                kind: (100 * some["accuracy"], 100 * (some["stderr"] or 0) or None)
+                for kind, some in (("from the run", one), ("from scratch", one["untrained"]))
+                if some["accuracy"] is not None
+            }
+            for label, name, one in by_set(found)
+        }
+        return barred(path, groups, f"Trained on another data set: {self.part} pictures")

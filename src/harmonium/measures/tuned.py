@@ -1,0 +1,131 @@
+"""What the two measures share that train a whole network with labels: settings, draws, bars."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from harmonium import seeds
+from harmonium.data.images import Images
+from harmonium.data.view import View
+from harmonium.data.views import PRESETS, preset
+from harmonium.errors import ConfigError, suggest
+from harmonium.evaluate.finetune import TUNINGS, Head, Tuning, finetune
+from harmonium.evaluate.kept import encoder_digest
+from harmonium.measures.grounds import Ground
+from harmonium.measures.linear import cropped
+from harmonium.measures.opened import Run
+from harmonium.measures.probing import Probe, summed
+from harmonium.settings import plain
+
+PLAIN, CROP = "plain", "crop"
+
+
+@dataclass(frozen=True)
+class Tunes(Probe):
+    """A measure that fine-tunes encoders."""
+
+    head: Head = "mlp"  # on the encoder: mlp as FedCA has it, linear as Orchestra
+    epochs: int | None = None  # none: 100 with mlp, 50 with linear
+    lr: float | None = None  # none: 0.001 of Adam with mlp, 0.1 of SGD and a cosine with linear
+    batch: int = 128  # pictures a step
+    hidden: int | None = None  # units of mlp; none: as many as features
+    views: str | None = None  # plain, crop or a preset; none: crop with linear, plain with mlp
+    clients: int = 3  # whose own encoders are judged, at most, where clients end with such
+    seed: int = 0  # of which labels are known, of heads, orders and views
+
+    def __post_init__(self) -> None:
+        self.at_least(epochs=1, batch=2, hidden=1, clients=1, seed=0)
+        self.above_zero("lr")
+        known = [PLAIN, CROP, *PRESETS]
+        if self.views is not None and self.views not in known:
+            near = suggest(self.views, known)
+            raise ConfigError(f"{self.name}.views is '{self.views}', which is unknown: {near}")
+
+    def how(self, run: Run) -> Tuning:
+        """The training of one run's encoders."""
+        base = TUNINGS[self.head]
+        return replace(
+            base,
+            epochs=self.epochs or base.epochs,
+            lr=self.lr or base.lr,
+            batch=self.batch,
+            hidden=self.hidden,
+            view=self._view(run),
+        )
+
+    def _view(self, run: Run) -> View | None:
+        name = self.views or (CROP if self.head == "linear" else PLAIN)
+        if name == PLAIN:
+            return None
+        if name == CROP:
+            return cropped(run)
+        first = run.method.views.pipelines[0]
+        own = {"size": first.size, "mean": first.mean, "std": first.std}
+        return preset(name, **own).pipelines[0]
+
+    def some(self, run: Run) -> dict[str, nn.Module]:
+        """The encoders that are fine-tuned."""
+        return dict(list(run.judged.items())[: self.clients])
+
+    def tuned(
+        self,
+        run: Run,
+        ground: Ground,
+        encoder: nn.Module,
+        labelled: Sequence[Images],
+        what: str,
+        whose: str,
+    ) -> dict[str, Any]:
+        """The accuracies of an encoder that is trained on, once for each choice of pictures."""
+        asked = ground.part(self.part)
+        how, views = self.how(run), run.method.views
+        values: list[float | None] = []
+        for draw, images in enumerate(labelled):
+            seed = seeds.seed_of(self.seed, "measure", "tuned", draw)
+            about = {
+                "encoder": encoder_digest(encoder),
+                "trained": _identity(run, images),
+                "tested": _identity(run, asked),
+                "how": plain(how),
+                "prepared": plain(views.pipelines[0]),
+                "seed": seed,
+            }
+
+            def work(images: Images = images, seed: int = seed) -> dict[str, Any]:
+                made = finetune(encoder, images, how, views.plain, seed)
+                return {"accuracy": made.accuracy(asked, views.plain)}
+
+            value = run.finished(about, work)["accuracy"]
+            told = "diverged" if value is None else f"{100 * value:.1f} %"
+            number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
+            run.note(f"{run.label}: {self.name} on {ground.name}: {what}, {whose}{number}: {told}")
+            values.append(value)
+        return summed(values)
+
+    def both(
+        self, run: Run, ground: Ground, labelled: Sequence[Images], what: str
+    ) -> dict[str, Any]:
+        """The figures of the run's encoders, and of the encoder as first drawn beside them."""
+        each = {
+            whose: self.tuned(run, ground, encoder, labelled, what, whose)
+            for whose, encoder in self.some(run).items()
+        }
+        draws = list(zip(*(one["draws"] for one in each.values()), strict=True))
+        mean = [None if None in some else float(np.mean(some)) for some in draws]
+        return {
+            **summed(mean),
+            "untrained": self.tuned(run, ground, run.untrained, labelled, what, "untrained"),
+            "encoders": list(each),
+        }
+
+
+def _identity(run: Run, images: Images) -> list[str]:
+    """Digests of pictures and of their labels."""
+    labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
+    return [run.kept.pictures_digest(images), labels]
