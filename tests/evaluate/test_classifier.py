@@ -1,6 +1,7 @@
 """Classifiers by protocol: a plain loop with torch's own pieces, and what they refuse."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -8,8 +9,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from harmonium.descent import SGD
 from harmonium.errors import ConfigError, DataError
-from harmonium.evaluate.classifier import PROTOCOLS, Classifier, Protocol, Residual, train
+from harmonium.evaluate.classifier import (
+    ORCHESTRA,
+    PROTOCOLS,
+    Classifier,
+    Protocol,
+    Residual,
+    train,
+)
 
 
 def drawn(seed: int = 0, count: int = 50, dim: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,3 +177,31 @@ def test_a_residual_adapter_begins_as_nothing() -> None:
 def test_protocols_that_cannot_be_right_are_refused(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Protocol(**{"optimiser": "sgd", "lr": 0.1, "batch": 8, "epochs": 2, **wrong})
+
+
+def test_epochs_take_passes_of_features_in_turn() -> None:
+    features, labels = drawn()
+    passes = [features, features.flip(1).contiguous(), features * 2]
+    how = Protocol("sgd", 0.3, 16, 4, momentum=0.9, schedule="cosine")
+    made = train(passes, labels, how, order())
+    known = labels >= 0
+    wanted = torch.unique(labels[known], return_inverse=True)[1]
+    layer = torch.nn.Linear(features.shape[1], int(wanted.max()) + 1)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    step, rng = SGD(layer.parameters(), lr=0.3, momentum=0.9), order()
+    orders = [torch.randperm(int(known.sum()), generator=rng) for _ in range(4)]
+    for epoch, rows in enumerate(orders):
+        step.param_groups[0]["lr"] = 0.3 * (1 + math.cos(math.pi * epoch / 4)) / 2
+        for some in rows.split(16):
+            step.zero_grad()
+            scores = layer(passes[epoch % 3][known][some])
+            torch.nn.functional.cross_entropy(scores, wanted[some]).backward()
+            step.step()
+    assert torch.allclose(made.weights[:-1].T, layer.weight, atol=1e-5)
+    same = train([features], labels, how, order())
+    assert torch.equal(same.weights, train(features, labels, how, order()).weights)
+    with pytest.raises(ConfigError, match="one pass"):
+        train(passes, labels, how, order(), adapter=Residual(features.shape[1], 3, order()))
+    assert (ORCHESTRA.lr, ORCHESTRA.batch, ORCHESTRA.epochs) == (30.0, 256, 50)
+    assert (ORCHESTRA.momentum, ORCHESTRA.schedule) == (0.9, "cosine")

@@ -116,7 +116,8 @@ class Kept:
             store.write_atomic(beside, frame, private=True)
             os.replace(beside, path)
         except (OSError, StoreError) as error:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink()
             self.note(f"features are not kept: {error}")
 
 

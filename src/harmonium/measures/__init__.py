@@ -46,6 +46,10 @@ class Measure:
         """The figures of one run."""
         raise TypeError(f"{type(self).__name__} must define `look`")
 
+    def needs(self, names: Sequence[str]) -> list[str]:
+        """The data sets that it looks at, of those that a call names; refuses if none will do."""
+        return []
+
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
         """The figures of all runs, by label, as tables."""
         raise TypeError(f"{type(self).__name__} must define `tables`")

@@ -15,9 +15,8 @@ from harmonium.evaluate.kept import Kept
 from harmonium.home import home, make_folder
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.draws import Finished
-from harmonium.measures.grounds import OWN, sets_of
+from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
-from harmonium.measures.probing import Probe
 from harmonium.recipe_text import apply_changes
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
@@ -64,8 +63,7 @@ def evaluate_run(
     paths, names, changes = _sorted(words)
     sets, changes = sets_of(changes)
     asked, engine = _asked(names, changes)
-    if sets.names != (OWN,) and not any(isinstance(one, Probe) for one in asked.values()):
-        raise ConfigError(f"on={','.join(sets.names)}: {', '.join(asked)} is of a run's own data")
+    needed = _needed(sets, asked)
     recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
     folder = _folder(out, paths, list(asked))
     kept, finished = Kept(note=note), Finished(folder / "draws")
@@ -73,6 +71,9 @@ def evaluate_run(
     runs = {
         label: open_run(path, label, recipes[label], note, **more) for label, path in paths.items()
     }
+    for run in runs.values():  # what cannot be read is refused before anything is measured
+        for name in needed:
+            run.ground(name)
     found = {
         name: {label: measure.look(run) for label, run in runs.items()}
         for name, measure in asked.items()
@@ -137,6 +138,15 @@ def _asked(names: Sequence[str], changes: Sequence[str]) -> tuple[dict[str, Meas
         name: cls(**check_fields(cls, tree.get(name, {}), name)) for name, cls in chosen.items()
     }
     return made, engine
+
+
+def _needed(sets: Sets, asked: Mapping[str, Measure]) -> list[str]:
+    """The data sets that the measures look at; a call names no others."""
+    each = [name for measure in asked.values() for name in measure.needs(sets.names)]
+    named = [name for name in sets.names if name != OWN] + list(sets.settings)
+    if unused := [name for name in named if name not in each]:
+        raise ConfigError(f"on: nothing that is asked for looks at {unused[0]}: leave it out")
+    return list(dict.fromkeys(each))
 
 
 def _folder(out: str | Path | None, paths: Mapping[str, Path], names: Sequence[str]) -> Path:

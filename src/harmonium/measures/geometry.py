@@ -89,7 +89,7 @@ class Geometry(Probe):
     def _local(self, run: Run) -> tuple[dict[str, Any], list[str]]:
         """Angles between clients' features, and drift of what they send."""
         chosen = run.clients(self.clients, self.seed, "geometry", least=2)
-        pictures = self._pictures(run.own)
+        pictures = self._pictures(run.ground())
         sends, models = sends_model(run.method), dict[int, Weights]()
         encoders = run.encoders(chosen) if run.keeps_encoders or not sends else {}
         features = {

@@ -72,23 +72,19 @@ class Run:
         return self.method.personal or self.method.blueprint.rules["encoder"] == "local"
 
     @cached_property
-    def own(self) -> Ground:
-        """The run's own pictures, as it judges with them itself."""
-        return Ground(OWN, judged_on(self.dataset, self.split))
+    def _grounds(self) -> dict[str, Ground]:
+        return {OWN: Ground(OWN, judged_on(self.dataset, self.split))}
 
-    @cached_property
-    def grounds(self) -> list[Ground]:
-        """What the run is judged on."""
-        return [self.own if name == OWN else self.ground(name) for name in self.sets.names]
-
-    def ground(self, name: str) -> Ground:
-        """Another data set, in the shape of this run's pictures."""
-        if name == self.recipe.data.name:
-            self.note(
-                f"{self.label} learnt from {name} itself: pictures that it saw may be among those "
-                f"it is tested on. on={OWN} keeps them apart"
-            )
-        return Ground(name, self.sets.load(name, self.dataset.train.shape))
+    def ground(self, name: str = OWN) -> Ground:
+        """What to judge on: the run's own pictures, or another set in the shape of these."""
+        if name not in self._grounds:
+            if name == self.recipe.data.name:
+                self.note(
+                    f"{self.label} learnt from {name} itself: pictures that it saw may be among "
+                    f"those it is tested on; on={OWN} keeps them apart"
+                )
+            self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
+        return self._grounds[name]
 
     @cached_property
     def judged(self) -> dict[str, nn.Module]:
@@ -111,7 +107,7 @@ class Run:
     @cached_property
     def untrained(self) -> nn.Module:
         """The encoder as first drawn."""
-        return as_drawn(self.method, self.own.data)
+        return as_drawn(self.method, self.ground().data)
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
         """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.

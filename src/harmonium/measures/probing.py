@@ -25,13 +25,14 @@ class Probe(Measure):
 
     part: Literal["test", "validation"] = "test"  # that is judged on; settings: on validation
 
+    def needs(self, names: Sequence[str]) -> list[str]:
+        """All of them."""
+        return list(names)
+
     def look(self, run: Run) -> Figures:
         """The figures of one run on every set."""
-        return self.gather(run, run.grounds)
-
-    def gather(self, run: Run, grounds: Sequence[Ground]) -> Figures:
-        """The figures of one run on some sets."""
-        found = {ground.name: self.judge(run, ground) for ground in grounds}
+        names = self.needs(run.sets.names)
+        found = {name: self.judge(run, run.ground(name)) for name in names}
         several = len(found) > 1
         return Figures(
             {

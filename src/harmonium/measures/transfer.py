@@ -9,7 +9,7 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,12 @@ class Transfer(Tunes):
             near = suggest(self.data, datasets.table())
             raise ConfigError(f"transfer.data is '{self.data}', which is unknown: {near}")
 
-    def look(self, run: Run) -> Figures:
-        """The figures of one run on every other set."""
-        names = [self.data] if self.data else [name for name in run.sets.names if name != OWN]
-        if not names:
+    def needs(self, names: Sequence[str]) -> list[str]:
+        """Its own, or all that are not the runs' own."""
+        found = [self.data] if self.data else [name for name in names if name != OWN]
+        if not found:
             raise ConfigError("transfer needs another data set: transfer.data=mnist, or on=mnist")
-        return self.gather(run, [run.ground(name) for name in names])
+        return found
 
     def judge(self, run: Run, ground: Ground) -> Figures:
         """One set."""
