@@ -18,7 +18,8 @@ from harmonium.comparing.cells import plan
 from harmonium.comparing.sweep import read
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
-from harmonium.measures.evaluation import _asked
+from harmonium.measures.evaluation import _asked, _needed
+from harmonium.measures.grounds import sets_of
 from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
 
@@ -117,17 +118,24 @@ def test_the_commands_of_the_data_page_are_known() -> None:
 
 def test_the_commands_of_the_page_on_measuring_are_known() -> None:
     """Each names settings that exist; they are run, smaller, in tests/measures."""
-    (words,) = blocks("docs/evaluation.md")
-    commands = [line.split()[1:] for line in words.replace("\\\n", "").splitlines()]
-    assert [command[0] for command in commands] == ["run", "run", "eval", "eval", "measures"]
-    for command in commands[:2]:
-        recipe = Recipe.of(command[1], *(word for word in command[2:] if "=" in word))
-        assert recipe.clients == 5 and command[-2] == "--out"
-    for command in commands[2:4]:
-        named = [
-            word for word in command if not word.startswith(("runs/", "--", "figures", "eval"))
-        ]
-        _asked([word for word in named if "=" not in word], [word for word in named if "=" in word])
+    words = "".join(blocks("docs/evaluation.md")).replace("\\\n", "")
+    commands = [line.split()[1:] for line in words.splitlines() if line]
+    asked: set[str] = set()
+    assert {command[0] for command in commands} == {"run", "eval", "measures"}
+    for kind, *rest in commands:
+        changes = [word for word in rest if "=" in word]
+        if kind == "run":
+            assert Recipe.of(rest[0], *changes).clients == 5 and rest[-2] == "--out"
+        elif kind == "eval":
+            bare = [
+                word for word in rest if "=" not in word and not word.startswith(("runs/", "--"))
+            ]
+            names = [word for word in bare if word != "figures"]
+            sets, settings = sets_of(changes)
+            made, _ = _asked(names, settings)
+            _needed(sets, made)
+            asked |= set(made)
+    assert {"knn", "linear", "semi", "transfer", "retrieval", "geometry"} <= asked
 
 
 def test_the_commands_of_the_page_on_comparing_are_known() -> None:

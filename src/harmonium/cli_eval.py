@@ -18,7 +18,7 @@ def evaluate(
 ) -> None:
     """Measure runs from their folders, which stay as they are.
 
-    For example: harmonium eval runs/first knn linear on=[own,mnist]
+    For example: harmonium eval runs/first knn linear on=own,mnist
     """
     from harmonium.measures.evaluation import evaluate_run
     from harmonium.report.progress import decoding

@@ -100,7 +100,11 @@ class Frozen(Probe):
             "learnt_from": len(ground.bank),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
         }
-        return Figures(plain, self.remarks(run, ground))
+        broken = [
+            whose for whose, one in zip(encoders, each, strict=True) if not one.get("finite", True)
+        ]
+        notes = [f"the classifier of {whose} diverged, and names any class" for whose in broken]
+        return Figures(plain, [*self.remarks(run, ground), *notes])
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
         """A row a run and set."""
