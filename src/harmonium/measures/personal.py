@@ -91,9 +91,7 @@ class Personal(Measure):
     hidden: int = 384  # of mlp, which so has as many weights as FedStyle's generator with 256
     protocol: str = "lp_style"  # how classifiers are trained
     standardise: bool | None = None  # features for the classifier; none: as the protocol has it
-    part: Literal["test", "validation"] = (
-        "test"  # that is tested on; validation: to choose settings
-    )
+    part: Literal["test", "validation"] = "test"  # tested on; validation: to choose settings
     pictures: int | None = None  # of it, at most; none: all
     seed: int = 0  # of what is drawn: clients, pictures, batches
 
