@@ -343,6 +343,8 @@ def test_settings_of_fedstyle_are_those_of_the_paper(
     recipe = Recipe.of(f"fedstyle/{place}")
     assert (recipe.data.name, recipe.clients, recipe.participation.number) == (data, clients, asked)
     assert recipe.method.options["strength"] == strength
+    betas = {"ho": None, "he0.2": 0.2, "he0.8": 0.8}
+    assert getattr(recipe.split, "beta", 0) == betas[place.split("-")[2]]
     assert (recipe.rounds, recipe.local.epochs, recipe.local.batch) == (100, 5, 64)
     assert (recipe.local.lr, recipe.local.momentum, recipe.local.clip) == (0.1, 0, None)
     assert getattr(recipe.objective, "temperature", 0) == 0.07

@@ -136,6 +136,8 @@ def test_as_many_pictures_of_every_style_and_class_as_are_asked_for(sets, tmp_pa
             assert np.bincount(labels, minlength=3).max() == most
     assert data.digest == again.digest != moved.digest
     assert len(Styles(**wanted, limit=5).load().train) == 5
+    assert len(Styles(**{**wanted, "each": None}).load().train) == 45
+    assert len(Styles(**{**wanted, "test_each": None}).load().test) == 10
 
 
 @pytest.mark.parametrize(

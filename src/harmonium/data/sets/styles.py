@@ -72,7 +72,7 @@ class Styles(DataSpec):
         return {
             "styles": self._names(),
             "members": [[member.digest, member.notes] for member in loaded],
-            **({"seed": self.seed, **limits} if limits else {}),
+            **limits,
         }
 
     def decode(self, writer: Writer) -> Sequence[str]:
