@@ -189,16 +189,18 @@ def test_without_epochs_a_style_stays_as_first_drawn() -> None:
 
 
 def test_the_styles_rate_is_its_own(plain: Trial) -> None:
-    local = {**TINY["local"], "lr": 0.01}
-    as_local = trial(encoder=BATCH_NORM, local=local)
-    own = trial(encoder=BATCH_NORM, local=local, style_lr=0.05)  # the default of local.lr
+    def learned(**changes: Any) -> dict[str, Tensor]:
+        method = replace(plain.method, **changes)
+        parts = method.blueprint.copy_from()
+        method.learn_style(parts, client_of(plain))  # type: ignore[attr-defined]
+        return {f"style.{key}": value for key, value in parts["style"].state_dict().items()}
+
     wanted = style_of(plain.states[0])
-    assert same(style_of(own.states[0]), wanted)
-    assert not same(style_of(as_local.states[0]), wanted)
-    summed = trial(encoder=BATCH_NORM, reduction="sum")
-    coloured = trial(encoder=BATCH_NORM, edges="channels")
-    for other in (summed, coloured):
-        assert not same(style_of(other.states[0]), wanted)
+    slower = replace(plain.method.local, lr=plain.method.local.lr / 2)
+    assert same(learned(), wanted)
+    assert same(learned(local=slower, style_lr=plain.method.local.lr), wanted)
+    for change in ({"local": slower}, {"reduction": "sum"}, {"edges": "channels"}):
+        assert not same(learned(**change), wanted)
 
 
 # ---- content, infused ----------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def by_hand(parts: Any, seen: Any) -> list[Tensor]:
 @pytest.mark.parametrize("objective", [SIMCLR, SIMSIAM])
 def test_the_loss_is_the_objectives_twice(objective: dict[str, Any]) -> None:
     """Own style in the first view, Sobel's in the second; the predictor serves both terms."""
-    found = trial(objective=objective, strength=0.7, encoder=BATCH_NORM)
+    found = trial(objective=objective, strength=0.7, encoder=BATCH_NORM, rounds=1)
     parts, seen, given = seen_by(found)
     loss = found.method.score(parts, seen, given)
 
