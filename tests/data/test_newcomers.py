@@ -138,6 +138,8 @@ def test_fractions_and_numbers_count_those_who_train() -> None:
     recipe = Recipe.of("fedavg", "clients=10", "split.newcomers=4", "participation.fraction=0.5")
     assert recipe.training == 6 and recipe.participation.size(recipe.training) == 3
     assert recipe.method_for((8, 8, 1), 2).world.clients == 10
+    scaled = Recipe.of("fedavg", "clients=10", "split.newcomers=4", "local.for_fraction=0.25")
+    assert scaled.method_for((8, 8, 1), 2).local.lr == pytest.approx(2 * scaled.local.lr)
     whole = Recipe.of("centralised", "clients=10", "split.newcomers=4")
     assert (whole.clients, whole.training, whole.split.merge) == (1, 1, 10)
     for words, message in (
@@ -145,6 +147,10 @@ def test_fractions_and_numbers_count_those_who_train() -> None:
         (["split.newcomers=-1"], "must be 0 or more"),
         (["split.newcomers=4", "participation.number=7"], "there are 6 clients"),
         (["split.newcomers=4", "participation.quorum=7"], "asks only 6"),
+        (
+            ["split.newcomers=4", "participation.number=6", "participation.over=0.5"],
+            "all 6 clients",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             Recipe.of("fedavg", "clients=10", *words)

@@ -67,9 +67,9 @@ def by_hand(
 VARIANTS = [
     Protocol("sgd", 0.1, 16, 5),
     Protocol("sgd", 0.05, 16, 5, momentum=0.9, weight_decay=0.01, schedule="cosine"),
-    Protocol("sgd", 0.1, 60, 5, weight_decay=0.1, shuffle=False, standardise=True),
+    Protocol("sgd", 0.1, 16, 5, weight_decay=0.1, shuffle=False, standardise=True),
     Protocol("adam", 0.01, 16, 5, weight_decay=0.01, standardise=True),
-    Protocol("adam", 0.01, 7, 5, schedule="cosine"),
+    Protocol("adam", 0.01, 60, 5, schedule="cosine"),
 ]
 
 

@@ -277,6 +277,20 @@ def test_encoders_that_stay_at_clients(made: Made, opened: Opened) -> None:
     assert {row["group"] for row in found["personalisation"]["each"]} == {"print", "dusk"}
 
 
+def test_clusters_of_clients_have_their_own_encoders(made: Made, opened: Opened) -> None:
+    run = opened(made("featarc-clustered", **STYLES))
+    clusters = [held["model"] for held in run.server.memory["clusters"]]
+    for client, own in run.owns(range(4), epochs=0):
+        model = clusters[run.state(client)["cluster"]]
+        assert all(
+            torch.equal(model[f"encoder.{k}"], v) for k, v in own.encoder.state_dict().items()
+        )
+    assert any(not torch.equal(clusters[0][key], clusters[1][key]) for key in clusters[0])
+    (federation,) = run.federations()
+    for key, value in federation.state_dict().items():
+        assert torch.equal(run.server.model[f"encoder.{key}"], value)
+
+
 def test_statistics_are_measured_where_a_round_was_not_judged(made: Made, opened: Opened) -> None:
     encoder = {**SMALL["encoder"], "norm": "batch"}
     run = opened(made("fedavg", encoder=encoder, batch_norm="recalibrate"))
@@ -319,13 +333,24 @@ def test_a_column_that_is_not_there_is_refused(styled: Path, opened: Opened) -> 
 
 def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -> None:
     data = {**DATA, "classes": 4}
-    run = opened(made("fedavg", data=data, split={"name": "by_class", "labelled": 0.5}, rounds=1))
+    run = opened(
+        made(
+            "fedavg",
+            data=data,
+            split={"name": "by_class", "labelled": 0.5, "labels": 0.3},
+            rounds=1,
+        )
+    )
     found = Personal(epochs=0).look(run)
     each = found.plain["personalisation"]["each"]
     seen = run.split.seen(run.dataset.train).labels
     able = [c for c in range(4) if (seen[run.split.indices[c]] >= 0).any()]
     assert [row["client"] for row in each] == able and len(able) == 2
     assert all(row["classes"] == 1 and row["accuracy"] == 1.0 for row in each)
+    counts = [int((seen[run.split.indices[client]] >= 0).sum()) for client in able]
+    assert [row["labels"] for row in each] == counts and max(counts) < 0.4 * min(
+        run.examples.values()
+    )
     assert found.plain["by"] == "classes"  # the data have styles, but every client has all
     away = ", ".join(str(c) for c in range(4) if c not in able)
     assert f"2 client(s) ({away}) left out: no labelled training picture" in found.notes
