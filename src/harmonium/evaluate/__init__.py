@@ -1,8 +1,7 @@
 """How good a representation is: by probes that use labels, and by geometry that needs none.
 
 Every probe takes features, not encoders: `embed` runs the frozen encoder once, and kNN, linear,
-few-label and geometry all read the same cached matrix. scikit-learn is imported only when a
-linear probe is fitted.
+few-label and geometry all read the same cached matrix.
 """
 
 from harmonium.evaluate.features import embed

@@ -9,7 +9,6 @@ predicted, and their test pictures count as wrong.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,12 +17,14 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import ConfigError, DataError
+from harmonium.evaluate.logistic import regressions
 from harmonium.seeds import numpy_rng
+from harmonium.threads import single_thread
 
 STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 FEW_STRENGTH = 0.01  # accuracy is flat between 0.1 and 0.0001 with 1 to 20 labels a class
 RIDGE_STRENGTH = 0.01
-ITERATIONS = 200
+BLOCK = 1024  # rows that are measured at a time, in float64
 
 Array = np.ndarray
 
@@ -64,10 +65,10 @@ def linear_probe(
 ) -> Probe:
     """Multinomial logistic regression on frozen features, its penalty chosen on validation.
 
-    One full-batch lbfgs path from the strongest penalty to the weakest, each start being the last
-    solution. The strength with the best validation accuracy wins, the stronger one on a tie. The
-    winner is used as it is, not fitted again with the validation pictures: the model that is
-    reported is the one that was chosen. It sees the test pictures once.
+    One path of solutions (`logistic.py`) from the strongest penalty to the weakest, each start
+    being the last solution. The strength with the best validation accuracy wins, the stronger one
+    on a tie. The winner is used as it is, not fitted again with the validation pictures: the model
+    that is reported is the one that was chosen. It sees the test pictures once.
 
     Args:
         train: features `(n, dim)`.
@@ -192,48 +193,35 @@ def ridge_probe(
 
 @dataclass(frozen=True)
 class _Classifier:
-    """A linear rule: scores `(n, rows)` against the sorted labels it knows."""
+    """A linear rule: scores against the sorted labels it knows."""
 
-    weights: Array  # (rows, dim); rows is 1 for two classes and 0 for one
-    bias: Array  # (rows,)
+    weights: Tensor  # float32 (classes, dim + 1); the last column is the intercept
     classes: Array  # (classes,)
 
     def accuracy(self, features: Array, labels: Array) -> float:
         """Share of rows of `features` `(n, dim)` whose label the rule names."""
-        if len(self.classes) == 1:
-            return float(np.mean(labels == self.classes[0]))
-        scores = features @ self.weights.T + self.bias
-        if scores.shape[1] == 1:
-            predicted = self.classes[(scores[:, 0] > 0).astype(int)]
-        else:
-            predicted = self.classes[scores.argmax(axis=1)]
-        return float(np.mean(predicted == labels))
+        with single_thread():
+            rows, intercept = torch.from_numpy(features), self.weights[:, -1]
+            named = torch.addmm(intercept, rows, self.weights[:, :-1].T).argmax(dim=1)
+        return float(np.mean(self.classes[named.numpy()] == labels))
 
 
 def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_Classifier]:
     """Logistic regressions for each strength, every one started from the one before."""
-    classes = np.unique(labels)
-    if len(classes) == 1:  # scikit-learn refuses one class; the only honest rule is to name it
-        width = features.shape[1]
-        alone = _Classifier(np.zeros((0, width), np.float32), np.zeros(0, np.float32), classes)
+    classes, columns = np.unique(labels, return_inverse=True)
+    if len(classes) == 1:  # the only honest rule is to name it
+        alone = _Classifier(torch.zeros(1, features.shape[1] + 1), classes)
         return [alone for _ in strengths]
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
-
-    model = LogisticRegression(max_iter=ITERATIONS, tol=1e-4, warm_start=True)
-    found = []
-    # One thread: the same bits everywhere, and threads that spin cost more than they give.
-    with warnings.catch_warnings(), threadpool_limits(1):
-        # Stopping at the limit is part of the protocol: a weak penalty on separable features has
-        # its optimum far away, and more iterations do not change the validation accuracy.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for strength in strengths:
-            # scikit-learn weighs the summed loss by C against half the squared weights.
-            model.set_params(C=1.0 / (strength * len(features)))
-            model.fit(features, labels)
-            found.append(_Classifier(model.coef_.copy(), model.intercept_.copy(), classes))
-    return found
+    # Two classes are told apart by one vector of weights, and that is what the penalty means. Half
+    # of it for the one and half against the other make half its square, hence twice the penalty.
+    factor = 2.0 if len(classes) == 2 else 1.0
+    found = regressions(
+        torch.from_numpy(features),
+        torch.from_numpy(columns.astype(np.int64)),
+        len(classes),
+        [factor * strength for strength in strengths],
+    )
+    return [_Classifier(weights.float(), classes) for weights in found]
 
 
 def _draw(labels: Array, per_class: int, rng: np.random.Generator) -> Array:
@@ -244,8 +232,10 @@ def _draw(labels: Array, per_class: int, rng: np.random.Generator) -> Array:
 
 def standard(features: Array) -> tuple[Array, Array]:
     """Mean and standard deviation `(dim,)`; constant columns get 1, so they become zeros."""
-    mean = features.mean(axis=0, dtype=np.float64)
-    deviation = features.std(axis=0, dtype=np.float64)
+    blocks = [features[start : start + BLOCK] for start in range(0, len(features), BLOCK)]
+    mean = sum(block.astype(np.float64).sum(axis=0) for block in blocks) / len(features)
+    variance = sum(np.square(block - mean).sum(axis=0) for block in blocks) / len(features)
+    deviation = np.sqrt(variance)
     # Below float32's own rounding of the column, what is left is noise that must not be blown up.
     constant = deviation <= 1e-6 * np.abs(mean) + 1e-12
     return mean.astype(np.float32), np.where(constant, 1.0, deviation).astype(np.float32)
@@ -275,4 +265,4 @@ def _labelled(
     known = numbers >= 0
     if needed and not known.any():
         raise DataError(f"the {name} pictures carry no labels, and a linear probe needs some")
-    return array[known], numbers[known]
+    return (array, numbers) if known.all() else (array[known], numbers[known])
