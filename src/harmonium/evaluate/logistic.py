@@ -27,7 +27,7 @@ TOLERANCE = 1e-6  # nats a picture by which a further step would lower the objec
 PASSES = 200  # over the data at one strength, at most
 BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
-SAMPLE = 8  # rows for the second moments, times the width
+SAMPLE = 5000  # rows for the second moments, at most
 MEMORY = 10  # steps that are remembered
 RENEWAL = 10  # steps after which the classes' curvature is looked at again
 
@@ -106,7 +106,7 @@ def _solve(
     passes = steps = 0
     while passes < PASSES:
         if steps % RENEWAL == 0:
-            root = _root(moments, penalty, here.curvature, len(weights))
+            root = _root(moments, penalty, here.curvature)
         steps += 1
         way = _way(here.slope, past, root)
         promise = _dot(here.slope, way)
@@ -173,18 +173,23 @@ def _look(features: Tensor, labels: Tensor, weights: Tensor, share: Callable[...
 
 def _moments(features: Tensor) -> Tensor:
     """Second moments `(dim + 1, dim + 1)` of features and a 1, from rows evenly far apart."""
-    rows = features[:: max(1, len(features) // (SAMPLE * features.shape[1]))]
+    rows = features[:: -(-len(features) // SAMPLE)]
     rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
     return (rows.T @ rows / len(rows)).double()
 
 
-def _root(moments: Tensor, penalty: Tensor, curvature: float, classes: int) -> Tensor:
-    """Cholesky root of what stands in for the Hessian; never singular, though moments may be."""
-    curvature = max(curvature, 1e-3 / classes)
-    hessian = curvature * moments
-    hessian.diagonal().add_(penalty + 1e-6 * curvature)
-    root: Tensor = torch.linalg.cholesky(hessian)
-    return root
+def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:
+    """Cholesky root of what stands in for the Hessian."""
+    curvature = max(curvature, 1e-6)
+    slack = 1e-7 * curvature * float(moments.trace())  # moments may be singular, and are rounded
+    root: Tensor
+    while True:
+        stand_in = curvature * moments
+        stand_in.diagonal().add_(penalty + slack)
+        root, failed = torch.linalg.cholesky_ex(stand_in)
+        if not failed:
+            return root
+        slack *= 10
 
 
 def _whitened(slope: Tensor, root: Tensor) -> Tensor:
