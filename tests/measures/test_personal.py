@@ -272,6 +272,10 @@ def test_encoders_that_stay_at_clients(made: Made, opened: Opened) -> None:
     assert any(
         not torch.equal(kept[2][f"encoder.{k}"], v) for k, v in further.encoder.state_dict().items()
     )
+    away = replace(run, commit=replace(run.commit, clients={"2": run.commit.clients["2"]}))
+    found = Personal(epochs=0).look(away)
+    assert [row["client"] for row in found.plain["personalisation"]["each"]] == [2]
+    assert "3 client(s) (0, 1, 3) left out: no model of their own" in found.notes
     found = Personal(clients=2, epochs=0).look(run).plain
     assert len(found["personalisation"]["each"]) == 2
     assert {row["group"] for row in found["personalisation"]["each"]} == {"print", "dusk"}
@@ -387,9 +391,8 @@ def test_newcomers_are_never_asked_and_judged_apart(
     for client in old:  # who joins changes nobody's training
         pairs = zip(alone[client].model.values(), both[client].model.values(), strict=True)
         assert all(torch.equal(mine, again) for mine, again in pairs)
-    still = Personal(epochs=0).look(run)  # nothing kept, so nothing to judge: it is said
-    assert still.plain["newcomers"] is None
-    assert f"2 client(s) ({new[0]}, {new[1]}) left out: no model of their own" in still.notes
+    still = dict(run.owns(new, epochs=0))  # the model is the federation's, whatever is kept of it
+    assert sorted(still) == new
 
 
 def test_newcomers_of_one_client_that_has_everything(made: Made, opened: Opened) -> None:

@@ -165,7 +165,7 @@ class Run:
         model = {**server.model, **server.memory.get("statistics", {})}
         for client in clients:
             state = self.state(client)
-            if self.method.may_keep() and not state:
+            if not state and (self.keeps_encoders or self.method.blueprint.stays):
                 self.note(f"{self.label}: client {client} never took part, so it has no encoder")
             elif self.keeps_encoders:
                 yield client, Own(self.method.represent(server, state))
