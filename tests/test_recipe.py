@@ -66,7 +66,10 @@ def test_shipped_recipes_are_valid(name: str) -> None:
     [
         (["fedavgg"], "unknown method or recipe 'fedavgg': did you mean 'fedavg'?"),
         (["fedavg", "round=3"], "unknown key 'round': did you mean 'rounds'?"),
-        (["fedavg", "alpha=3"], "unknown key 'alpha': did you mean 'split.alpha'?"),
+        (
+            ["fedavg", "alpha=3"],
+            "unknown key 'alpha': did you mean 'method.alpha' or 'split.alpha'?",
+        ),
         (["fedavg", "local.lrr=3"], "unknown key 'local.lrr': did you mean 'local.lr'?"),
         (["fedavg", "split.alpha=3"], "split=iid does not have it, split=dirichlet does"),
         (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),

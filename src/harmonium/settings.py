@@ -102,16 +102,23 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """The message for a key that does not exist, naming the one that was probably meant."""
+    """The message for a key that does not exist, naming the one that was probably meant.
+
+    >>> unknown("alpha", ["rounds", "split.alpha", "method.alpha"])
+    "unknown key 'alpha': did you mean 'method.alpha' or 'split.alpha'?"
+    """
     names = sorted(known)
     # `alpha` should find `split.alpha`, so compare with the whole key and with its last word.
-    by_word = {name.rpartition(".")[2]: name for name in reversed(names)}
+    by_word: dict[str, list[str]] = {}
+    for name in names:
+        by_word.setdefault(name.rpartition(".")[2], []).append(name)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
     if not near:
         words = difflib.get_close_matches(key.rpartition(".")[2], by_word, n=1, cutoff=0.6)
-        near = [by_word[word] for word in words]
+        near = [name for word in words for name in by_word[word]]
     if near:
-        return f"unknown key '{key}': did you mean '{near[0]}'?"
+        either = " or ".join(f"'{name}'" for name in near)
+        return f"unknown key '{key}': did you mean {either}?"
     short = [name for name in names if "." not in name] or names
     return f"unknown key '{key}': {suggest(key, short)}"
 
