@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harmonium import codec
 from harmonium.errors import StoreError, WireError
+
+if TYPE_CHECKING:
+    from harmonium import codec
 
 
 def write_atomic(path: Path, data: bytes, *, private: bool = False) -> str:
@@ -67,11 +70,15 @@ def read_checked(path: Path, digest: str) -> bytes:
 
 def write_tree(path: Path, tree: codec.Tree, *, private: bool = False) -> str:
     """Write a tree of tensors and plain values; return the digest that reads it back."""
+    from harmonium import codec  # with it comes torch, which keys and certificates do not need
+
     return write_atomic(path, codec.encode(tree), private=private)
 
 
 def read_tree(path: Path, digest: str) -> codec.Tree:
     """Read a tree back, refusing a damaged file by name."""
+    from harmonium import codec
+
     data = read_checked(path, digest)
     try:
         return codec.decode(data)
