@@ -35,6 +35,7 @@ from harmonium.federation.transport import (
 )
 from harmonium.federation.wire import Ask, exchange, weights
 from harmonium.hosts import make_host
+from harmonium.methods import methods
 from harmonium.recipe import Recipe
 from harmonium.testing import TINY, check_method, first_trial
 
@@ -367,41 +368,47 @@ def test_as_they_are_means_untouched() -> None:
 
 # ---- every method ------------------------------------------------------------------------------
 
-SAMPLE: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedsc": {},
-    "fedu": {},
-    "scaffold": {},
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in methods.table()},
     "fsimclr": {},  # a part with a row a client, and Adam at the server
-    "featarc-clustered": {},
-    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
     "fedbyol": {"batch_norm": "recalibrate", "encoder": {"name": "resnet8", "norm": "batch"}},
+    "fedca": {"method": {"name": "fedca", "align_epochs": 1}},
+    "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 20}},
 }
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", CASES)
 def test_any_method_goes_rounded(name: str) -> None:
-    """The model stays finite and near, the ledger has what the card says."""
-    how = {"up": "int8", "down": "fp16"}
-    found = first_trial(name, rounds=1, transport=how, **SAMPLE[name])
-    plain = first_trial(name, rounds=1, **SAMPLE[name])
-    close = [
-        (value.double() - plain.server.model[key]).norm() <= 0.05 * value.double().norm() + 0.05
-        for key, value in found.server.model.items()
-    ]
-    assert all(close)
+    """Everyone is counted, the model stays finite, the ledger has what the card says."""
+    found = first_trial(name, rounds=1, transport={"up": "int8", "down": "fp16"}, **CASES[name])
+    assert all(value.isfinite().all() for value in found.server.model.values())
     told, exchanges = card(found.method).bytes, found.method.exchanges()
-    for line, other in zip(map(json.loads, found.lines), map(json.loads, plain.lines), strict=True):
+    plain = card(replace(found.method, transport=Transport())).bytes
+    for line in map(json.loads, found.lines):
         step = line["step"]
-        for way, most in (("up", 0.5), ("down", 0.55)):
+        assert line["outcome"] == "answered"
+        for way, most in (("up", 0.4), ("down", 0.55)):
             fields = getattr(exchanges[step], way)
             known = [n for n, f in fields.items() if f.fold == "parts" or f.kind == "scalar"]
             assert sum(line[way][field] for field in known) == told[step][way]
-            for field, one in fields.items():
-                if one.kind == "weights":
-                    assert 0 < line[way][field] < most * other[way][field]
-                else:
-                    assert line[way][field] == other[way][field]
+            if any(lossy(key, t.dtype, t.shape) for key, t in sent_of(found, fields).items()):
+                assert told[step][way] < most * plain[step][way]
+
+
+def sent_of(found: Any, fields: dict[str, Any]) -> dict[str, Tensor]:
+    """All tensors of the model that some fields carry."""
+    layouts, own = found.method.blueprint.layouts(), found.method.blueprint.state_dict()
+    return {key: own[key] for f in fields.values() if f.fold == "parts" for key in layouts[f.of]}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_rounded_weights_end_near(name: str) -> None:
+    plain = first_trial(name, rounds=1).server.model
+    for how, most in ({"up": "fp16"}, 1e-5), ({"up": "int8"}, 1e-3), ({"down": "fp16"}, 1e-2):
+        model = first_trial(name, rounds=1, transport=how).server.model
+        for key, value in model.items():
+            apart = (value.double() - plain[key]).norm()
+            assert apart <= most * max(plain[key].double().norm(), 1.0)
 
 
 def test_bytes_fall_by_the_right_factor() -> None:
