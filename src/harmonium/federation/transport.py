@@ -182,14 +182,14 @@ def answer(
         return up
     sent, lost = dict(up), {}
     for name in _up(declared):
-        had, left = _had(method, declared, name, down, client.id), held.get(declared.name, {})
+        had = _had(method, declared, name, down, client.id)
+        left = held.get(declared.name, {}).get(name, {})
         change = {
             key: value - had[key] if key in had else value
             for key, value in up[name].items()
             if lossy(key, value.dtype, value.shape)
         }
-        for key, rest in left.get(name, {}).items():
-            change[key] = change[key] + rest
+        change = {k: value + left[k] if k in left else value for k, value in change.items()}
         packed = pack(change, how.up)
         sent[name] = {**up[name], **packed}
         if how.error_feedback and change:
@@ -210,13 +210,13 @@ def taken(
     full = dict(up)
     for name in _up(declared):
         layout = method.blueprint.layouts()[declared.up[name].of]
-        shapes = {key: torch.Size(slot.shape) for key, slot in layout.items()}
-        named = {key for key, slot in layout.items() if lossy(key, slot.dtype, shapes[key])}
-        for key in named & set(up[name]):
-            if (shape := up[name][key].shape) != shapes[key]:
-                raise WireError(f"`{name}` {key} has shape {tuple(shape)}, not {shapes[key]}")
+        named = {k for k, slot in layout.items() if lossy(k, slot.dtype, torch.Size(slot.shape))}
         scales = {key + SCALE for key in named if how.up == "int8"}
-        values = unpack({k: v for k, v in up[name].items() if k in named | scales}, how.up)
+        packed = {key: value for key, value in up[name].items() if key in named or key in scales}
+        for key, value in packed.items():
+            if key in named and (shape := tuple(value.shape)) != layout[key].shape:
+                raise WireError(f"`{name}` {key} has shape {shape}, not {layout[key].shape}")
+        values = unpack(packed, how.up)
         mine = _had(method, declared, name, {**ask.down, **ask.each.get(client, {})}, client)
         if how.up == "none":  # it came as it is: what counts is the change of what the client had
             down = received(how, declared, {**sent.down, **sent.each.get(client, {})})
