@@ -32,7 +32,7 @@ MAY_DIFFER = {
 
 def archive(path: Path, *, wrong: bool) -> None:
     """The same training pictures with one test part or another."""
-    data = Shapes(count=45, test_count=30, size=10, classes=3).load()
+    data = Shapes(count=45, test_count=64, size=10, classes=3).load()
     pixels, labels = np.array(data.test.pixels), data.test.labels
     if wrong:
         pixels, labels = np.ascontiguousarray(255 - pixels[::-1]), (labels + 1) % 3

@@ -29,7 +29,7 @@ def pictures(count: int = 24, classes: int = 3) -> Images:
 def encoder(norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*layers[:1], *([nn.BatchNorm2d(4)] if norm else []), *layers[1:])
+    return nn.Sequential(*layers, *([nn.BatchNorm1d(144)] if norm else []))
 
 
 def test_the_papers_settings() -> None:
@@ -75,7 +75,7 @@ def test_it_is_the_training_by_hand(head: str) -> None:
 def test_it_learns_and_leaves_the_encoder_and_chance_alone() -> None:
     images, network = pictures(), encoder(norm=True)
     before = copy.deepcopy(network.state_dict())
-    network.requires_grad_(False)
+    network.requires_grad_(False)  # as one may be handed over
     how = replace(TUNINGS["mlp"], epochs=30, lr=0.01, batch=23)  # a batch of 1 is left, and skipped
     torch.manual_seed(3)
     ahead = torch.rand(1)
@@ -83,6 +83,7 @@ def test_it_learns_and_leaves_the_encoder_and_chance_alone() -> None:
     made = finetune(network, images, how, plain, seed=0)
     assert torch.equal(torch.rand(1), ahead)
     assert made.accuracy(images, plain) == 1.0
+    assert not torch.equal(made.network.state_dict()["0.0.weight"], before["0.weight"])
     assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
     again, other = (finetune(network, images, how, plain, seed=seed) for seed in (0, 1))
     key = "1.0.weight"

@@ -26,7 +26,7 @@ from harmonium.evaluate.judge import Judge, average
 from harmonium.evaluate.retrieval import retrieve
 from harmonium.life import as_drawn
 from harmonium.measures import linear, tuned
-from harmonium.measures.draws import Finished
+from harmonium.measures.draws import Drawn, Finished
 from harmonium.measures.further import trained
 from harmonium.measures.geometry import Geometry, drift
 from harmonium.measures.grounds import Ground, Sets, sets_of
@@ -94,10 +94,17 @@ def test_settings_of_neighbours_count(plain: Path, opened: Opened) -> None:
 
 @pytest.mark.parametrize("name", [*classifier.PROTOCOLS, "lp_orch"])
 def test_a_papers_protocol_is_its_classifier_after_the_last_epoch(
-    name: Any, plain: Path, opened: Opened
+    name: Any, plain: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = opened(plain)
     measure = Linear(protocol=name, epochs=3, passes=2, seed=4)
+    learnt: list[Any] = []
+
+    def spied(features: Any, *given: Any) -> classifier.Classifier:
+        learnt.append(features if isinstance(features, torch.Tensor) else list(features))
+        return classifier.train(features, *given)
+
+    monkeypatch.setattr(linear, "train", spied)
     found = measure.look(run)
     data, views, encoder = run.dataset, run.method.views, run.method.represent(run.server)
     features: Any = embed(encoder, data.train, views.plain)
@@ -118,6 +125,7 @@ def test_a_papers_protocol_is_its_classifier_after_the_last_epoch(
             for n in (0, 1)
         ]
         assert not torch.equal(*features)
+        assert all(torch.equal(*pair) for pair in zip(learnt[0], features, strict=True))
     rng = seeds.torch_rng(4, "measure", "linear")
     model = classifier.train(features, labels(data.train), how, rng)
     right = model.predict(embed(encoder, data.test, views.plain)) == labels(data.test)
@@ -126,6 +134,16 @@ def test_a_papers_protocol_is_its_classifier_after_the_last_epoch(
     assert one["protocol"]["lr"] == how.lr and one["protocol"]["epochs"] == 3
     said = " ".join(found.notes)
     assert ("2 passes" in said) == (name == "lp_orch") and ("anew" in said) == (name == "lp_000")
+
+
+def test_views_of_a_pass_differ_by_pass_batch_and_seed(plain: Path, opened: Opened) -> None:
+    run = opened(plain)
+    pixels = torch.from_numpy(np.array(run.dataset.train.pixels[:4]))
+    drawn = Drawn(cropped(run), seed=0, number=0)
+    first = drawn(pixels, 0)
+    assert torch.equal(drawn(pixels, 0), first) and not torch.equal(drawn(pixels, 500), first)
+    for other in (replace(drawn, seed=1), replace(drawn, number=1)):
+        assert not torch.equal(other(pixels, 0), first)
 
 
 # ---- fine-tuning -----------------------------------------------------------------------------
@@ -372,6 +390,9 @@ def test_a_killed_call_repeats_no_finished_draw(plain: Path, tmp_path: Path) -> 
     assert whole.figures == again.figures and whole.draws == {"found": 0, "computed": 4}
     other = harmonium.evaluate_run(plain, *words, "semi.seed=1", out=tmp_path / "out")
     assert other.draws["found"] == 0  # nothing of another seed is taken for it
+    words = ["transfer", "on=digits", "on.digits.limit=40", "transfer.epochs=1", "transfer.draws=2"]
+    twice = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
+    assert twice.draws == {"found": 0, "computed": 4}  # the same pictures, in another order
 
 
 def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:

@@ -118,5 +118,7 @@ class Passes(Sequence[Tensor]):
         """The features of a pass."""
         if isinstance(number, slice):
             raise TypeError("passes are taken one by one")
+        if not 0 <= number < self.total:
+            raise IndexError(f"there are {self.total} passes")
         drawn = Drawn(cropped(self.run), self.seed, number)
         return self.run.kept_features(self.encoder, self.images, self.whose, drawn)
