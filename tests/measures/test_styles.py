@@ -42,18 +42,19 @@ def random_rows(count: int, dim: int = 3) -> Tensor:
 
 
 def test_purity_counts_the_nearest_others_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of 30, 25, 4 and 1: the third has 3 neighbours, the last none; unknown are left."""
+    """Of a group of 6, 5 neighbours count; one alone has none; rows of no group are left out."""
     monkeypatch.setattr(styles, "CHUNK", 7)
-    rows, groups = random_rows(66), np.repeat([5, 2, 9, 7, -1], [30, 25, 4, 1, 6])
-    known, shares = range(60), []
+    sizes = [24, 17, 6, 6, 6, 1]
+    rows, groups = random_rows(66), np.repeat([5, 2, 9, 8, 6, 7, -1], [*sizes, 6])
+    shares = []
     for row in range(59):
-        others = [other for other in known if other != row]
+        others = [other for other in range(60) if other != row]
         near = sorted(others, key=lambda other: -float(rows[row] @ rows[other]))
         wanted = min(10, int((groups == groups[row]).sum()) - 1)
         shares.append(np.mean(groups[near[:wanted]] == groups[row]))
     found = apart(rows, groups)
     assert found["purity"] == pytest.approx(np.mean(shares))
-    assert found["chance"] == pytest.approx((30 * 29 + 25 * 24 + 4 * 3) / 59 / 59)
+    assert found["chance"] == pytest.approx(sum(n * (n - 1) for n in sizes) / 59 / 59)
 
 
 def test_chance_is_what_features_that_know_nothing_have() -> None:
@@ -74,44 +75,53 @@ def test_there_is_no_number_where_groups_say_nothing(groups: list[int]) -> None:
 # ---- whose network sees what ---------------------------------------------------------------------
 
 
+def by_hand(run: Run, measure: Styles, clients: list[int], control: int) -> dict[str, Tensor]:
+    """Unit features of pictures as held, by each client's style network, by one, and by content."""
+    held = as_held(run.dataset, run.split).train
+    networks = {
+        client: run.method.blueprint.copy_from(run.state(client)["parts"]).eval()["style"]
+        for client in {*clients, control}
+    }
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    for client in clients:
+        pictures = held.subset(measure._rows(run, client))
+        content = run.method.represent(run.server, run.state(client))
+        for kind, network in zip(
+            KINDS, (networks[client], networks[control], content), strict=True
+        ):
+            found[kind].append(embed(network, pictures, run.method.views.plain))
+    return {kind: functional.normalize(torch.cat(rows)) for kind, rows in found.items()}
+
+
 def test_networks_see_the_pictures_that_their_clients_hold(
     fedstyle: Path, opened: Callable[..., Run]
 ) -> None:
-    run = opened(fedstyle)
-    found = Styles(pictures=9, control=2).look(run)
+    run, measure = opened(fedstyle), Styles(pictures=9, control=2)
+    found = measure.look(run)
     assert found.plain["clients"] == [0, 1, 2, 3] and found.plain["control"] == 2
     owner, names = found.arrays["owner"], found.arrays["names"]
     assert np.bincount(owner).tolist() == [9] * 4 and found.plain["pictures"] == 36
     style = run.dataset.names["style"]
     assert list(names) == [f"client {c} ({style[c // 2]})" for c in range(4)]
-    held = as_held(run.dataset, run.split).train
-    measure = Styles(pictures=9)
-    rows = [measure._rows(run, client) for client in range(4)]
-    assert all(set(rows[c]) <= set(run.split.indices[c]) for c in range(4))
-    own, one, content = [], [], []
-    networks = [
-        run.method.blueprint.copy_from(run.state(c)["parts"]).eval()["style"] for c in range(4)
-    ]
-    for client in range(4):
-        pictures = held.subset(rows[client])
-        for into, network in (
-            (own, networks[client]),
-            (one, networks[2]),
-            (content, run.method.represent(run.server)),
-        ):
-            into.append(embed(network, pictures, run.method.views.plain))
-    groups = {
-        "client": owner,
-        "style": held.factors["style"][np.concatenate(rows)],
-        "class": held.labels[np.concatenate(rows)],
-    }
-    for kind, some in zip(KINDS, (own, one, content), strict=True):
-        features = functional.normalize(torch.cat(some))
-        for by, of in groups.items():
-            assert found.plain["apart"][kind][by] == apart(features, of)
+    rows = np.concatenate([measure._rows(run, client) for client in range(4)])
+    train = run.dataset.train
+    groups = {"client": owner, "style": train.factors["style"][rows], "class": train.labels[rows]}
+    for kind, features in by_hand(run, measure, [0, 1, 2, 3], 2).items():
+        assert found.plain["apart"][kind] == {by: apart(features, of) for by, of in groups.items()}
         assert found.arrays[kind].shape == (36, 2)
     numbers = [found.plain["apart"][kind]["client"]["purity"] for kind in KINDS]
     assert len(set(numbers)) == 3
+
+
+def test_a_picture_that_a_client_holds_twice_counts_once(
+    fedstyle: Path, opened: Callable[..., Run]
+) -> None:
+    run = opened(fedstyle)
+    held = run.split.indices
+    assert any(len(set(own)) < len(own) for own in held)
+    for client, own in enumerate(held):
+        assert Styles(pictures=99)._rows(run, client).tolist() == sorted(set(own))
+        assert set(Styles(pictures=3)._rows(run, client)) < set(own)
 
 
 def test_runs_stand_in_one_table_and_one_picture(fedstyle: Path, tmp_path: Path) -> None:
@@ -135,10 +145,14 @@ def test_turned_pictures_without_labels_or_styles_are_told_by_client_alone(
     norm = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
     few = {"participation": {"number": 3}, "encoder": norm}
     run = opened(made("fedstyle", **{**FEDSTYLE, **settings, **few}))
-    measure = Styles(pictures=5, clients=2)
+    measure = Styles(pictures=12, clients=2)
     found = measure.look(run)
     assert len(found.plain["clients"]) == 2 and str(found.plain["control"]) in run.commit.clients
     assert [set(one) for one in found.plain["apart"].values()] == [{"class", "client"}] * 3
+    assert run.split.angles is not None and run.method.has_own_encoders
+    features = by_hand(run, measure, found.plain["clients"], found.plain["control"])
+    for kind, rows in features.items():
+        assert found.plain["apart"][kind]["client"] == apart(rows, found.arrays["owner"])
     said = " ".join(found.notes)
     assert "no column 'style'" in said and "no picture has a label" in said
     assert "1 client(s) have not taken part yet" in said
