@@ -109,7 +109,7 @@ def judged(folder: Path, how: Sequence[str]) -> Found:
     lone = personal["clients"] == 1  # all pictures in one place: nobody's own features
     return {
         "general": [100 * value for value in general.values()],
-        "personal": None if lone else [100 * value for value in personal["groups"].values()],
+        "personal": None if lone else [100 * personal["groups"][name] for name in general],
         "spread": None if lone else 100 * personal["spread"],
         "worst": None if lone else 100 * personal["worst"],
     }
@@ -316,7 +316,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parts = ["arms", "lambda", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--only", nargs="+", choices=ARMS)
+    parser.add_argument("--only", nargs="+", choices=ARMS, help="of the arms")
+    parser.add_argument("--lambda", nargs="+", type=float, default=LAMBDAS, dest="strengths")
     parser.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=["simclr"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--data", type=Path, help="a folder of archives instead of fetched sets")
@@ -341,7 +342,7 @@ def main() -> None:
         for label in (asked.only or ARMS) if "arms" in asked.part else ():
             if any((name, objective, seed) not in held for name in looks(label)):
                 add(*measure(label, objective, seed, words))
-        for strength in LAMBDAS if "lambda" in asked.part else ():
+        for strength in asked.strengths if "lambda" in asked.part else ():
             if (f"lambda {strength:g}", objective, seed) not in held:
                 add(sweep(strength, objective, seed, words))
     for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
