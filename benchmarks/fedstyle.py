@@ -136,7 +136,6 @@ def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> F
 ADAPTERS = {"own": "personal", "frozen": "G held still", "none": "content alone"}
 
 
-@torch.no_grad()
 def inside(path: Path) -> Found:
     """Of every client's test pictures: how wide content and G's output are; means over clients."""
     opened = open_run(path, path.name, changed_recipe(path, []))
@@ -144,7 +143,8 @@ def inside(path: Path) -> Found:
     for client, own in opened.owns(sorted(opened.examples)):
         pictures = test.subset(np.flatnonzero(test.factors["style"] == client))
         rows = opened.features(own.encoder, pictures, f"client {client}")
-        content, both = own.without(rows), own.adapter(rows) if own.adapter else rows
+        with torch.no_grad():
+            content, both = own.without(rows), own.adapter(rows) if own.adapter else rows
         made = both - content
         found.append(
             {
