@@ -1,6 +1,6 @@
 """FedStyle and the personal methods it is compared with, in short runs; its lambda, its memory.
 
-    python benchmarks/fedstyle.py [--part arms lambda memory] [--objective simclr simsiam]
+    python benchmarks/fedstyle.py [--part arms lambda styles memory] [--objective simclr simsiam]
                                   [--seeds 0 1 2] [--only fedstyle ...] [--data FOLDER]
                                   [--write docs/results/fedstyle.md] [--json] [--runs FILE...]
 
@@ -9,7 +9,8 @@ with digits of MNIST, one of SVHN, one of USPS (`harmonium data fetch mnist svhn
 `--data` names a folder of archives called mnist*.npz, svhn*.npz and usps*.npz for those that were
 not fetched). Figures are those of `harmonium eval RUN personal`. `--json` prints nothing but a
 line for every measurement; files of such lines that are given as `--runs` join the tables, and
-what they hold is not measured again. `--write` also draws docs/images/fedstyle.png.
+what they hold is not measured again. `--write` also draws docs/images/fedstyle.png, and
+`--part styles` docs/images/fedstyle-styles.png.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import itertools
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,6 +159,20 @@ def inside(path: Path) -> Found:
     return {key: math.fsum(one[key] for one in found) / len(found) for key in found[0]}
 
 
+def lie(seed: int, words: Sequence[str], picture: Path | None) -> Found:
+    """What near style features have in common, with five clients of each style; and their maps."""
+    changes = [*words, "participation.number=none", f"seed={seed}", "evaluate.every=1000"]
+    with tempfile.TemporaryDirectory() as folder:
+        place = "fedstyle/digit-5-ho-simclr/fedstyle@cpu"
+        run(Recipe.of(place, *changes), out=Path(folder) / "fedstyle")
+        made = evaluate_run(Path(folder) / "fedstyle", "styles", out=Path(folder) / "figures")
+        if picture:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(made.pictures["styles"], picture)
+    apart = next(iter(made.figures["styles"].values()))["apart"]
+    return {"label": "styles", "objective": "simclr", "seed": seed, "apart": apart}
+
+
 def remember(label: str, clients: int) -> Found:
     """Memory of a run with so many clients, and what their states take on disk."""
     words = [*KEEPERS[label], *MEMORY.split(), f"clients={clients}"]
@@ -242,6 +258,27 @@ INSIDE = {
 }
 
 
+def near(runs: Sequence[Found]) -> str:
+    """The table of what near pictures have in common, by three kinds of features."""
+    its = list(of(runs, "styles", "simclr").values())
+    rows = [
+        {
+            "features": title,
+            "by": by,
+            **{
+                key: estimate([one["apart"][kind][by][key] for one in its])
+                for key in ("purity", "chance", "silhouette")
+            },
+        }
+        for kind, title in (MAPS if its else {}).items()
+        for by in ("client", "style", "class")
+    ]
+    return markdown(rows, digits=2) if rows else ""
+
+
+MAPS = {"own": "own style networks", "control": "one style network", "content": "content"}
+
+
 def memory(runs: Sequence[Found]) -> str:
     """The table of memory and of states on disk."""
     rows = [
@@ -294,14 +331,17 @@ def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
 
 def page(runs: Sequence[Found]) -> str:
     """The stored result: every table with the command that makes it."""
-    seeds = sorted({one["seed"] for one in runs if one["objective"]})
     text = ABOUT
     for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
         tables = {one: made(runs, one) for one in OBJECTIVES}
+        mine = [one for one in runs if one["label"].startswith("lambda ") == (part == "lambda")]
+        seeds = sorted({one["seed"] for one in mine if one["objective"]})
         whole = "\n".join(
             f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table
         )
         text += section(title, part, whole, seeds)
+    styled = sorted(of(runs, "styles", "simclr"))
+    text += section("What style features know", "styles", near(runs), styled)
     return text + section("Memory", "memory", memory(runs), [])
 
 
@@ -314,7 +354,7 @@ NOTES: dict[str, str] = {}
 def main() -> None:
     """Measure what is asked for and print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parts = ["arms", "lambda", "memory"]
+    parts = ["arms", "lambda", "styles", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=ARMS, help="of the arms")
     parser.add_argument("--lambda", nargs="+", type=float, default=LAMBDAS, dest="strengths")
@@ -345,15 +385,19 @@ def main() -> None:
         for strength in asked.strengths if "lambda" in asked.part else ():
             if (f"lambda {strength:g}", objective, seed) not in held:
                 add(sweep(strength, objective, seed, words))
+    images = asked.write.parent.parent / "images" if asked.write else None
+    for seed in asked.seeds if "styles" in asked.part else ():
+        if ("styles", "simclr", seed) not in held:
+            add(lie(seed, words, images and images / "fedstyle-styles.png"))
     for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
         if (f"memory, {label}", "", clients) not in held:
             add(remember(label, clients))
     if not asked.json:
         print(page(runs))
-    if asked.write:
+    if asked.write and images:
         asked.write.parent.mkdir(parents=True, exist_ok=True)
         asked.write.write_text(page(runs), encoding="utf-8")
-        draw(runs, asked.write.parent.parent / "images" / "fedstyle.png")
+        draw(runs, images / "fedstyle.png")
     if growth(runs) > LIMIT:
         raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")
 
