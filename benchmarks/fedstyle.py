@@ -28,19 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstyle_page import ADAPTERS, LAMBDAS, OBJECTIVES, STYLES, draw, growth, page
 from harmonium.evaluate.geometry import effective_rank, spread
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.opened import open_run
 from harmonium.recipe import Recipe
-from harmonium.report.plots import curves
-from harmonium.report.tables import estimate, markdown
 from harmonium.runs import changed_recipe, run
 from memory import peak
 
 Found = dict[str, Any]
 
-STYLES = ("mnist", "svhn", "usps")
-BASE = "fedavg"
 ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
     "untrained": ["fedavg", "rounds=1", "local.lr=1e-12"],
     "centralised": ["centralised"],
@@ -66,7 +63,6 @@ LOOKS: dict[str, dict[str, list[str]]] = {  # further looks at the same run
         "fedstyle, with an MLP for G": ["personal.adapter=mlp"],
     },
 }
-LAMBDAS = (0.0, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0)
 CLIENTS = (20, 200)
 PICTURES = 8  # of each client, where memory is measured
 LIMIT = 1.3
@@ -135,9 +131,6 @@ def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> F
     }
 
 
-ADAPTERS = {"own": "personal", "frozen": "G held still", "none": "content alone"}
-
-
 def inside(path: Path) -> Found:
     """Of every client's test pictures: how wide content and G's output are; means over clients."""
     opened = open_run(path, path.name, changed_recipe(path, []))
@@ -183,172 +176,6 @@ def remember(label: str, clients: int) -> Found:
         sizes = {one.stat().st_ino: one.stat().st_size for one in files}  # of two names once
     found = {"bytes": most, "seconds": seconds, "disk": sum(sizes.values())}
     return {"label": f"memory, {label}", "objective": "", "seed": clients, **found}
-
-
-# ---- tables --------------------------------------------------------------------------------------
-
-
-def of(runs: Sequence[Found], label: str, objective: str) -> dict[int, Found]:
-    """The measurements of a row, by seed."""
-    same = [one for one in runs if (one["label"], one["objective"]) == (label, objective)]
-    return {one["seed"]: one for one in same}
-
-
-def mean(values: Sequence[float]) -> float:
-    """Over styles."""
-    return math.fsum(values) / len(values)
-
-
-def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
-    """A column a style, means over seeds."""
-    columns = zip(*(one[key] for one in its), strict=True)
-    return {f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)}
-
-
-def arms(runs: Sequence[Found], objective: str) -> str:
-    """The table of all arms: both figures, and their differences to FedAvg of the same seed."""
-    base = of(runs, BASE, objective)
-    labels = [name for label in ARMS for name in looks(label)]
-    rows = []
-    for label in labels:
-        its = {seed: one for seed, one in of(runs, label, objective).items() if seed in base}
-        if not its:
-            continue
-        row: dict[str, Any] = {"row": label, "seeds": len(its)}
-        for key, title in KINDS.items():
-            if any(one[key] is None for one in its.values()):
-                continue
-            row[title] = estimate([mean(one[key]) for one in its.values()])
-            apart = [mean(one[key]) - mean(base[seed][key]) for seed, one in its.items()]
-            row[f"{title}, difference"] = "" if label == BASE else estimate(apart)
-            row |= by_style(list(its.values()), key, title)
-            if key == "personal":
-                row |= {name: mean([one[name] for one in its.values()]) for name in SPREAD}
-        rows.append(row)
-    columns = [f"{title}{end}" for title in KINDS.values() for end in ENDS] if rows else []
-    return markdown(rows, ["row", "seeds", *columns, *SPREAD], digits=1) if rows else ""
-
-
-KINDS = {"general": "general", "personal": "personal"}
-ENDS = ["", ", difference", *(f", {name}" for name in STYLES)]
-SPREAD = ["spread", "worst"]
-
-
-def lambdas(runs: Sequence[Found], objective: str) -> str:
-    """The table of weights of the infused loss."""
-    rows = []
-    for strength in LAMBDAS:
-        its = list(of(runs, f"lambda {strength:g}", objective).values())
-        if its:
-            row: dict[str, Any] = {"lambda": f"{strength:g}", "seeds": len(its)}
-            row["general"] = estimate([mean(one["general"]) for one in its])
-            for name, title in ADAPTERS.items():
-                row[title] = estimate([mean(one[name]) for one in its])
-            for name, title in INSIDE.items():
-                row[title] = mean([one[name] for one in its])
-            rows.append(row)
-    return markdown(rows, digits=1) if rows else ""
-
-
-INSIDE = {
-    "content_rank": "rank of content",
-    "generator_rank": "rank of G",
-    "generator_spread": "spread of G",
-    "generator_size": "size of G",
-}
-
-
-def near(runs: Sequence[Found]) -> str:
-    """The table of what near pictures have in common, by three kinds of features."""
-    its = list(of(runs, "styles", "simclr").values())
-    rows = [
-        {
-            "features": title,
-            "by": by,
-            **{
-                key: estimate([one["apart"][kind][by][key] for one in its])
-                for key in ("purity", "chance", "silhouette")
-            },
-        }
-        for kind, title in (MAPS if its else {}).items()
-        for by in ("client", "style", "class")
-    ]
-    return markdown(rows, digits=2) if rows else ""
-
-
-MAPS = {"own": "own style networks", "control": "one style network", "content": "content"}
-
-
-def memory(runs: Sequence[Found]) -> str:
-    """The table of memory and of states on disk."""
-    rows = [
-        {
-            "method": label,
-            "clients": one["seed"],
-            "peak memory, MB": one["bytes"] / 1e6,
-            "states on disk, MB": one["disk"] / 1e6,
-            "a client, kB": one["disk"] / 1e3 / one["seed"],
-            "seconds": one["seconds"],
-        }
-        for label in KEEPERS
-        for one in sorted(of(runs, f"memory, {label}", "").values(), key=lambda one: one["seed"])
-    ]
-    return markdown(rows, digits=1) if rows else ""
-
-
-def growth(runs: Sequence[Found]) -> float:
-    """How many times the memory of few clients many need, at most."""
-    found = [of(runs, f"memory, {label}", "") for label in KEEPERS]
-    return max((one[max(one)]["bytes"] / one[min(one)]["bytes"] for one in found if one), default=1)
-
-
-def draw(runs: Sequence[Found], path: Path) -> None:
-    """Both figures over the weights of the infused loss, with FedAvg's as references."""
-    series: dict[str, list[tuple[float, ...]]] = {}
-    shown = {"general": "general", "own": "personal", "frozen": "personal, G held still"}
-    for place, strength in enumerate(LAMBDAS):
-        its = list(of(runs, f"lambda {strength:g}", "simclr").values())
-        for key, title in shown.items() if its else ():
-            point = (float(place), *estimate([mean(one[key]) for one in its]))
-            series.setdefault(title, []).append(tuple(value or 0.0 for value in point))
-    if series:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        weights = ", ".join(f"{strength:g}" for strength in LAMBDAS)
-        title = "FedStyle on three styles of digits: more weight of the infused loss"
-        curves(path, series, f"weight of the infused loss: {weights}", "accuracy, %", title)
-
-
-# ---- the page ------------------------------------------------------------------------------------
-
-
-def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
-    """A table with the command that makes it and what is to be said of it."""
-    chosen = f" --seeds {' '.join(map(str, seeds))}" if seeds else ""
-    command = f"`python benchmarks/fedstyle.py --part {part}{chosen}`"
-    said = NOTES.get(part, "").strip()
-    return f"\n## {title}\n\n{command}\n\n{table}\n{said}\n" if table else ""
-
-
-def page(runs: Sequence[Found]) -> str:
-    """The stored result: every table with the command that makes it."""
-    text = ABOUT
-    for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
-        tables = {one: made(runs, one) for one in OBJECTIVES}
-        mine = [one for one in runs if one["label"].startswith("lambda ") == (part == "lambda")]
-        seeds = sorted({one["seed"] for one in mine if one["objective"]})
-        whole = "\n".join(
-            f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table
-        )
-        text += section(title, part, whole, seeds)
-    styled = sorted(of(runs, "styles", "simclr"))
-    text += section("What style features know", "styles", near(runs), styled)
-    return text + section("Memory", "memory", memory(runs), [])
-
-
-OBJECTIVES = {"simclr": "SimCLR", "simsiam": "SimSiam"}
-ABOUT = """# FedStyle in short runs: all methods it is compared with, its lambda, its memory
-"""
-NOTES: dict[str, str] = {}
 
 
 def main() -> None:

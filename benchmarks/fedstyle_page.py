@@ -1,0 +1,187 @@
+"""Tables, text and picture of what `benchmarks/fedstyle.py` has measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harmonium.report.plots import curves
+from harmonium.report.tables import estimate, markdown
+
+Found = dict[str, Any]
+
+STYLES = ("mnist", "svhn", "usps")
+BASE = "fedavg"
+LAMBDAS = (0.0, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0)
+ADAPTERS = {"own": "personal", "frozen": "G held still", "none": "content alone"}
+KEEPERS = ("ditto", "fedstyle")
+ROWS = (  # of the first table, in its order
+    *("untrained", "centralised", "alone", "fedavg", "fedavg, with an MLP", "fedper", "fedrep"),
+    *("fedprox, as printed", "fedprox", "apfl, crossed", "apfl", "ditto, updated", "ditto"),
+    *("fedstyle", "fedstyle, G held still", "fedstyle, content alone"),
+    "fedstyle, with an MLP for G",
+)
+
+
+def of(runs: Sequence[Found], label: str, objective: str) -> dict[int, Found]:
+    """The measurements of a row, by seed."""
+    same = [one for one in runs if (one["label"], one["objective"]) == (label, objective)]
+    return {one["seed"]: one for one in same}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Over styles."""
+    return math.fsum(values) / len(values)
+
+
+def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
+    """A column a style, means over seeds."""
+    columns = zip(*(one[key] for one in its), strict=True)
+    return {f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)}
+
+
+def arms(runs: Sequence[Found], objective: str) -> str:
+    """The table of all arms: both figures, and their differences to FedAvg of the same seed."""
+    base = of(runs, BASE, objective)
+    rows = []
+    for label in ROWS:
+        its = {seed: one for seed, one in of(runs, label, objective).items() if seed in base}
+        if not its:
+            continue
+        row: dict[str, Any] = {"row": label, "seeds": len(its)}
+        for key, title in KINDS.items():
+            if any(one[key] is None for one in its.values()):
+                continue
+            row[title] = estimate([mean(one[key]) for one in its.values()])
+            apart = [mean(one[key]) - mean(base[seed][key]) for seed, one in its.items()]
+            row[f"{title}, difference"] = "" if label == BASE else estimate(apart)
+            row |= by_style(list(its.values()), key, title)
+            if key == "personal":
+                row |= {name: mean([one[name] for one in its.values()]) for name in SPREAD}
+        rows.append(row)
+    columns = [f"{title}{end}" for title in KINDS.values() for end in ENDS] if rows else []
+    return markdown(rows, ["row", "seeds", *columns, *SPREAD], digits=1) if rows else ""
+
+
+KINDS = {"general": "general", "personal": "personal"}
+ENDS = ["", ", difference", *(f", {name}" for name in STYLES)]
+SPREAD = ["spread", "worst"]
+
+
+def lambdas(runs: Sequence[Found], objective: str) -> str:
+    """The table of weights of the infused loss."""
+    rows = []
+    for strength in LAMBDAS:
+        its = list(of(runs, f"lambda {strength:g}", objective).values())
+        if its:
+            row: dict[str, Any] = {"lambda": f"{strength:g}", "seeds": len(its)}
+            row["general"] = estimate([mean(one["general"]) for one in its])
+            for name, title in ADAPTERS.items():
+                row[title] = estimate([mean(one[name]) for one in its])
+            for name, title in INSIDE.items():
+                row[title] = mean([one[name] for one in its])
+            rows.append(row)
+    return markdown(rows, digits=1) if rows else ""
+
+
+INSIDE = {
+    "content_rank": "rank of content",
+    "generator_rank": "rank of G",
+    "generator_spread": "spread of G",
+    "generator_size": "size of G",
+}
+
+
+def near(runs: Sequence[Found]) -> str:
+    """The table of what near pictures have in common, by three kinds of features."""
+    its = list(of(runs, "styles", "simclr").values())
+    rows = [
+        {
+            "features": title,
+            "by": by,
+            **{
+                key: estimate([one["apart"][kind][by][key] for one in its])
+                for key in ("purity", "chance", "silhouette")
+            },
+        }
+        for kind, title in (MAPS if its else {}).items()
+        for by in ("client", "style", "class")
+    ]
+    return markdown(rows, digits=2) if rows else ""
+
+
+MAPS = {"own": "own style networks", "control": "one style network", "content": "content"}
+
+
+def memory(runs: Sequence[Found]) -> str:
+    """The table of memory and of states on disk."""
+    rows = [
+        {
+            "method": label,
+            "clients": one["seed"],
+            "peak memory, MB": one["bytes"] / 1e6,
+            "states on disk, MB": one["disk"] / 1e6,
+            "a client, kB": one["disk"] / 1e3 / one["seed"],
+            "seconds": one["seconds"],
+        }
+        for label in KEEPERS
+        for one in sorted(of(runs, f"memory, {label}", "").values(), key=lambda one: one["seed"])
+    ]
+    return markdown(rows, digits=1) if rows else ""
+
+
+def growth(runs: Sequence[Found]) -> float:
+    """How many times the memory of few clients many need, at most."""
+    found = [of(runs, f"memory, {label}", "") for label in KEEPERS]
+    return max((one[max(one)]["bytes"] / one[min(one)]["bytes"] for one in found if one), default=1)
+
+
+def draw(runs: Sequence[Found], path: Path) -> None:
+    """Both figures over the weights of the infused loss, with FedAvg's as references."""
+    series: dict[str, list[tuple[float, ...]]] = {}
+    shown = {"general": "general", "own": "personal", "frozen": "personal, G held still"}
+    for place, strength in enumerate(LAMBDAS):
+        its = list(of(runs, f"lambda {strength:g}", "simclr").values())
+        for key, title in shown.items() if its else ():
+            point = (float(place), *estimate([mean(one[key]) for one in its]))
+            series.setdefault(title, []).append(tuple(value or 0.0 for value in point))
+    if series:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        weights = ", ".join(f"{strength:g}" for strength in LAMBDAS)
+        title = "FedStyle on three styles of digits: more weight of the infused loss"
+        curves(path, series, f"weight of the infused loss: {weights}", "accuracy, %", title)
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
+    """A table with the command that makes it and what is to be said of it."""
+    chosen = f" --seeds {' '.join(map(str, seeds))}" if seeds else ""
+    command = f"`python benchmarks/fedstyle.py --part {part}{chosen}`"
+    said = NOTES.get(part, "").strip()
+    return f"\n## {title}\n\n{command}\n\n{table}\n{said}\n" if table else ""
+
+
+def page(runs: Sequence[Found]) -> str:
+    """The stored result: every table with the command that makes it."""
+    text = ABOUT
+    for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
+        tables = {one: made(runs, one) for one in OBJECTIVES}
+        mine = [one for one in runs if one["label"].startswith("lambda ") == (part == "lambda")]
+        seeds = sorted({one["seed"] for one in mine if one["objective"]})
+        whole = "\n".join(
+            f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table
+        )
+        text += section(title, part, whole, seeds)
+    styled = sorted(of(runs, "styles", "simclr"))
+    text += section("What style features know", "styles", near(runs), styled)
+    return text + section("Memory", "memory", memory(runs), [])
+
+
+OBJECTIVES = {"simclr": "SimCLR", "simsiam": "SimSiam"}
+ABOUT = """# FedStyle in short runs: all methods it is compared with, its lambda, its memory
+"""
+NOTES: dict[str, str] = {}
