@@ -24,7 +24,7 @@ from harmonium.cli_eval import evaluate
 from harmonium.cli_federation import client, server
 from harmonium.cli_privacy import privacy
 from harmonium.cli_tune import tune
-from harmonium.errors import HarmoniumError
+from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
@@ -199,7 +199,9 @@ _lists("splits", "harmonium.data.partition", "the ways to share pictures out amo
 
 @app.command()
 def recipes(
-    table: Annotated[str | None, typer.Argument(help="A paper's tables, e.g. fsimclr")] = None,
+    table: Annotated[
+        str | None, typer.Argument(help="A paper's tables, or some: fsimclr, fsimclr/c10")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the recipes that come with Harmonium, or those of a paper's tables."""
@@ -213,7 +215,10 @@ def recipes(
             found[f"{name}/SETTING/ROW"] = {"what": f"{about(file)[0]} (harmonium recipes {name})"}
         _list(found, as_json)
         return
-    rows = entries(table)
+    rows = [one for one in entries(table.partition("/")[0]) if one.name.startswith(table)]
+    if not rows:
+        listed = f"harmonium recipes {table.partition('/')[0]}"
+        raise ConfigError(f"no recipe begins with '{table}': `{listed}` lists them")
     shown = [key for key in FIGURES if any(getattr(one, key) is not None for one in rows)]
     shown = shown or ["published"]
     if as_json:
@@ -229,6 +234,9 @@ def recipes(
     say("published: test accuracy in percent, of the full size; -: no figure known")
     if "personal" in shown:
         say("personal: the same of clients' own features; both are means over styles")
+    if "/" not in table:
+        some = rows[0].name.rpartition("/")[0]
+        say(f"the beginning of a name lists fewer: harmonium recipes {some}")
     say(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
 
 

@@ -48,11 +48,16 @@ def sweep(
 
     For example: harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits rounds=5
     """
-    from harmonium.comparing.sweep import new_folder
+    from harmonium.comparing.cells import plan
+    from harmonium.comparing.sweep import new_folder, read
     from harmonium.comparing.sweep import sweep as sweep_methods
     from harmonium.report.progress import decoding
 
+    asked = read(words)
     folder = folder or new_folder(words)
+    if not as_json:
+        made = plan(asked.at(asked.values[0]), allow_unfair=allow_unfair or asked.own_views)
+        say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), decoding(err, silent=as_json):
         found = sweep_methods(
             *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
@@ -83,7 +88,10 @@ def show(
     from harmonium.comparing.table import more_tables
     from harmonium.report.progress import decoding
 
-    folder = folder or new_folder(list(plan(words, allow_unfair=allow_unfair).methods))
+    made = plan(words, allow_unfair=allow_unfair)
+    folder = folder or new_folder(list(made.methods))
+    if not as_json:
+        say(made.said, err)
     with _going_on(folder, as_json), decoding(err, silent=as_json):
         found = compare_methods(
             *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)

@@ -33,7 +33,7 @@ def evaluate(
         print(json.dumps(found.plain()))
         return
     for title, rows, digits in found.tables:
-        show_table(rows, title, digits=digits)
+        show_table(rows, title, digits=digits, unbroken=["set"])
     for text in found.notes:
         say(f"note     {text}")
     say(f"figures  {found.folder / 'eval.json'}")

@@ -162,6 +162,11 @@ def test_settings_of_one_method_follow_its_name():
         plan(["fedavg", "fedprox,rounds=3", *DIGITS])
 
 
+def test_slips_name_the_words_of_a_comparison_too():
+    with pytest.raises(ConfigError, match="unknown key 'sedes': did you mean 'seeds'"):
+        plan(["fedavg", "sedes=2"])
+
+
 def test_settings_of_the_comparison_are_checked():
     with pytest.raises(ConfigError, match="compare.target is 200"):
         plan(["fedavg", "compare.target=200"])

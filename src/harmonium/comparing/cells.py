@@ -7,16 +7,16 @@ client alone, all pictures in one place, and there with labels. The first two ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
-from harmonium.errors import ConfigError
-from harmonium.recipe import Recipe
+from harmonium.errors import ConfigError, UnknownSetting
+from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
-from harmonium.settings import make, plain
+from harmonium.settings import make, plain, unknown
 from harmonium.tuning.grid import split_values
 
 UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
@@ -55,6 +55,15 @@ class Plan:
         above = {k: v for k, v in self.references.items() if k not in below}
         return {**below, **self.methods, **above}
 
+    @property
+    def said(self) -> str:
+        """What will run, in a line."""
+        recipe = next(iter(self.methods.values()))
+        count = len(self.rows) * len(self.seeds)
+        rows, seeds = ", ".join(self.rows), ", ".join(map(str, self.seeds))
+        each = f"{count} runs of {recipe.rounds} rounds on {recipe.data.name}"
+        return f"{each}: {rows}; seeds {seeds}"
+
     def cells(self) -> Iterator[tuple[str, int, Recipe]]:
         """Every run, seed after seed, so that an early look has all methods."""
         for seed in self.seeds:
@@ -74,6 +83,10 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
         raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
     own = apply_changes({}, [w for w in words if w.startswith(("compare.", "seeds="))])
     rest = [w for w in words if w not in names and not w.startswith(("compare.", "seeds="))]
+    for key in (word.partition("=")[0] for word in rest):
+        if key.partition(".")[0] not in Recipe.model_fields:
+            own_keys = ["seeds", *(f"compare.{one.name}" for one in fields(Settings))]
+            raise UnknownSetting(unknown(key, [*known_keys(), *own_keys]))
     recipes = {}
     for word in names:
         if not all(word.split(",")):

@@ -9,6 +9,7 @@ an accuracy are by validation pictures.
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -94,8 +95,12 @@ def compare(
 
 
 def cell(folder: Path, label: str, seed: int) -> Path:
-    """Where a cell's run lies."""
-    return folder / label / f"seed-{seed}"
+    """Where a cell's run lies: a name without blanks.
+
+    >>> cell(Path("c"), "alone (fedbyol)", 0).as_posix()
+    'c/alone-fedbyol/seed-0'
+    """
+    return folder / re.sub(r"[^\w.,=+-]+", "-", label).strip("-") / f"seed-{seed}"
 
 
 def new_folder(labels: list[str]) -> Path:
@@ -140,7 +145,7 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
         found.courses[label, seed] = course(result.folder, method, examples, device)
         found.traffic.setdefault(label, components(result.folder))
     for seed in found.plan.seeds:
-        held = folder / PIXELS / f"seed-{seed}.json"
+        held = cell(folder, PIXELS, seed).with_suffix(".json")
         if not held.exists():
             base = next((r for (label, s), r in results.items() if s == seed), None)
             if base is None:

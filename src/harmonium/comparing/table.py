@@ -249,6 +249,14 @@ def _notes(found: Found) -> Iterator[str]:
     alone = [k for k, one in found.plan.methods.items() if not one.objective.any_method]
     for label in alone:
         yield f"only {label} can train its objective: it has no references of its own"
+    target = _target(found)
+    courses = [some for label in found.plan.methods if (some := _course(found, label))]
+    points = [reached(some, target) for some in courses] if target is not None else []
+    if points and all(point is not None and point.round == 0 for point in points):
+        yield (
+            f"the untrained encoder reaches {100 * (target or 0):.1f} % already, so costs are 0: "
+            "set compare.target higher"
+        )
     if 1 < len(found.plan.seeds) < 5 and len(found.plan.methods) > 1:
         yield (
             f"{len(found.plan.seeds)} seeds: intervals are wide and p values say little; "

@@ -91,6 +91,8 @@ def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], li
     rest = [word for word in words if word not in changes]
     if not rest or (rest[0] in measures.table() and not Path(rest[0]).is_dir()):
         raise ConfigError("name a run's folder first, e.g. `harmonium eval runs/a angles`")
+    if not Path(rest[0]).is_dir():
+        raise ConfigError(f"there is no folder {rest[0]}: name a run's folder first")
     folders, names = [Path(rest[0])], list[str]()
     for word in rest[1:]:
         if isinstance(word, str) and (word in measures.table() or ":" in word):
