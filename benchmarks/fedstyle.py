@@ -1,7 +1,8 @@
 """FedStyle and the personal methods it is compared with, in short runs; its lambda, its memory.
 
-    python benchmarks/fedstyle.py [--part arms lambda styles memory] [--objective simclr simsiam]
-                                  [--seeds 0 1 2] [--only fedstyle ...] [--data FOLDER]
+    python benchmarks/fedstyle.py [--part arms classifier lambda styles memory]
+                                  [--objective simclr simsiam] [--seeds 0 1 2]
+                                  [--only fedstyle ...] [--lambda 0.1 ...] [--data FOLDER]
                                   [--write docs/results/fedstyle.md] [--json] [--runs FILE...]
 
 Arms are the rows `fedstyle/digit-1-ho-OBJECTIVE/ROW@cpu` of FedStyle's tables: three clients, one
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstyle_page import ADAPTERS, LAMBDAS, OBJECTIVES, STYLES, draw, growth, page
+from fedstyle_page import ADAPTERS, BY, LAMBDAS, OBJECTIVES, STYLES, draw, growth, page
 from harmonium.evaluate.geometry import effective_rank, spread
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.opened import open_run
@@ -63,6 +64,7 @@ LOOKS: dict[str, dict[str, list[str]]] = {  # further looks at the same run
         "fedstyle, with an MLP for G": ["personal.adapter=mlp"],
     },
 }
+ADAM = ["personal.protocol=lp_fedca", "personal.standardise=true"]
 CLIENTS = (20, 200)
 PICTURES = 8  # of each client, where memory is measured
 LIMIT = 1.3
@@ -81,12 +83,15 @@ def members(folder: Path | None) -> list[str]:
     return [f"data.sets=[{', '.join(files)}]"] if folder else []
 
 
-def looks(label: str) -> dict[str, list[str]]:
-    """What is measured of an arm's run, by label."""
-    return LOOKS.get(label, {label: []})
+def looks(label: str, by: str = "") -> dict[str, list[str]]:
+    """What is measured of an arm's run, by label, and by another classifier if one is named."""
+    found = LOOKS.get(label, {label: []})
+    return {name + by: [*how, *(ADAM if by else [])] for name, how in found.items()}
 
 
-def measure(label: str, objective: str, seed: int, words: Sequence[str]) -> list[Found]:
+def measure(
+    label: str, objective: str, seed: int, words: Sequence[str], by: str = ""
+) -> list[Found]:
     """One run and what it came to, a line a look."""
     row, *own = ARMS[label]
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +100,7 @@ def measure(label: str, objective: str, seed: int, words: Sequence[str]) -> list
         run(Recipe.of(place, *changes), out=Path(folder) / "run")
         return [
             {"label": name, "objective": objective, "seed": seed, **judged(Path(folder), how)}
-            for name, how in looks(label).items()
+            for name, how in looks(label, by).items()
         ]
 
 
@@ -181,7 +186,7 @@ def remember(label: str, clients: int) -> Found:
 def main() -> None:
     """Measure what is asked for and print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parts = ["arms", "lambda", "styles", "memory"]
+    parts = ["arms", "classifier", "lambda", "styles", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=ARMS, help="of the arms")
     parser.add_argument("--lambda", nargs="+", type=float, default=LAMBDAS, dest="strengths")
@@ -209,6 +214,9 @@ def main() -> None:
         for label in (asked.only or ARMS) if "arms" in asked.part else ():
             if any((name, objective, seed) not in held for name in looks(label)):
                 add(*measure(label, objective, seed, words))
+        for label in ("fedavg", "fedstyle") if "classifier" in asked.part else ():
+            if any((name, objective, seed) not in held for name in looks(label, BY)):
+                add(*measure(label, objective, seed, words, BY))
         for strength in asked.strengths if "lambda" in asked.part else ():
             if (f"lambda {strength:g}", objective, seed) not in held:
                 add(sweep(strength, objective, seed, words))

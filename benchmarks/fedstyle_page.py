@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ Found = dict[str, Any]
 
 STYLES = ("mnist", "svhn", "usps")
 BASE = "fedavg"
+BY = " (Adam)"  # behind rows that another classifier judges
 LAMBDAS = (0.0, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0)
 ADAPTERS = {"own": "personal", "frozen": "G held still", "none": "content alone"}
 KEEPERS = ("ditto", "fedstyle")
@@ -42,11 +44,11 @@ def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
     return {f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)}
 
 
-def arms(runs: Sequence[Found], objective: str) -> str:
+def arms(runs: Sequence[Found], objective: str, by: str = "") -> str:
     """The table of all arms: both figures, and their differences to FedAvg of the same seed."""
-    base = of(runs, BASE, objective)
+    base = of(runs, BASE + by, objective)
     rows = []
-    for label in ROWS:
+    for label in (row + by for row in ROWS):
         its = {seed: one for seed, one in of(runs, label, objective).items() if seed in base}
         if not its:
             continue
@@ -56,7 +58,7 @@ def arms(runs: Sequence[Found], objective: str) -> str:
                 continue
             row[title] = estimate([mean(one[key]) for one in its.values()])
             apart = [mean(one[key]) - mean(base[seed][key]) for seed, one in its.items()]
-            row[f"{title}, difference"] = "" if label == BASE else estimate(apart)
+            row[f"{title}, difference"] = "" if label == BASE + by else estimate(apart)
             row |= by_style(list(its.values()), key, title)
             if key == "personal":
                 row |= {name: mean([one[name] for one in its.values()]) for name in SPREAD}
@@ -168,10 +170,13 @@ def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
 def page(runs: Sequence[Found]) -> str:
     """The stored result: every table with the command that makes it."""
     text = ABOUT
-    for part, title, made in (("arms", "All methods", arms), ("lambda", "Lambda", lambdas)):
+    for part, title, made, label in (
+        ("arms", "All methods", arms, BASE),
+        ("classifier", "By another classifier", partial(arms, by=BY), BASE + BY),
+        ("lambda", "Lambda", lambdas, f"lambda {LAMBDAS[-1]:g}"),
+    ):
         tables = {one: made(runs, one) for one in OBJECTIVES}
-        mine = [one for one in runs if one["label"].startswith("lambda ") == (part == "lambda")]
-        seeds = sorted({one["seed"] for one in mine if one["objective"]})
+        seeds = sorted({one["seed"] for one in runs if one["label"] == label})
         whole = "\n".join(
             f"{OBJECTIVES[one]}:\n\n{table}" for one, table in tables.items() if table
         )
