@@ -1,6 +1,7 @@
 """Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # two tests run at once on two cores
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that tests start compiles anew
+# Compiled files stay: else every process, and there are many, would compile the package anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True, scope="session")
