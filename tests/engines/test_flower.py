@@ -38,7 +38,7 @@ def together() -> Iterator[Together]:
 @pytest.mark.parametrize("name", methods.table())
 def test_every_method_ends_with_the_same_bits(name: str, together: Together) -> None:
     before = together.asked
-    check_parity(name, together, **QUICK.get(name, {}))
+    check_parity(name, together, clients=2, **QUICK.get(name, {}))
     assert together.asked > before
 
 
