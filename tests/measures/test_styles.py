@@ -57,6 +57,16 @@ def test_purity_counts_the_nearest_others_of_every_group(monkeypatch: pytest.Mon
     assert found["chance"] == pytest.approx(sum(n * (n - 1) for n in sizes) / 59 / 59)
 
 
+def test_the_silhouette_is_of_cosine_distances() -> None:
+    rows, groups = random_rows(20), np.repeat([3, 1, 4], [9, 7, 4])
+    far, widths = 1 - (rows @ rows.T).double().numpy(), []
+    for row, own in enumerate(groups):
+        inner = far[row, groups == own].sum() / ((groups == own).sum() - 1)
+        outer = min(far[row, groups == other].mean() for other in {3, 1, 4} - {own})
+        widths.append((outer - inner) / max(inner, outer))
+    assert apart(rows, groups)["silhouette"] == pytest.approx(np.mean(widths), abs=1e-6)
+
+
 def test_chance_is_what_features_that_know_nothing_have() -> None:
     rows, groups = random_rows(600, 8), np.repeat([0, 1, 2], [100, 200, 300])
     found = apart(rows, groups)
