@@ -75,7 +75,7 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
 
 def passes(method: Method, step: str) -> float:
     """How often a client passes its pictures through networks in one ask, in passes of training."""
-    return method.passes * method.local.epochs if step == "train" else FORWARD
+    return method.workload * method.local.epochs if step == "train" else FORWARD
 
 
 def reached(points: Sequence[Point], knn: float) -> Point | None:

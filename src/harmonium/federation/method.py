@@ -140,7 +140,7 @@ class Method:
         return False
 
     @property
-    def passes(self) -> float:
+    def workload(self) -> float:
         """Passes over the pictures that training takes, for each of local.epochs."""
         return 1.0
 

@@ -68,7 +68,7 @@ class APFL(Method):
             )
 
     @property
-    def passes(self) -> float:
+    def workload(self) -> float:
         """Every batch passes through two models."""
         return 2.0
 

@@ -52,7 +52,7 @@ class Ditto(Method):
         check(self, "at least 1, or none", lambda epochs: epochs >= 1, "personal_epochs")
 
     @property
-    def passes(self) -> float:
+    def workload(self) -> float:
         """Those of the shared model, and those of the client's own."""
         return 1 + (self.personal_epochs or self.local.epochs) / self.local.epochs
 

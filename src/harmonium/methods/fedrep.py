@@ -42,7 +42,7 @@ class FedRep(Method):
         refuse_tables(self)
 
     @property
-    def passes(self) -> float:
+    def workload(self) -> float:
         """Those of the heads, and those of the encoder."""
         return 1 + (self.head_epochs or self.local.epochs) / self.local.epochs
 

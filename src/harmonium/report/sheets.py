@@ -55,7 +55,7 @@ def mosaic(sheet: Sheet) -> np.ndarray:
     """All pictures of a sheet in one, `(height, width, 3)`, uint8, framed, the first set apart.
 
     >>> mosaic(Sheet(np.zeros((2, 3, 8, 8, 1), np.uint8), np.ones((2, 3), bool))).shape
-    (26, 44, 3)
+    (24, 38, 3)
     """
     rows, columns, height, width, _ = sheet.pixels.shape
     frame = max(1, round(FRAME * max(height, width)))

@@ -134,7 +134,7 @@ def test_a_file_that_is_whole_but_wrong_is_refused(images, tmp_path, change, say
         name: each and tuple(np.array(one, kinds[name]) for one in each)
         for name, each in (right | change).items()
     }
-    digest = _digest(held["indices"], held["angles"], held["labelled"], {}, "abc")
+    digest = _digest(held["indices"], held["angles"], held["labelled"], {}, "abc", ())
     made = Split(held["indices"], {}, "abc", digest, held["angles"], held["labelled"])
     made.save(tmp_path / "wrong.npz")
     with pytest.raises(DataError, match=says):
