@@ -83,7 +83,7 @@ def lambdas(runs: Sequence[Found], objective: str) -> str:
             for name, title in ADAPTERS.items():
                 row[title] = estimate([mean(one[name]) for one in its])
             for name, title in INSIDE.items():
-                row[title] = mean([one[name] for one in its])
+                row[title] = f"{mean([one[name] for one in its]):.2f}"
             rows.append(row)
     return markdown(rows, digits=1) if rows else ""
 
@@ -144,16 +144,18 @@ def draw(runs: Sequence[Found], path: Path) -> None:
     """Both figures over the weights of the infused loss, with FedAvg's as references."""
     series: dict[str, list[tuple[float, ...]]] = {}
     shown = {"general": "general", "own": "personal", "frozen": "personal, G held still"}
-    for place, strength in enumerate(LAMBDAS):
+    for strength in LAMBDAS[1:]:
         its = list(of(runs, f"lambda {strength:g}", "simclr").values())
         for key, title in shown.items() if its else ():
-            point = (float(place), *estimate([mean(one[key]) for one in its]))
-            series.setdefault(title, []).append(tuple(value or 0.0 for value in point))
+            middle, error = estimate([mean(one[key]) for one in its])
+            series.setdefault(title, []).append((math.log10(strength), middle, error or 0.0))
+    bases = list(of(runs, BASE, "simclr").values())
+    levels = {f"FedAvg, {key}": mean([mean(one[key]) for one in bases]) for key in KINDS if bases}
     if series:
         path.parent.mkdir(parents=True, exist_ok=True)
-        weights = ", ".join(f"{strength:g}" for strength in LAMBDAS)
-        title = "FedStyle on three styles of digits: more weight of the infused loss"
-        curves(path, series, f"weight of the infused loss: {weights}", "accuracy, %", title)
+        title = "FedStyle on three styles of digits"
+        below = "weight of the infused loss, as a power of ten"
+        curves(path, series, below, "accuracy, %", title, levels)
 
 
 # ---- the page ------------------------------------------------------------------------------------
