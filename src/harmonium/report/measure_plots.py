@@ -166,8 +166,10 @@ def maps(path: str | Path, panels: Mapping[str, Panel], title: str) -> None:
             axes.set_box_aspect(1)
             axes.spines[:].set_color("#c9c9c9")
         if named:
+            wide = 0.45 + 0.066 * max(map(len, named))  # inches that an entry takes, about
+            most = max(1, int(figure.get_figwidth() / wide))
             figure.legend(
-                named.values(), named, loc="outside lower center", ncols=min(6, len(named)),
+                named.values(), named, loc="outside lower center", ncols=min(6, most, len(named)),
                 frameon=False, fontsize=8.5,
             )  # fmt: skip
 
