@@ -223,7 +223,8 @@ def main() -> None:
     images = asked.write.parent.parent / "images" if asked.write else None
     for seed in asked.seeds if "styles" in asked.part else ():
         if ("styles", "simclr", seed) not in held:
-            add(lie(seed, words, images and images / "fedstyle-styles.png"))
+            picture = images and seed == asked.seeds[0] and images / "fedstyle-styles.png"
+            add(lie(seed, words, picture or None))
     for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
         if (f"memory, {label}", "", clients) not in held:
             add(remember(label, clients))
