@@ -232,6 +232,8 @@ goes with it, from 69 to 36; general accuracy loses 6 points. Published for SimC
 51.8 at 0.01, 53.5 at 0.5, 2.1 at 10. Small weights change nothing beyond the error. *Personal* is
 by the steep classifier of the first table; *G held still* and *content alone* do not depend on
 it.
+
+![General and personal accuracy over lambda](../images/fedstyle.png)
 """,
     "styles": """
 Five clients of each style. Clients seem to part by their style features (purity 0.90 by client),
@@ -239,6 +241,8 @@ as in the paper's Figure 4. One client's style network on everyone's pictures, t
 styles just as well (0.97) but not clients of one style (0.19, chance within a style 0.20): those
 clusters come from networks being different, not from pictures. Content still knows the style
 (0.93), and twice as much of the class as style does. One seed.
+
+![Maps of style features and of content features](../images/fedstyle-styles.png)
 """,
     "memory": """
 Ten times as many clients, each with a model of its own: memory stays, states grow on disk.
