@@ -69,7 +69,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     fedca: Path, said: Said, tmp_path: Path, home: Path
 ) -> None:
     for words, message in (
-        (["nowhere", "angles"], "nowhere holds no run"),
+        (["nowhere", "angles"], "there is no folder nowhere"),
         ([tmp_path, "angles"], "holds no run"),
         ([fedca, "angels"], "neither a run's folder nor a measure: did you mean 'angles'?"),
         ([fedca], "name what to measure of"),
