@@ -16,15 +16,17 @@ from harmonium.terminal import Json, Out, err, say, show_table
 if TYPE_CHECKING:
     from harmonium.life import Watcher
 
+Unfair = Annotated[
+    bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
+]
+
 
 def compare(
     words: Annotated[
         list[str], typer.Argument(metavar="METHOD... [seeds=N] [compare.KEY=VALUE] [KEY=VALUE]...")
     ],
     folder: Out = None,
-    allow_unfair: Annotated[
-        bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
-    ] = False,
+    allow_unfair: Unfair = False,
     as_json: Json = False,
 ) -> None:
     """Run methods under one budget, beside the references.
@@ -39,9 +41,7 @@ def sweep(
         list[str], typer.Argument(metavar="SWEEP | METHOD... sweep.KEY=V1,V2... [KEY=VALUE]...")
     ],
     folder: Out = None,
-    allow_unfair: Annotated[
-        bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
-    ] = False,
+    allow_unfair: Unfair = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods at every value of one setting.
