@@ -23,7 +23,7 @@ from torch import Tensor
 
 from harmonium.threads import single_thread
 
-TOLERANCE = 1e-6  # nats a picture by which a further step would lower the objective: good enough
+TOLERANCE = 1e-5  # nats a picture by which a further step would lower the objective: good enough
 PASSES = 200  # over the data at one strength, at most
 BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
@@ -102,7 +102,7 @@ def _solve(
         return Look(loss, slope + penalty * weights, curvature)
 
     here = objective(weights)
-    past: list[tuple[Tensor, Tensor]] = []  # steps, and how the slope changed over each
+    past: list[_Step] = []
     passes = steps = 0
     while passes < PASSES:
         if steps % RENEWAL == 0:
@@ -121,23 +121,32 @@ def _solve(
             passes += 1
         if not there.loss < here.loss:  # rounding is all that is left
             break
-        past = [*past, (-length * way, there.slope - here.slope)][-MEMORY:]
-        weights, here = weights - length * way, there
+        step, change = -length * way, there.slope - here.slope
+        past = [*past, _Step(step, change, _dot(step, change))][-MEMORY:]
+        weights, here = weights + step, there
     return weights
 
 
-def _way(slope: Tensor, past: Sequence[tuple[Tensor, Tensor]], root: Tensor) -> Tensor:
+class _Step(NamedTuple):
+    """A step of the past, how the slope changed over it, and their product."""
+
+    step: Tensor
+    change: Tensor
+    bend: float
+
+
+def _way(slope: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
     """The slope times the inverse Hessian, as far as the past steps and the root know it."""
     way, shares = slope.clone(), []
-    for step, change in reversed(past):
-        shares.append(_dot(step, way) / _dot(step, change))
-        way -= shares[-1] * change
+    for step, change, bend in reversed(past):
+        shares.append(_dot(step, way) / bend)
+        way.sub_(change, alpha=shares[-1])
     way = _whitened(way, root)
     if past:  # as steep as the last step found it
-        step, change = past[-1]
-        way *= _dot(step, change) / _dot(change, _whitened(change, root))
-    for (step, change), share in zip(past, reversed(shares), strict=True):
-        way += (share - _dot(change, way) / _dot(step, change)) * step
+        _, change, bend = past[-1]
+        way *= bend / _dot(change, _whitened(change, root))
+    for (step, change, bend), share in zip(past, reversed(shares), strict=True):
+        way.add_(step, alpha=share - _dot(change, way) / bend)
     return way
 
 
@@ -193,7 +202,7 @@ def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:
 
 
 def _whitened(slope: Tensor, root: Tensor) -> Tensor:
-    return torch.cholesky_solve(slope.T, root).T
+    return torch.cholesky_solve(slope.T, root).T.contiguous()
 
 
 def _shorter(here: float, there: float, promise: float) -> float:
@@ -203,4 +212,4 @@ def _shorter(here: float, there: float, promise: float) -> float:
 
 
 def _dot(one: Tensor, other: Tensor) -> float:
-    return float((one * other).sum())
+    return float(torch.dot(one.view(-1), other.view(-1)))
