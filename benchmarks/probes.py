@@ -305,8 +305,8 @@ def page(repeats: int, share: float) -> str:
 `python benchmarks/probes.py --repeats {repeats}`
 
 CPU seconds of one thread, in turn in one process, the median of {repeats}. Features:
-{len(known):,} training and {len(asked):,} test pictures of CIFAR-10, {known.shape[1]} wide, from one
-layer of random whitened patches. The 100 classes are the ten, each in deciles of brightness.
+{len(known):,} training and {len(asked):,} test pictures of CIFAR-10, {known.shape[1]} wide, from
+one layer of random whitened patches. The 100 classes are the ten, each in deciles of brightness.
 
 ## Linear probes
 
@@ -325,8 +325,8 @@ Whole probes, from features as they come to an accuracy:
 
 ## Nearest neighbours
 
-{len(asked):,} queries, {K} neighbours, temperature {TEMPERATURE}. `MB more` is the highest mark of the
-process above what it had before, features not counted.
+{len(asked):,} queries, {K} neighbours, temperature {TEMPERATURE}. `MB more` is the highest mark
+of the process above what it had before, features not counted.
 
 {markdown(near).strip()}
 
