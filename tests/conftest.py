@@ -19,6 +19,12 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HARMONIUM_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
+@pytest.fixture(autouse=True)
+def _drawn_alike() -> None:
+    """A test draws the same numbers alone and after any other."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
