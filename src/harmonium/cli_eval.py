@@ -32,7 +32,7 @@ def evaluate(
     if as_json:
         print(json.dumps(found.plain()))
         return
-    for title, rows, digits in found.tables:
+    for title, rows, digits in (*found.tables, *found.over_seeds):
         show_table(rows, title, digits=digits, unbroken=["set"])
     for text in found.notes:
         say(f"note     {text}")

@@ -63,6 +63,11 @@ def test_references_do_not_stumble_over_what_many_clients_need():
     assert reference(recipe, "alone").clients == 10
 
 
+def test_references_send_nothing_so_nothing_is_rounded():
+    made = plan(["fedavg,transport.up=int8", "fedavg", "data=digits", "views=digits"])
+    assert all(recipe.transport.up == "none" for recipe in made.references.values())
+
+
 def test_an_objective_that_only_its_method_can_train_has_no_references():
     both = ["orchestra", "fedsimclr", *DIGITS, "local.epochs=1", "local.batch=16"]
     assert list(plan(both).rows) == [

@@ -183,6 +183,6 @@ def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[s
 
 
 def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
-    """The same budget for another way of training, without a server's part and privacy."""
-    bare = {"server": "average", "privacy": {}}
+    """The same budget for another way of training; nothing is sent, so nothing is protected."""
+    bare = {"server": "average", "privacy": {}, "transport": {}}
     return recipe.changed(method=method, **bare, **changes)

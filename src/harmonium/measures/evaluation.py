@@ -17,6 +17,7 @@ from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
+from harmonium.measures.repeats import over_seeds, repeats
 from harmonium.recipe_text import apply_changes
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
@@ -34,6 +35,7 @@ class Evaluation:
     notes: Sequence[str] = ()
     features: Mapping[str, int] = field(default_factory=dict)  # pictures: found on disk, computed
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found in `folder`, computed
+    over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -45,6 +47,10 @@ class Evaluation:
             "notes": list(self.notes),
             "features": dict(self.features),
             "draws": dict(self.draws),
+            "over_seeds": [
+                {"title": one.title, "rows": [dict(row) for row in one.rows]}
+                for one in self.over_seeds
+            ],
         }
 
 
@@ -56,9 +62,9 @@ def evaluate_run(
     """Measure runs from their folders, which stay as they are.
 
     `evaluate_run("runs/a", "runs/b", "angles", "angles.pictures=200", out="figures")` does what the
-    command does with the same words: folders of runs, the first of them first; names of measures;
-    settings of these measures, or of the engine; `on=[own,mnist]` and `on.mnist.key=value` for
-    other pictures than the runs' own. `note` is told what takes time.
+    command does with the same words: folders of runs, or of comparisons, the first of them first;
+    names of measures; settings of these measures, or of the engine; `on=[own,mnist]` and
+    `on.mnist.key=value` for other pictures than the runs' own. `note` is told what takes time.
     """
     paths, names, changes = _sorted(words)
     sets, changes = sets_of(changes)
@@ -93,12 +99,12 @@ def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], li
         raise ConfigError("name a run's folder first, e.g. `harmonium eval runs/a angles`")
     if not Path(rest[0]).is_dir():
         raise ConfigError(f"there is no folder {rest[0]}: name a run's folder first")
-    folders, names = [Path(rest[0])], list[str]()
+    folders, names = _runs_in(Path(rest[0])), list[str]()
     for word in rest[1:]:
         if isinstance(word, str) and (word in measures.table() or ":" in word):
             names.append(word)
         elif Path(word).is_dir():
-            folders.append(Path(word))
+            folders += _runs_in(Path(word))
         else:
             near = suggest(str(word), measures.table())
             raise ConfigError(f"'{word}' is neither a run's folder nor a measure: {near}")
@@ -109,6 +115,15 @@ def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], li
     if twice := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{twice[0]} is named twice")
     return dict(zip(_labels(folders), folders, strict=True)), names, changes
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder of a run; or, of one that holds runs, all of them that have committed a round."""
+    if (folder / "recipe.yaml").exists():
+        return [folder]
+    inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
+    begun = [path for path in inside if any((path / "commits").glob("*.json"))]
+    return begun or [folder]  # which is refused as no run
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
@@ -196,7 +211,9 @@ def _written(
         for name, each in found.items()
     }
     told = tuple(dict.fromkeys(notes))
-    made = Evaluation(folder, about, figures, pictures, tables, told, **spared)
+    groups = repeats({label: run.recipe for label, run in runs.items()})
+    means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
+    made = Evaluation(folder, about, figures, pictures, tables, told, **spared, over_seeds=means)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
     store.write_atomic(folder / "eval.json", f"{text}\n".encode())

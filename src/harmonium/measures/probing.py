@@ -170,6 +170,7 @@ def summed(values: Sequence[float | None]) -> dict[str, Any]:
     return {"accuracy": mean, "stderr": error, "draws": list(values)}
 
 
-def shown(figure: Mapping[str, Any], key: str = "accuracy") -> float | None:
-    """A share in percent."""
-    return times(100, figure[key])
+def shown(figure: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    """Mean and standard error of draws in percent; nothing where one of them diverged."""
+    mean = times(100, figure["accuracy"])
+    return None if mean is None else (mean, times(100, figure["stderr"]))

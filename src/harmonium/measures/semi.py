@@ -78,10 +78,8 @@ class Semi(Tunes):
                 "on": name,
                 "labels": f"{100 * one['fraction']:g} % ({one['labels']})",
                 "accuracy": shown(one),
-                "error": shown(one, "stderr"),
                 "untrained": shown(one["untrained"]),
-                "its error": shown(one["untrained"], "stderr"),
-                "chance": shown(figures, "chance"),
+                "chance": 100 * figures["chance"],
             }
             for label, name, figures in by_set(found)
             for one in figures["fractions"]

@@ -67,9 +67,7 @@ class Transfer(Tunes):
         rows: list[dict[str, Any]] = []
         for label, name, one in by_set(found):
             row = {"run": label, "on": name, "labels": one["labels"], "accuracy": shown(one)}
-            row |= {"from scratch": shown(one["untrained"]), "chance": shown(one, "chance")}
-            if self.draws > 1:
-                row["error"] = shown(one, "stderr")
+            row |= {"from scratch": shown(one["untrained"]), "chance": 100 * one["chance"]}
             rows.append(row)
         title = f"Trained on another data set, {self.head} head, {self.part} pictures, percent"
         return [Shown(title, rows, 1)]

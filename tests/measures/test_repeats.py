@@ -1,0 +1,64 @@
+"""Runs that differ in their seed only, and folders that hold runs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harmonium
+from harmonium.measures import Shown
+from harmonium.measures.repeats import over_seeds, repeats
+from harmonium.recipe import Recipe
+
+DATA = {"name": "shapes", "count": 64, "test_count": 40, "size": 10}
+
+
+@pytest.fixture
+def study(made: Callable[..., Path], tmp_path: Path) -> Path:
+    """A folder as comparisons leave it: two seeds of one method, one of another, one not begun."""
+    folder = tmp_path / "study"
+    for name, seed in (("fedavg", 0), ("fedavg", 1), ("fedprox", 0)):
+        shutil.copytree(made(name, seed=seed, data=DATA), folder / name / f"seed-{seed}")
+    begun = folder / "fedprox" / "seed-1"
+    begun.mkdir()
+    shutil.copy(folder / "fedprox" / "seed-0" / "recipe.yaml", begun)
+    return folder
+
+
+def test_a_folder_of_runs_is_measured_and_repeats_are_averaged(study: Path, tmp_path: Path) -> None:
+    found = harmonium.evaluate_run(study, "knn", "angles", "angles.clients=2", out=tmp_path / "out")
+    assert list(found.runs) == ["fedavg/seed-0", "fedavg/seed-1", "fedprox/seed-0"]
+    each = [
+        100 * found.figures["knn"][f"fedavg/seed-{n}"]["sets"]["own"]["accuracy"] for n in (0, 1)
+    ]
+    knn, angles = found.over_seeds  # and none by pair of clients, who are others with other seeds
+    assert [row["run"] for row in knn.rows] == ["fedavg", "fedprox"] and "seeds" in knn.title
+    row = knn.rows[0]
+    assert row["seeds"] == 2 and row["on"] == "own" and row["pictures"] == 40
+    assert row["accuracy"] == pytest.approx((np.mean(each), np.std(each, ddof=1) / 2**0.5))
+    assert knn.rows[1]["accuracy"][1] is None and len(angles.rows) == 2
+    kept = json.loads((tmp_path / "out" / "eval.json").read_text())["over_seeds"]
+    assert kept[0]["rows"][0]["accuracy"] == pytest.approx(row["accuracy"])
+
+
+def test_single_runs_have_no_means_over_seeds(study: Path, tmp_path: Path) -> None:
+    words = (study / "fedavg" / "seed-0", study / "fedprox" / "seed-0", "knn")
+    assert harmonium.evaluate_run(*words, out=tmp_path / "out").over_seeds == []
+
+
+def test_repeats_have_the_same_recipe() -> None:
+    one, other = Recipe.of("fedavg"), Recipe.of("fedavg", "local.lr=0.5")
+    runs = {"a/seed-0": one, "a/seed-1": one.changed(seed=1), "b": other}
+    assert repeats(runs) == {"a": ["a/seed-0", "a/seed-1"], "b": ["b"]}
+    assert repeats({"a": one, "b": other}) == {}
+    others = {"a1": one, "a2": one.changed(seed=1), "a3": other, "a4": other.changed(seed=1)}
+    assert list(repeats(others)) == ["a1, a2", "a3, a4"]
+
+
+def test_what_diverged_has_no_mean() -> None:
+    rows = [{"run": "a0", "accuracy": (50.0, 1.0)}, {"run": "a1", "accuracy": None}]
+    made = over_seeds(Shown("some", rows, 1), {"a": ["a0", "a1"]})
+    assert made is not None and made.rows == [{"run": "a", "seeds": 2, "accuracy": None}]
