@@ -27,7 +27,22 @@ def test_sweeps_of_the_papers_can_be_run(name: str):
 def test_every_paper_sweep_is_there():
     assert set(sweeps()) == {
         "heterogeneity", "clients", "participation", "local-epochs", "clusters", "labels", "lambda",
+        "label-skew", "covariate-shift", "synchronisation", "style-epochs",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_more_local_training_means_fewer_rounds(size: str):
+    asked = read([f"synchronisation{size}"])
+    runs = [plan(asked.at(value)).methods["local-simclr"] for value in asked.values]
+    assert len({run.rounds * run.local.epochs for run in runs}) == 1
+    assert len({run.rounds for run in runs}) == len(asked.values)
+
+
+def test_one_of_two_shifts_is_swept():
+    asked = read(["covariate-shift@cpu"])
+    splits = [plan(asked.at(value)).methods["local-simclr"].split for value in asked.values]
+    assert {one.alpha for one in splits} == {0.1} and len({one.angle_alpha for one in splits}) == 4
 
 
 @pytest.mark.parametrize(
@@ -44,6 +59,7 @@ def test_every_paper_sweep_is_there():
         (["fedavg", "sweep.local.lr=1,2", "local.lr=3"], "both swept and set"),
         (["fedavg", "sweep.seeds=1,2"], "seeds cannot be swept"),
         (["heterogeneity", "split.alpha=3"], "split.alpha is both swept and set"),
+        (["synchronisation", "rounds=3"], "rounds is both swept and set"),
     ],
 )
 def test_slips_are_refused(words: list[str], why: str):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,14 @@ class Asked:
     values: tuple[str, ...]
     words: tuple[str, ...]  # for every run
     own_views: bool  # a paper's methods may differ in their budget
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # that change with the key
 
     def at(self, value: str) -> list[str]:
         """The words of the comparison at one value."""
         references = [] if any(w.startswith("compare.references=") for w in self.words) else [NONE]
-        return [*self.names, f"{self.key}={value}", *references, *self.words]
+        place = self.values.index(value)
+        beside = [f"{key}={its[place]}" for key, its in self.beside.items()]
+        return [*self.names, f"{self.key}={value}", *beside, *references, *self.words]
 
 
 NONE = "compare.references=none"  # a reference at every value would be most of the work
@@ -163,17 +166,20 @@ def read(words: Sequence[str]) -> Asked:
         raise ConfigError(f"there is no sweep called '{names[0]}': {near}")
     file = sweeps()[name]
     tree = read_yaml(file.read_text(encoding="utf-8"), file.name)
-    listed = {
-        key: tree[key][size or FULL] if isinstance(tree[key], Mapping) else tree[key]
-        for key in ("methods", "values")
-    }
-    _check(tree["key"], rest)
+
+    def sized(listed: Any) -> Any:
+        return listed[size or FULL] if isinstance(listed, Mapping) else listed
+
+    beside = {key: sized(listed) for key, listed in tree.get("with", {}).items()}
+    for key in (tree["key"], *beside):
+        _check(key, rest)
     return Asked(
-        tuple(f"{one}{at}{size}" for one in listed["methods"]),
+        tuple(f"{one}{at}{size}" for one in sized(tree["methods"])),
         tree["key"],
-        tuple(str(value) for value in listed["values"]),
-        tuple(rest),
+        tuple(str(value) for value in sized(tree["values"])),
+        (*tree.get("words", ()), *rest),
         own_views=True,
+        beside=beside,
     )
 
 
