@@ -38,7 +38,8 @@ from harmonium.report.tables import markdown
 from harmonium.seeds import numpy_rng
 
 FILTERS, SIDE, BIAS = 64, 6, 0.25  # of the features
-CONVERGED = 1e-6  # largest slope of a converged solution; scikit-learn's default is 1e-4
+CONVERGED = 1e-6  # largest slope of a converged solution
+USUAL = 1e-4  # scikit-learn's default
 K, TEMPERATURE = 200, 0.1
 LIMITS = {"times": 3.0, "points": 0.3, "megabytes": 200.0}
 
@@ -162,6 +163,16 @@ def accuracy(test: Labelled, found: Weights) -> float:
     return 100 * float((scores.argmax(1) == test[1]).double().mean())
 
 
+def as_near(train: Labelled, strength: float, most: float) -> float:
+    """CPU seconds of lbfgs from 0 to an objective of at most `most`, its tolerance ever smaller."""
+    for power in range(1, 10):
+        words = {"max_iter": 50_000, "tol": USUAL / 3**power}
+        spent, found = seconds(lambda words=words: peer(train, strength, **words))
+        if objective(train, found, strength) <= most:
+            return spent
+    raise SystemExit(f"lbfgs does not come as near with a penalty of {strength:g}")
+
+
 def solutions(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, Any]]:
     """A row for every penalty of the probe's grid, each solved from 0."""
     rows = []
@@ -174,14 +185,18 @@ def solutions(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, A
         wide = train[0].double(), train[1]
         best = peer(wide, strength, usual, max_iter=50_000, tol=CONVERGED)
         floor = objective(train, best, strength)
-        gaps = [objective(train, one, strength) - floor for one in (found, usual)]
+        ours, theirs = (objective(train, one, strength) for one in (found, usual))
+        gaps = [ours - floor, theirs - floor]
+        spent = [statistics.median(some) for some in zip(*pairs, strict=True)]
+        near = spent[1] if theirs <= ours else as_near(train, strength, ours)
         right = [accuracy(test, one) for one in (found, usual, best)]
         row: dict[str, Any] = {
             "classes": int(train[1].max()) + 1,
             "penalty": f"{strength:g}",
-            "harmonium, s": f"{statistics.median(a for a, _ in pairs):.2f}",
-            "lbfgs, s": f"{statistics.median(b for _, b in pairs):.2f}",
-            "times": f"{statistics.median(b / a for a, b in pairs):.1f}",
+            "harmonium, s": f"{spent[0]:.2f}",
+            "lbfgs, s": f"{spent[1]:.2f}",
+            "lbfgs as near, s": f"{near:.2f}",
+            "times": f"{near / spent[0]:.1f}",
             "harmonium, gap": f"{gaps[0]:.1e}",
             "lbfgs, gap": f"{gaps[1]:.1e}",
             "harmonium, %": f"{right[0]:.2f}",
@@ -313,7 +328,9 @@ one layer of random whitened patches. The 100 classes are the ten, each in decil
 Each penalty of the probe's grid from 0, on standardised features. `lbfgs` is scikit-learn's with
 its default tolerance and no limit on iterations. `gap` is how far the objective, in nats a picture,
 stays above the converged one, for which lbfgs goes on in float64 until no slope is above
-{CONVERGED:g}. The last columns are accuracies on test pictures.
+{CONVERGED:g}. Where lbfgs stops farther off than Harmonium, `as near` is what it takes with a
+smaller tolerance, down to the same gap or less; `times` counts that. The last columns are
+accuracies on test pictures.
 
 {markdown(solved).strip()}
 

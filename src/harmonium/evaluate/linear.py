@@ -142,13 +142,14 @@ def few_label_probe(
     features, labels = _labelled("train", train, train_labels)
     asked, asked_labels = _labelled("test", test, test_labels)
     shift, scale = standard(pool)
-    features, asked = (features - shift) / scale, (asked - shift) / scale
+    asked = (asked - shift) / scale
     accuracies = []
     known = 0
     for draw in range(draws):
         chosen = _draw(labels, per_class, numpy_rng(seed, "few_labels", per_class, draw))
         known = len(chosen)
-        model = next(iter(_path(features[chosen], labels[chosen], [strength])))
+        some = (features[chosen] - shift) / scale
+        model = next(iter(_path(some, labels[chosen], [strength])))
         accuracies.append(model.accuracy(asked, asked_labels))
     deviation = float(np.std(accuracies, ddof=1)) if draws > 1 else None
     return FewLabels(
