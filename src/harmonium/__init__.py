@@ -42,6 +42,10 @@ _WHERE = {
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "privacy", "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)

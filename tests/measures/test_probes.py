@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -347,6 +348,7 @@ def test_words_for_sets() -> None:
         (["transfer"], "transfer.data=mnist"),
         (["transfer", "transfer.data=nothing"], "which is unknown"),
         (["retrieval", "retrieval.at=[0]"], "at least 1"),
+        (["linear", "linear.epochs=3"], "for a paper's protocol"),
         (["geometry", "geometry.pictures=1"], "must be at least 2"),
     ],
 )
@@ -368,7 +370,7 @@ def test_data_without_labels_are_refused_by_name(made: Made, opened: Opened) -> 
 
 # ---- what a killed call keeps ----------------------------------------------------------------
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_killed_call_repeats_no_finished_draw(plain: Path, tmp_path: Path) -> None:
+def test_a_killed_call_repeats_no_finished_draw(plain: Path, home: Path, tmp_path: Path) -> None:
     words = ["semi", "semi.fractions=[0.3]", "semi.draws=2", "semi.epochs=1"]
     told: list[str] = []
 
@@ -383,9 +385,12 @@ def test_a_killed_call_repeats_no_finished_draw(plain: Path, tmp_path: Path) -> 
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert len(list((tmp_path / "out" / "draws").iterdir())) == 3
-    again = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
+    assert len(list((home / "draws").iterdir())) == 3
+    lines: list[str] = []
+    again = harmonium.evaluate_run(plain, *words, note=lines.append)  # wherever it is written
     assert again.draws == {"found": 3, "computed": 1}
+    assert sum("found on disk" in line for line in lines) == 3
+    shutil.rmtree(home / "draws")
     whole = harmonium.evaluate_run(plain, *words, out=tmp_path / "whole")
     assert whole.figures == again.figures and whole.draws == {"found": 0, "computed": 4}
     other = harmonium.evaluate_run(plain, *words, "semi.seed=1", out=tmp_path / "out")

@@ -34,7 +34,7 @@ class Evaluation:
     tables: Sequence[Shown]
     notes: Sequence[str] = ()
     features: Mapping[str, int] = field(default_factory=dict)  # pictures: found on disk, computed
-    draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found in `folder`, computed
+    draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
 
     def plain(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def evaluate_run(
     needed = _needed(sets, asked)
     recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
     folder = _folder(out, paths, list(asked))
-    kept, finished = Kept(note=note), Finished(folder / "draws")
+    kept, finished = Kept(note=note), Finished(home() / "draws")
     more: dict[str, Any] = {"sets": sets, "kept": kept, "finished": finished}
     runs = {
         label: open_run(path, label, recipes[label], note, **more) for label, path in paths.items()
@@ -80,6 +80,7 @@ def evaluate_run(
     for run in runs.values():  # what cannot be read is refused before anything is measured
         for name in needed:
             run.ground(name)
+    make_folder(folder)
     found = {
         name: {label: measure.look(run) for label, run in runs.items()}
         for name, measure in asked.items()
@@ -88,7 +89,7 @@ def evaluate_run(
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    return _written(make_folder(folder), runs, asked, found, spared)
+    return _written(folder, runs, asked, found, spared)
 
 
 def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:

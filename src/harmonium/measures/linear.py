@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from harmonium import seeds
 from harmonium.data.images import Images
 from harmonium.data.view import View
+from harmonium.errors import ConfigError
 from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluate.linear import linear_probe
 from harmonium.measures import measures
@@ -41,6 +42,8 @@ class Linear(Frozen):
 
     def __post_init__(self) -> None:
         self.at_least(epochs=1, passes=1, seed=0)
+        if self.epochs is not None and self.protocol == "fast":
+            raise ConfigError("linear.epochs is for a paper's protocol: linear.protocol=lp_fedsc")
 
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str

@@ -57,7 +57,9 @@ class Retrieving(Probe):
         run.note(f"{run.label}: retrieval on {ground.name}: mAP {100 * mean['map']:.1f} %")
         first = next(iter(features.values()))
         plain = {**mean, "untrained": self._figures(before, asked, queries)}
-        return Figures(plain, (), self._sheet(first, asked, queries[: self.sheet]))
+        beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]
+        notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other pictures" for one in beyond]
+        return Figures(plain, notes, self._sheet(first, asked, queries[: self.sheet]))
 
     def _figures(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, Any]:
         found = retrieve(features, labels_of(asked), queries, self.at)

@@ -101,8 +101,10 @@ class Tunes(Probe):
                 made = finetune(encoder, images, how, views.plain, seed)
                 return {"accuracy": made.accuracy(asked, views.plain)}
 
+            known = run.finished.found
             value = run.finished(about, work)["accuracy"]
             told = "diverged" if value is None else f"{100 * value:.1f} %"
+            told += ", found on disk" if run.finished.found > known else ""
             number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
             run.note(f"{run.label}: {self.name} on {ground.name}: {what}, {whose}{number}: {told}")
             values.append(value)
