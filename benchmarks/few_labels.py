@@ -1,0 +1,135 @@
+"""Encoders trained on with labels: FedCA's Tables 2 and 3 and Orchestra's Table 1, made small.
+
+    python benchmarks/few_labels.py [--seeds 3] [--only fedca] [--out FOLDER]
+                                    [--write docs/results/few-labels.md]
+
+`harmonium compare` makes the runs and `harmonium eval` judges them, in FOLDER: given again, the
+command repeats nothing. Needs CIFAR-10 and, for FedCA, Fashion-MNIST (`harmonium data fetch`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from harmonium import compare, evaluate_run
+from harmonium.recipe_text import read_yaml
+from harmonium.report.tables import markdown
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows of a paper's table, and how they are judged."""
+
+    place: str  # a setting of the table
+    column: int  # where the figures of that setting are in the paper's further tables
+    rows: tuple[str, ...]
+    measures: tuple[str, ...]
+    about: str
+
+
+STUDIES = {
+    "fedca": Study(
+        "fedca/c10-noniid-cnn5",
+        2,
+        ("fedsimclr", "fedca", "fedae", "fedpr"),
+        (
+            "semi", "transfer", "transfer.data=fashion-mnist", "transfer.epochs=20",
+            "on.fashion-mnist.limit=2000",
+        ),
+        "Five clients with two classes each, nine rounds; a head with a hidden layer. In the paper "
+        "encoders go from CIFAR-100 to CIFAR-10 and the like, with all pictures; here from "
+        "CIFAR-10 to 2,000 pictures of Fashion-MNIST, so no published figure stands beside.",
+    ),
+    "orchestra": Study(
+        "orchestra/c10-device",
+        0,
+        (
+            "orchestra", "f-simclr", "f-simsiam", "f-specloss", "f-byol", "rotpred", "supervised",
+        ),
+        ("semi", "semi.head=linear"),
+        "Ten clients, five in a round, Dirichlet 0.1, twelve rounds; a linear head, pictures "
+        "cropped and mirrored. The paper keeps pictures with labels out of the clients' training.",
+    ),
+}  # fmt: skip
+
+
+def judged(name: str, seeds: int, folder: Path, workers: int | None) -> str:
+    """The section of a paper: every table of its measures, over seeds."""
+    study = STUDIES[name]
+    place = folder / name
+    own = [] if workers is None else [f"engine.workers={workers}"]
+    compare(
+        *(f"{study.place}/{row}@cpu" for row in study.rows),
+        f"seeds={seeds}",
+        "compare.references=none",
+        *own,
+        out=place,
+        allow_unfair=True,
+    )
+    runs = [place / row / f"seed-{seed}" for row in study.rows for seed in range(seeds)]
+    found = evaluate_run(*runs, *study.measures, *own, out=folder / f"{name}-judged", note=print)
+    text = f"\n## {name}: `{study.place}/ROW@cpu`\n\n{study.about}\n"
+    told = published(name, study.column)
+    for title, rows, digits in found.over_seeds or found.tables:
+        text += f"\n{title}.\n\n{markdown([beside(row, told) for row in rows], digits=digits)}"
+    return text
+
+
+def published(name: str, column: int) -> dict[tuple[str, str], float]:
+    """What the paper's further tables have, by row and share of labels in percent."""
+    file = files("harmonium").joinpath("recipes", "tables", f"{name}.yaml")
+    further = read_yaml(file.read_text(encoding="utf-8"), file.name)["elsewhere"]
+    return {
+        (row, share): figures[column]
+        for share in ("1", "10")
+        for row, figures in further[f"fine-tuned on {share} percent of labels"].items()
+    }
+
+
+def beside(row: Mapping[str, Any], told: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    """A row with the published figure behind its own."""
+    labels = str(row.get("labels", ""))
+    if "%" not in labels:
+        return dict(row)
+    return {**row, "published": told.get((str(row["run"]), labels.split(" ")[0]))}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--write", type=Path)
+    asked = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as passing:
+        folder = asked.out or Path(passing)
+        parts = [judged(name, asked.seeds, folder, asked.workers) for name in asked.only]
+    text = ABOUT.format(seeds=asked.seeds) + "".join(parts) + f"\n{CAME.strip()}\n"
+    print(text)
+    if asked.write:
+        asked.write.write_text(text, encoding="utf-8")
+
+
+ABOUT = """# Encoders trained on with labels
+
+`python benchmarks/few_labels.py --seeds {seeds}`
+
+CIFAR-10, 5,000 training pictures at 16 pixels and a small CNN. Whole networks are trained on, with
+1 and 10 percent of the labels, or on another data set. Accuracies on test pictures in percent,
+means over seeds; ± is the standard error. *Untrained* and *from scratch* are networks of the same
+kind that learnt nothing before. Published figures are of the full size.
+"""
+CAME = """
+"""
+
+
+if __name__ == "__main__":
+    main()

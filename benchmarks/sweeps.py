@@ -1,0 +1,62 @@
+"""The sweeps of the papers at the size of a laptop.
+
+    python benchmarks/sweeps.py [--seeds 1] [--only heterogeneity ...] [--out FOLDER]
+                                [--write docs/results/sweeps.md]
+
+Every sweep is `harmonium sweep NAME@cpu`, in FOLDER/NAME: given again, the command repeats nothing.
+Needs CIFAR-10 (`harmonium data fetch cifar10`). Those of FedStyle (`lambda`, `style-epochs`) need
+the Digit archives and are left out unless named; docs/results/fedstyle.md has the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from harmonium import sweep
+from harmonium.recipe_text import about, sweeps
+from harmonium.report.tables import markdown
+
+OTHERS = ("lambda", "style-epochs")
+
+
+def section(name: str, seeds: int, folder: Path, workers: int | None) -> str:
+    """One sweep: its table, and what its comparisons have to say."""
+    own = [] if workers is None else [f"engine.workers={workers}"]
+    made = sweep(f"{name}@cpu", f"seeds={seeds}", *own, out=folder / name)
+    what, paper = about(sweeps()[name])
+    words = f"`harmonium sweep {name}@cpu seeds={seeds}`"
+    return f"\n## {name}\n\n{what} ({paper}). {words}\n\n{markdown(made.shown(), digits=1)}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    usual = [name for name in sweeps() if name not in OTHERS]
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=sweeps(), default=usual)
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--write", type=Path)
+    asked = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as passing:
+        folder = asked.out or Path(passing)
+        parts = [section(name, asked.seeds, folder, asked.workers) for name in asked.only]
+    text = ABOUT.format(seeds=asked.seeds) + "".join(parts) + f"\n{CAME.strip()}\n"
+    print(text)
+    if asked.write:
+        asked.write.write_text(text, encoding="utf-8")
+
+
+ABOUT = """# Sweeps of the papers
+
+`python benchmarks/sweeps.py --seeds {seeds}`
+"""
+CAME = """
+"""
+
+
+if __name__ == "__main__":
+    main()
