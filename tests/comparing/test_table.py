@@ -29,7 +29,8 @@ def found(labelled: bool = True) -> Found:
             made.courses[label, seed] = [
                 Point(0, 0.1, 0, 0.0), Point(1, 0.4, 1000, 60.0), Point(2, 0.5, 2000, 120.0),
             ]  # fmt: skip
-        made.traffic[label] = {"down": {"encoder": 3e6}, "up": {"encoder": 1e6, "loss": 8.0}}
+            up = {"encoder": 1e6, "loss": 8.0} | ({"centroids": 3e5} if label == "fedbyol" else {})
+            made.traffic[label, seed] = {"down": {"encoder": 2e6 + seed * 1e6}, "up": up}
     made.published["fedavg"] = Published(71.2, ("rounds=9, not 20",))
     made.failed["centralised", 1] = "the model broke"
     return made
@@ -62,7 +63,10 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
     held = json.loads((tmp_path / "compare.json").read_text())
     assert held["details"]["unfair"] == ["a and b differ"] and held["details"]["failed"]
     lines = (tmp_path / "compare.csv").read_text().splitlines()
-    assert lines[0] == "encoder,seed,knn,linear" and "fedprox,2,0.59,0.69" in lines
+    cost = "rounds,bytes_down,bytes_up,target_knn,target_rounds,target_megabytes,target_minutes"
+    assert lines[0] == f"encoder,seed,knn,linear,{cost}"
+    assert "fedprox,2,0.59,0.69,2,4000000,1000008,0.475,2,0.002,2.0" in lines
+    assert "untrained,0,0.1,0.2,,,,,,," in lines
     assert "a and b differ" in (tmp_path / "compare.md").read_text()
     tex = (tmp_path / "compare.tex").read_text()
     assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
@@ -86,8 +90,31 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
     assert [title.split()[0] for title, _, _ in more_tables(made)] == [
         "kNN",
         "Megabytes",
+        "Megabytes",
         "Published,",
     ]
+    assert made.sent() == [
+        {"method": "fedavg", "encoder": "3 / 1", "centroids": "–"},
+        {"method": "fedprox", "encoder": "3 / 1", "centroids": "–"},
+        {"method": "fedbyol", "encoder": "3 / 1", "centroids": "0 / 0.3"},
+    ]
+    for name in ("compare.md", "compare.tex"):
+        assert "by component, down / up" in (tmp_path / name).read_text()
+
+
+def test_a_diverged_run_has_its_line_and_its_costs(tmp_path: Path):
+    one = found()
+    one.figures["fedavg", 1] = {"knn": None, "linear": None, "health": {"warnings": ["broken"]}}
+    one.courses["fedavg", 1] = [Point(0, 0.1, 0, 0.0), Point(1, None, 1000, 60.0)]
+    written(tmp_path, one)
+    lines = (tmp_path / "compare.csv").read_text().splitlines()
+    assert any(line.startswith("fedavg,1,,,1,3000000,1000008,0.475,,,") for line in lines)
+
+
+def test_one_component_needs_no_table_of_its_own():
+    sent = {"a": {"down": {"encoder": 1e6, "loss": 8.0}, "up": {"encoder": 1e6}}}
+    assert traffic.by_component(sent) == []
+    assert traffic.by_component({"a": {"down": {}, "up": {}}}) == []
 
 
 def test_data_without_labels_have_label_free_figures(tmp_path: Path):

@@ -40,7 +40,7 @@ class Found:
     plan: Plan
     figures: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)
     courses: dict[Cell, list[Point]] = field(default_factory=dict)
-    traffic: dict[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     published: dict[str, Published] = field(default_factory=dict)
     failed: dict[Cell, str] = field(default_factory=dict)
     unfair: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
         examples = [len(index) for index in split.indices]
         method = result.recipe.known_method()
         found.courses[label, seed] = course(result.folder, method, examples, device)
-        found.traffic.setdefault(label, components(result.folder))
+        found.traffic[label, seed] = components(result.folder)
     for seed in found.plan.seeds:
         held = cell(folder, PIXELS, seed).with_suffix(".json")
         if not held.exists():

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from harmonium import store
 from harmonium.comparing import statistics
 from harmonium.comparing.cells import PIXELS, UNTRAINED
-from harmonium.comparing.traffic import MEGA, Point, mean_course, reached
+from harmonium.comparing.traffic import (
+    MEGA,
+    WAYS,
+    Point,
+    by_component,
+    mean_components,
+    mean_course,
+    reached,
+)
 from harmonium.report.figures import PROBES, heading, times
 from harmonium.report.tables import csv_text, latex, markdown
 
@@ -104,7 +112,7 @@ class Comparison:
             if "traffic" not in its:
                 continue
             row: dict[str, Any] = {"method": label}
-            for way in ("down", "up"):
+            for way in WAYS:
                 row[f"MB {way}"] = sum(its["traffic"][way].values()) / MEGA
             if self.details["target"] is not None:
                 point = its["reached"]
@@ -113,6 +121,11 @@ class Comparison:
                 row["minutes"] = point and point["seconds"] / 60
             shown.append(row)
         return shown
+
+    def sent(self) -> Rows:
+        """Megabytes of one client in one round by component, down / up."""
+        rows = self.details["rows"].items()
+        return by_component({label: its["traffic"] for label, its in rows if "traffic" in its})
 
     def papers(self) -> Rows:
         """Published figures beside those here, and why they differ."""
@@ -162,7 +175,7 @@ def written(folder: Path, found: Found) -> Comparison:
     picture = folder / "compare.png" if probe == "knn" else None
     made = Comparison(folder, tuple(rows), details, picture, warnings, tuple(_notes(found)))
     _draw(made, found)
-    _write(made, by_seed)
+    _write(made, list(_flat(found, by_seed, target)))
     return made
 
 
@@ -207,7 +220,7 @@ def _detail(
         mean = mean_course(courses)
         point = None if target is None else reached(mean, target)
         made |= {
-            "traffic": found.traffic[label],
+            "traffic": mean_components([t for (k, _), t in found.traffic.items() if k == label]),
             "course": [asdict(one) for one in mean],
             "reached": point and asdict(point),
         }
@@ -296,11 +309,11 @@ def _draw(made: Comparison, found: Found) -> None:
             curves(path, series, words, "validation kNN (%)", f"{name}, kNN over {kind}")
 
 
-def _write(made: Comparison, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
+def _write(made: Comparison, runs: Rows) -> None:
     """JSON with everything, CSV a line a run, and tables for papers."""
     texts = {
         "compare.json": json.dumps(made.plain(), indent=1) + "\n",
-        "compare.csv": csv_text(list(_flat(by_seed))),
+        "compare.csv": csv_text(runs),
     }
     shown = [(made.title, made.shown(), 1 if made.has_accuracy else 2), *more_tables(made)]
     parts, tex = list[str](), list[str]()
@@ -324,16 +337,31 @@ def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
     tables = [
         (beside, made.beside(), 1),
         (cost, made.costs(), 2),
+        ("Megabytes of one client in one round by component, down / up", made.sent(), 2),
         ("Published, and why it is another figure here", made.papers(), 1),
     ]
     return [one for one in tables if one[1]]
 
 
-def _flat(by_seed: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Iterator[dict[str, Any]]:
+def _flat(
+    found: Found, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]], target: float | None
+) -> Iterator[dict[str, Any]]:
+    """A line a run: its figures, and what a method cost; references cost nothing on the way."""
     for label, figures in by_seed.items():
-        for seed in sorted({seed for values in figures.values() for seed in values}):
-            yield {
+        for seed in sorted(seed for one, seed in found.figures if one == label):
+            row = {
                 "encoder": label,
                 "seed": seed,
                 **{key: values.get(seed) for key, values in figures.items()},
             }
+            if course := found.courses.get((label, seed)):
+                sent = found.traffic[label, seed]
+                row["rounds"] = course[-1].round
+                row |= {f"bytes_{way}": round(sum(sent[way].values())) for way in WAYS}
+                if target is not None:
+                    point = reached(course, target)
+                    row["target_knn"] = target
+                    row["target_rounds"] = point and point.round
+                    row["target_megabytes"] = point and point.bytes / MEGA
+                    row["target_minutes"] = point and point.seconds / 60
+            yield row

@@ -18,9 +18,12 @@ from typing import Any
 
 from harmonium.errors import ConfigError
 from harmonium.federation.method import Method
+from harmonium.report.tables import MISSING
 
 FORWARD = 1 / 3  # of the time that a forward and a backward pass take
 MEGA = 1e6
+SMALL = 0.01  # of a method's bytes: a smaller component has no column of its own
+WAYS = ("down", "up")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,49 @@ def components(folder: Path) -> dict[str, dict[str, float]]:
             count.update(dict(named(line, way)))
     each = max(1, len(visits))
     return {way: {key: n / each for key, n in count.items()} for way, count in sums.items()}
+
+
+def mean_components(
+    several: Sequence[Mapping[str, Mapping[str, float]]],
+) -> dict[str, dict[str, float]]:
+    """The mean over seeds of what `components` finds; what a seed never sent counts 0.
+
+    >>> mean_components([{"down": {"a": 4}, "up": {}}, {"down": {"a": 2}, "up": {"b": 1}}])
+    {'down': {'a': 3.0}, 'up': {'b': 0.5}}
+    """
+    return {
+        way: {
+            key: sum(one[way].get(key, 0.0) for one in several) / len(several)
+            for key in dict.fromkeys(key for one in several for key in one[way])
+        }
+        for way in WAYS
+    }
+
+
+def by_component(sent: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, str]]:
+    """A row a method and a column a component, the largest first: megabytes down / up.
+
+    What is nowhere a hundredth of a method's bytes has no column. Empty where no method sends two
+    components: then its sums say it all.
+
+    >>> by_component({"a": {"down": {"encoder": 3e6, "centroids": 1e5}, "up": {"encoder": 3e6}}})
+    [{'method': 'a', 'encoder': '3 / 3', 'centroids': '0.1 / 0'}]
+    """
+    shares: dict[str, float] = {}
+    for counts in (its[way] for its in sent.values() for way in WAYS):
+        whole = sum(counts.values()) or 1.0
+        shares |= {key: max(shares.get(key, 0.0), n / whole) for key, n in counts.items()}
+    large = [key for key in sorted(shares, key=lambda key: -shares[key]) if shares[key] >= SMALL]
+    if not any(len({*large} & {*its["down"], *its["up"]}) > 1 for its in sent.values()):
+        return []
+
+    def cell(its: Mapping[str, Mapping[str, float]], key: str) -> str:
+        both = [its[way].get(key, 0.0) / MEGA for way in WAYS]
+        return " / ".join(f"{n:.3g}" for n in both) if any(both) else MISSING
+
+    return [
+        {"method": label, **{key: cell(its, key) for key in large}} for label, its in sent.items()
+    ]
 
 
 def named(line: Mapping[str, Any], way: str) -> Iterator[tuple[str, int]]:
