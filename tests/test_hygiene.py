@@ -1,6 +1,7 @@
 """What must never be in the source: loaders that can execute data, and unfinished marks."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def test_nothing_that_is_read_can_execute(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_numbers_have_their_words_in_full() -> None:
+    """`counted` writes "1 seed" and "2 seeds"; nothing says "seed(s)"."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.search(r"[a-z]\(s\)", node.value), f"{path}, line {node.lineno}"
 
 
 def test_every_shipped_recipe_is_in_the_package() -> None:

@@ -61,3 +61,12 @@ def suggest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names)}"
+
+
+def counted(count: int, word: str) -> str:
+    """A number with its word, one or several of them.
+
+    >>> counted(1, "seed"), counted(2, "seed"), counted(1200, "picture")
+    ('1 seed', '2 seeds', '1,200 pictures')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from harmonium import store
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
-from harmonium.errors import DataError, StoreError
+from harmonium.errors import DataError, StoreError, counted
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.settings import choose, plain
@@ -38,7 +38,8 @@ class LoadedEncoder(nn.Module):
         channels = self.about["channels"]
         if pixels.ndim == 4 and pixels.shape[3] != channels:
             raise DataError(
-                f"this encoder takes pictures of {channels} channel(s), got {pixels.shape[3]}"
+                f"this encoder takes pictures of {counted(channels, 'channel')}, "
+                f"got {pixels.shape[3]}"
             )
         features: Tensor = self.network(plain_pictures(pixels, self._mean, self._std, self._size))
         return features

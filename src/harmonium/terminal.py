@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError
+from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError, counted
 
 if TYPE_CHECKING:
     from harmonium.life import Result, Watcher
@@ -111,7 +111,8 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
         for key, (what, most) in meaning.items()
         if key in bounds
     ]
-    age = f"{bounds['clients']} of {bounds['of']} clients, oldest {bounds['oldest']} round(s) ago"
+    age = f"oldest {counted(bounds['oldest'], 'round')} ago"
+    age = f"{bounds['clients']} of {bounds['of']} clients, {age}"
     show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
     if any(row["at least"] < 0 for row in rows):
         say("note     information is never below 0: a negative bound says nothing yet")

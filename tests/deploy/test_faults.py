@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from harmonium.errors import counted
+
 pytestmark = pytest.mark.deploy
 
 # Work for some seconds a round, so that a kill falls into the middle of it; and sites that keep
@@ -127,7 +129,7 @@ def test_the_slowest_of_a_cohort_is_not_waited_for(stage, seen):
     assert left and {line["client"] for line in left} == {2}
     assert all("not needed: 2 had answered before it" in line["why"] for line in left)
     assert all("the run is over" in site.ends() for site in sites)
-    seen(f"{len(left)} round(s) went on without it")
+    seen(f"{counted(len(left), 'round')} went on without it")
 
 
 def test_masked_answers_survive_a_death(stage, seen):

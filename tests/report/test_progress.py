@@ -25,6 +25,14 @@ def test_a_warning_is_said_when_it_begins_and_when_it_comes_back():
     assert notes == ["note: Collapsed: spread 0.01", "note: Collapsed: again"]
 
 
+def test_the_first_round_says_little_of_those_after_it(monkeypatch):
+    now = iter([0.0, 100.0, 110.0, 120.0, 130.0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(now))
+    clock = progress._Clock()
+    told = [clock.left(number, 4) for number in (1, 2, 3, 4)]
+    assert told == ["5:00 or less", "0:20", "0:10", "0:00"]
+
+
 def decode(count, seconds, monkeypatch, total=None):
     """A made-up decoding of `count` pictures, one every `seconds`."""
     clock = iter(range(10_000, 20_000))
@@ -73,8 +81,8 @@ def test_a_client_that_does_not_answer_is_named_once_with_the_reason():
     said = StringIO()
     watcher = LineWatcher(Console(file=said, width=200))
     for _ in range(2):
-        watcher.task(Reply(3, None, "it has 1 example(s), too few for one step"))
+        watcher.task(Reply(3, None, "it has 1 example, too few for one step"))
         watcher.task(Reply(4, {}))
     assert said.getvalue().splitlines() == [
-        "note: client 3 did not take part: it has 1 example(s), too few for one step"
+        "note: client 3 did not take part: it has 1 example, too few for one step"
     ]

@@ -518,7 +518,7 @@ def test_too_few_pictures_or_too_many_for_delta_are_refused_before_an_answer(
     tmp_path: Path,
 ) -> None:
     few = Bench(tmp_path / "few", replace(POLICY, pictures=13))
-    assert "runs on 12 picture(s), but `pictures` asks for 13" in few.refusal()
+    assert "runs on 12 pictures, but `pictures` asks for 13" in few.refusal()
     loose = Bench(tmp_path / "loose", replace(POLICY, delta=0.1))
     assert "guards 12 pictures, but `delta` is 0.1" in loose.refusal()
 

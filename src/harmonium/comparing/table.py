@@ -21,6 +21,7 @@ from harmonium.comparing.traffic import (
     mean_course,
     reached,
 )
+from harmonium.errors import counted
 from harmonium.report.figures import PROBES, heading, times
 from harmonium.report.tables import csv_text, latex, markdown
 
@@ -284,7 +285,7 @@ def _draw(made: Comparison, found: Found) -> None:
     from harmonium.report.plots import bars, curves
 
     recipe = next(iter(found.plan.methods.values()))
-    name = f"{recipe.data.name}, {len(found.plan.seeds)} seed(s)"
+    name = f"{recipe.data.name}, {counted(len(found.plan.seeds), 'seed')}"
     groups: dict[str, dict[str, tuple[float, float | None]]] = {}
     for row in made.shown():
         cells = {key: value for key, value in row.items() if key != "encoder" and value is not None}

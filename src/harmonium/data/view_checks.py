@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, counted
 
 
 def within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
@@ -61,8 +61,8 @@ def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ..
     for name, value in (("mean", mean), ("std", std)):
         if len(value) not in (1, channels):
             raise ConfigError(
-                f"views.{name} has {len(value)} numbers but pictures have {channels} channel(s): "
-                f"give 1 or {channels}"
+                f"views.{name} has {len(value)} numbers but pictures have "
+                f"{counted(channels, 'channel')}: give 1 or {channels}"
             )
     if len(mean) == len(std) == 1:
         made.sub_(mean[0]).div_(std[0])

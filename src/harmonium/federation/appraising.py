@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.data.views import Views
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, counted
 from harmonium.evaluate.geometry import tuning_parts
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.wire import Ask, ClientId, Value, Weights, scalar
@@ -71,7 +71,7 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     """Align and Unif of one client, of the federation's encoder or of its own."""
     count = len(client.examples)
     if count < 2:
-        raise Decline(f"it has {count} example(s), too few to compare")
+        raise Decline(f"it has {counted(count, 'example')}, too few to compare")
     if method.has_own_encoders:
         from harmonium.federation.method import Server
 

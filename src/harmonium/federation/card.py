@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harmonium.errors import counted
 from harmonium.federation import dpsgd
 from harmonium.federation.client import Local
 from harmonium.federation.masking import traffic
@@ -299,7 +300,7 @@ def _batch_norm(method: Method) -> str:
 
 def _trains(local: Local) -> str:
     rate = f"{local.optimiser} at {local.lr:g}, {local.schedule} over rounds"
-    return f"{local.epochs} epoch(s) a round in batches of {local.batch}, {rate}"
+    return f"{counted(local.epochs, 'epoch')} a round in batches of {local.batch}, {rate}"
 
 
 def _combines(method: Method) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from harmonium.data.images import Images
 from harmonium.data.views import Views
 from harmonium.descent import SGD, Adam
-from harmonium.errors import ConfigError, WireError
+from harmonium.errors import ConfigError, WireError, counted
 from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import ClientId, Weights
@@ -322,7 +322,7 @@ def fit(
             steps += 1
     if not steps:
         count = len(client.examples if among is None else among)
-        raise Decline(f"it has {count} example(s) to train on, too few for one step")
+        raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")
     return Fitted(total / steps, steps)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from harmonium.errors import counted
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.wire import Ask, ClientId, Plan, Weights
 from harmonium.objectives import Objective
@@ -55,7 +56,7 @@ def measured(method: Method, client: Client, model: Weights) -> Tensor:
             total += len(batch.index) * values
             count += len(batch.index)
     if not count:
-        raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
+        raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
     return total / count
 
 

@@ -19,7 +19,7 @@ from harmonium.data.images import Images
 from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import NotEnoughReplies
+from harmonium.errors import NotEnoughReplies, counted
 from harmonium.federation import appraising, measuring, rows
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
@@ -209,7 +209,7 @@ class Method:
         batches = (batch.plain for batch in client.batches(1, self.local.batch))
         seen = measure(parts["encoder"], batches)
         if not seen:
-            raise Decline(f"it has {len(client.examples)} example(s), too few to measure")
+            raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
         return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
 
     @exchange(down={"model": weights()}, up={"measured": statistic("each")})

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError, WireError
+from harmonium.errors import ConfigError, WireError, counted
 from harmonium.federation.updates import STATISTICS, covers
 from harmonium.federation.wire import Ask, ClientId, Exchange, Kind, Weights
 
@@ -133,7 +133,9 @@ def unpack(packed: Mapping[str, Tensor], how: How) -> Weights:
         if how == "int8":
             rows, step = _rows(values[key]), packed.get(key + SCALE)
             if step is None or step.dtype != torch.float32 or step.shape != rows.shape[:1]:
-                raise WireError(f"{key} comes without a scale for each of its {len(rows)} row(s)")
+                raise WireError(
+                    f"{key} comes without a scale for each of its {counted(len(rows), 'row')}"
+                )
             values[key] = (rows * step[:, None]).view_as(value)
     return values
 

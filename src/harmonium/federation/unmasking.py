@@ -86,7 +86,7 @@ class SecureSum:
         asked = list(self._ask.to)
         if len(asked) < self._least:
             raise NotEnoughReplies(
-                f"round {self._run[1]}, `{self._ask.step}` asks {len(asked)} client(s), fewer than "
+                f"round {self._run[1]}, `{self._ask.step}` asks {len(asked)}, fewer clients than "
                 f"the {self._least} that secure aggregation needs"
             )
         began = yield Ask("mask_keys", asked, least=self._least), self._take_keys

@@ -16,6 +16,7 @@ import torch
 
 from harmonium.diagnosis.features import CHUNK, described
 from harmonium.diagnosis.scatter import Sums, group_sums, unpack
+from harmonium.errors import counted
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import (
@@ -65,7 +66,9 @@ class Diagnosis(Method):
         """Add up what describes the client's pictures."""
         count = len(client.examples)
         if count < LEAST:
-            raise Decline(f"it has {count} example(s), too few to hide one of them in a sum")
+            raise Decline(
+                f"it has {counted(count, 'example')}, too few to hide one of them in a sum"
+            )
         parts = torch.split(torch.arange(count), CHUNK)
         rows = torch.cat([described(client.examples.pixels(index)) for index in parts])
         total, within, between = group_sums(rows)

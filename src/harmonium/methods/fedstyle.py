@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from harmonium import seeds
 from harmonium.data.sobel import Edges, sobel
 from harmonium.data.views import Views
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, counted
 from harmonium.federation.client import Batch, Client, fit
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.own import Own
@@ -76,7 +76,7 @@ class FedStyle(Method):
         if not self.objective.by_projections or len(self.views.pipelines) != 2:
             raise ConfigError(
                 "fedstyle infuses the projections of two views: objective is "
-                f"{self.objective.name} with {len(self.views.pipelines)} view(s); set "
+                f"{self.objective.name} with {counted(len(self.views.pipelines), 'view')}; set "
                 "objective=simclr or objective=simsiam, and views=fedstyle"
             )
         check(self, "0 or more", lambda value: value >= 0, "strength", "style_epochs")

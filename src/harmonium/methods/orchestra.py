@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, counted
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.parts import Parts
@@ -129,7 +129,7 @@ class Orchestra(Method):
             if len(recent) < self.memory:
                 recent.push(batch.index, hear(parts.train(), batch))
         if not len(recent):
-            raise Decline(f"it has {len(client.examples)} example(s), too few to cluster")
+            raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to cluster")
         return self.centroids(client, recent)
 
     @exchange(down={"model": weights(), "centroids": statistic()}, up={**TRAINED, **CLUSTERED})

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from harmonium.data.store import listening
+from harmonium.errors import counted
 from harmonium.evaluate.geometry import tuning_score
 from harmonium.life import Watcher
 
@@ -50,9 +51,10 @@ class LineWatcher(Watcher):
         self.folder = folder
         self._rounds = recipe.rounds
         self._clock = _Clock(done)
-        clients = "1 client" if recipe.clients == 1 else f"{recipe.clients} clients"
+        clients = counted(recipe.clients, "client")
         if new := recipe.split.newcomers:
-            clients += f" and {new} newcomer(s)" if recipe.clients == 1 else f", {new} newcomer(s)"
+            beside = " and " if recipe.clients == 1 else ", "  # all of one place, or among them
+            clients += beside + counted(new, "newcomer")
         losses = [
             recipe.objective.name or "an objective of your own",
             *(t.name for t in recipe.terms),
@@ -155,17 +157,28 @@ class _Clock:
     def left(self, number: int, rounds: int) -> str:
         now, seen = time.perf_counter(), number - self._first
         if self._warm is None:
-            self._warm = now  # the first round also starts the workers: later ones tell more
-        pace = (now - self._warm) / (seen - 1) if seen > 1 else now - self._start
-        seconds = round(pace * (rounds - number))
-        minutes, seconds = divmod(seconds, 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+            # the first round also starts the workers, and FedStyle's clients learn their styles:
+            # later ones tell more
+            self._warm = now
+        if seen > 1 or number == rounds:
+            return clock((now - self._warm) / max(1, seen - 1) * (rounds - number))
+        return f"{clock((now - self._start) * (rounds - number))} or less"
+
+
+def clock(seconds: float) -> str:
+    """A time as clocks have it.
+
+    >>> clock(75.4), clock(3600)
+    ('1:15', '1:00:00')
+    """
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
 
 
 def figures_of(row: Mapping[str, Any]) -> str:
     """Clients, loss, kNN and bytes of a round in a few words."""
-    words = [f"{row['answered']} client{'' if row['answered'] == 1 else 's'}"]
+    words = [counted(row["answered"], "client")]
     if row["missing"]:
         words.append(f"{row['missing']} missing")
     if row["loss"] is not None:

@@ -17,7 +17,7 @@ import yaml
 
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.styles import is_archive
-from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, suggest
+from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, counted, suggest
 from harmonium.federation.wire import Exchange, Kind
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
@@ -190,7 +190,9 @@ class Policy:
             pictures: how many there are here; none: they have not been looked at yet.
         """
         if pictures is not None and pictures < self.pictures:
-            _refuse(f"runs on {pictures} picture(s)", f"`pictures` asks for {self.pictures}")
+            _refuse(
+                f"runs on {counted(pictures, 'picture')}", f"`pictures` asks for {self.pictures}"
+            )
         if self.methods is not None and recipe.method.name not in self.methods:
             _refuse(f"runs the method {recipe.method.name}", _listed("methods", self.methods))
         if self.plans is not None and recipe.digest not in self.plans:

@@ -297,7 +297,7 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
         if plan.privacy.masks is not None:
             plan.privacy.masks.check(method_of(plan), wanted)
     except ConfigError as error:
-        raise NotEnoughReplies(f"{len(roll)} site(s) take part, too few: {error}") from None
+        raise NotEnoughReplies(f"too few sites take part, {len(roll)}: {error}") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -31,6 +31,7 @@ from harmonium.errors import (
     PolicyRefusal,
     StoreError,
     WireError,
+    counted,
 )
 from harmonium.federation.wire import STEPS, ClientId, Exchange
 from harmonium.recipe import Recipe
@@ -147,9 +148,12 @@ class Site:
                 "examples": len(host.indices[header["client"]]),
                 "public": public_digest(host.public),
             }
-            what = f"{recipe.method.name} with {recipe.objective.name}, {recipe.rounds} rounds"
-            pictures = f"{found['examples']:,} pictures"
-            self.note(f"run {header['run'][:8]}: {what}, {pictures}, plan {header['plan']}")
+            what = f"{recipe.method.name} with {recipe.objective.name}"
+            pictures = counted(found["examples"], "picture")
+            rounds = counted(recipe.rounds, "round")
+            self.note(
+                f"run {header['run'][:8]}: {what}, {rounds}, {pictures}, plan {header['plan']}"
+            )
             return {"up": found, "why": ""}, {"outcome": "greeted", "told": found}
         if header["step"] == "finish":
             kept = host.read_state(self._task(header, bodies, host).state)
