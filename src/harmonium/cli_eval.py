@@ -34,6 +34,8 @@ def evaluate(
         return
     for title, rows, digits in (*found.tables, *found.over_seeds):
         show_table(rows, title, digits=digits, unbroken=["set"])
+    for text in found.legends:
+        say(text)
     for text in found.notes:
         say(f"note     {text}")
     say(f"figures  {found.folder / 'eval.json'}")

@@ -17,7 +17,7 @@ from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate import classifier
 from harmonium.federation.method import Method
 from harmonium.federation.own import Own
-from harmonium.measures import personal
+from harmonium.measures import Figures, personal
 from harmonium.measures.further import trained
 from harmonium.measures.opened import Run
 from harmonium.measures.personal import Board, Personal, summary
@@ -60,6 +60,23 @@ def test_the_figures_over_clients_by_hand() -> None:
     )
     alone = summary(told(c7=(0.3, None)))
     assert alone["spread"] is None and alone["groups"] == {}
+
+
+def test_a_client_whose_classifier_diverged_is_marked() -> None:
+    counts = {"labels": 4, "classes": 2, "tested": 9}
+    rows = [{**row, **counts, "finite": True} for row in told(c0=(0.2, "one"), c1=(0.4, "two"))]
+    rows[1]["finite"] = False
+    plain = {
+        "by": "style",
+        "generalisation": {"mean": 0.5, "groups": {"one": 0.4, "two": 0.6}},
+        "personalisation": {**summary(rows), "each": rows},
+        "newcomers": None,
+    }
+    tables = {title: shown for title, shown, _ in Personal().tables({"run": Figures(plain)})}
+    assert [row["client"] for row in tables["By client"]] == ["0", "1 (!)"]
+    assert [row["figure"] for row in tables["By group"]] == ["general", "personal"]
+    for word in ("general:", "personal:", "(!)"):
+        assert word in Personal.legend
 
 
 def board(groups: list[int], asked: list[int], by: str | None = "style") -> Board:
@@ -275,7 +292,7 @@ def test_encoders_that_stay_at_clients(made: Made, opened: Opened) -> None:
     away = replace(run, commit=replace(run.commit, clients={"2": run.commit.clients["2"]}))
     found = Personal(epochs=0).look(away)
     assert [row["client"] for row in found.plain["personalisation"]["each"]] == [2]
-    assert "3 client(s) (0, 1, 3) left out: no model of their own" in found.notes
+    assert "3 clients (0, 1, 3) left out: no model of their own" in found.notes
     found = Personal(clients=2, epochs=0).look(run).plain
     assert len(found["personalisation"]["each"]) == 2
     assert {row["group"] for row in found["personalisation"]["each"]} == {"print", "dusk"}
@@ -357,7 +374,7 @@ def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -
     )
     assert found.plain["by"] == "classes"  # the data have styles, but every client has all
     away = ", ".join(str(c) for c in range(4) if c not in able)
-    assert f"2 client(s) ({away}) left out: no labelled training picture" in found.notes
+    assert f"2 clients ({away}) left out: no labelled training picture" in found.notes
     assert any("labels of one class" in note for note in found.notes)
 
 

@@ -136,7 +136,10 @@ def test_a_picture_that_a_client_holds_twice_counts_once(
 
 def test_runs_stand_in_one_table_and_one_picture(fedstyle: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in fedstyle.rglob("*") if path.is_file()}
-    done = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path)
+    told: list[str] = []
+    done = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path, note=told.append)
+    assert any("styles, 3 maps of" in text for text in told)
+    assert any(text.endswith("features of 4 of 4 clients") for text in told)
     (shown,) = done.tables
     assert [(row["features"], row["by"]) for row in shown.rows] == [
         (words, by) for words in KINDS.values() for by in ("class", "client", "style")
@@ -165,7 +168,7 @@ def test_turned_pictures_without_labels_or_styles_are_told_by_client_alone(
         assert found.plain["apart"][kind]["client"] == apart(rows, found.arrays["owner"])
     said = " ".join(found.notes)
     assert "no column 'style'" in said and "no picture has a label" in said
-    assert "1 client(s) have not taken part yet" in said
+    assert "no style network yet: 1 client did not take part" in said
     (shown,) = measure.tables({"run": found})
     assert {row["by"] for row in shown.rows} == {"client"}
     away = next(client for client in range(4) if str(client) not in run.commit.clients)

@@ -41,6 +41,7 @@ class Measure:
     """A question to a run; its fields are its settings."""
 
     name: ClassVar[str] = ""
+    legend: ClassVar[str] = ""  # what words of its tables mean, in a line below them
 
     def look(self, run: Run) -> Figures:
         """The figures of one run."""

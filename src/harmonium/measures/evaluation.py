@@ -36,6 +36,7 @@ class Evaluation:
     features: Mapping[str, int] = field(default_factory=dict)  # pictures: found on disk, computed
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
+    legends: Sequence[str] = ()  # what words of the tables mean
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -214,7 +215,9 @@ def _written(
     told = tuple(dict.fromkeys(notes))
     groups = repeats({label: run.recipe for label, run in runs.items()})
     means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
-    made = Evaluation(folder, about, figures, pictures, tables, told, **spared, over_seeds=means)
+    legends = list(dict.fromkeys(one.legend for one in asked.values() if one.legend))
+    more = {**spared, "over_seeds": means, "legends": legends}
+    made = Evaluation(folder, about, figures, pictures, tables, told, **more)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
     store.write_atomic(folder / "eval.json", f"{text}\n".encode())

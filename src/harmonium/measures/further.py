@@ -26,7 +26,7 @@ from torch import nn
 from harmonium import codec, store
 from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, counted
 from harmonium.federation.batch_norm import calibrated
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
@@ -119,7 +119,8 @@ def trained(
             f"{run.path}: client {max(clients)} has no row in the federation's table, so it cannot "
             "train there"
         )
-    run.note(f"{run.label}: {len(clients)} client(s) train once more, as in round {number}")
+    who = counted(len(clients), "client")
+    run.note(f"{run.label}: training once more, as in round {number}, {who}")
     with _opened(run, recipe, clients) as (engine, folder):
         method = engine.host.method
         known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
@@ -161,7 +162,7 @@ def settled(run: Run) -> Server:
     server, method = run.server, run.method
     if not method.recalibrates or "statistics" in server.memory:
         return server
-    run.note(f"{run.label}: {len(run.cohort)} client(s) measure BatchNorm's statistics")
+    run.note(f"{run.label}: BatchNorm's statistics of {counted(len(run.cohort), 'client')}")
     with _opened(run, _recipe(run), run.cohort) as (engine, _):
         driver = Driver(engine.host.method, engine, Ledger())
         return driver.drive(calibrated(server, run.cohort), server)

@@ -32,7 +32,7 @@ from harmonium import seeds
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.newcomers import STYLE, in_turn, most_common
 from harmonium.data.shift import as_held
-from harmonium.errors import ConfigError, DataError, suggest
+from harmonium.errors import ConfigError, DataError, counted, suggest
 from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
@@ -83,6 +83,12 @@ class Board:
 @dataclass(frozen=True)
 class Personal(Measure):
     """Generalisation of the federation's encoder, and what each client's own features are worth."""
+
+    legend = (
+        "general: a classifier of all clients' labels on the federation's encoder; personal: each "
+        "client's own features and classifier, tested on pictures such as it holds, the mean over "
+        "clients; (!) its classifier diverged"
+    )
 
     clients: int | None = None  # of those who train, at most, and of newcomers; none: all
     by: str | None = AUTO  # a column, e.g. style, or classes; none: all test pictures for everyone
@@ -180,7 +186,7 @@ class Personal(Measure):
     def _general(self, run: Run, board: Board) -> dict[str, float]:
         """Accuracy by group; the mean over encoders where clients have their own."""
         encoders = run.federations()
-        run.note(f"{run.label}: generalisation, {len(encoders)} encoder(s)")
+        run.note(f"{run.label}: generalisation, {counted(len(encoders), 'encoder')}")
         found = [self._groups(run, board, encoder) for encoder in encoders]
         if not found or not found[0]:
             raise DataError(f"{run.path}: no group has both training and test pictures with labels")
@@ -238,7 +244,7 @@ class Personal(Measure):
         notes = [f"{_who(some)} left out: {why}" for why, some in lacking.items()]
         if one := [row["client"] for row in found if row["classes"] == 1]:
             notes.append(f"{_who(one)} with labels of one class: the classifier names no other")
-        if broke := [row["client"] for row in found if not row.pop("finite")]:
+        if broke := [row["client"] for row in found if not row["finite"]]:
             notes.append(f"{_who(broke)} whose classifier diverged, and names any class")
         return found, notes
 
@@ -310,6 +316,9 @@ class Personal(Measure):
 _WORDS = {CLASSES: "classes weighted by their shares at the client", None: "the same for everyone"}
 
 
+_KINDS = {"generalisation": "general", "personalisation": "personal", "newcomers": "newcomers"}
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures over clients, and the mean of each group that any client is of.
 
@@ -340,10 +349,10 @@ def _row(personal: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_group(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for kind in ("generalisation", "personalisation", "newcomers"):
+    for kind in _KINDS:
         groups = (plain[kind] or {}).get("groups", {})
         if groups and plain["by"] not in (None, CLASSES) and len(groups) <= LISTED:
-            yield {"of": kind, **{name: 100 * value for name, value in groups.items()}}
+            yield {"figure": _KINDS[kind], **{name: 100 * value for name, value in groups.items()}}
 
 
 def _by_client(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -351,6 +360,7 @@ def _by_client(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rows = [*plain["personalisation"]["each"], *new]
     for row in rows if len(rows) <= LISTED else ():
         name = f"{row['client']} (new)" if row in new else str(row["client"])
+        name += "" if row["finite"] else " (!)"
         group = {"group": row["group"]} if row["group"] is not None else {}
         counts = {key: row[key] for key in ("labels", "classes", "tested")}
         yield {"client": name, **group, **counts, "accuracy": 100 * row["accuracy"]}
@@ -371,4 +381,4 @@ def _strip(plain: Mapping[str, Any]) -> Strip:
 
 def _who(clients: Sequence[ClientId]) -> str:
     named = ", ".join(map(str, clients[:LISTED])) + (", …" if len(clients) > LISTED else "")
-    return f"{len(clients)} client(s) ({named})"
+    return f"{counted(len(clients), 'client')} ({named})"

@@ -18,6 +18,8 @@ from harmonium.measures.grounds import OWN, Ground
 from harmonium.measures.opened import Run
 from harmonium.report.figures import times
 
+CHANCE = "chance: the accuracy of always naming the commonest class of the training pictures"
+
 
 @dataclass(frozen=True)
 class Probe(Measure):
@@ -71,6 +73,8 @@ class Probe(Measure):
 @dataclass(frozen=True)
 class Frozen(Probe):
     """A probe of frozen features that gives an accuracy; an untrained encoder stands beside it."""
+
+    legend = CHANCE
 
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str

@@ -34,6 +34,8 @@ NEIGHBOURS = 8  # beside each query of the sheet
 class Retrieving(Probe):
     """Precision and mean average precision of nearest pictures, and a sheet of them."""
 
+    legend = "chance: the precision of a ranking that is drawn at random"
+
     at: tuple[int, ...] = (1, 5, 10)  # neighbours among which precision is counted
     queries: int | None = 1000  # pictures that ask, at most; none: all
     sheet: int = 6  # queries on the sheet; 0: no sheet

@@ -21,11 +21,11 @@ import numpy as np
 from harmonium import seeds
 from harmonium.data.images import Images
 from harmonium.data.labels import stratified
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, counted
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import barred, by_set, called, shown
+from harmonium.measures.probing import CHANCE, barred, by_set, called, shown
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -34,6 +34,8 @@ from harmonium.settings import plain
 @dataclass(frozen=True)
 class Semi(Tunes):
     """Accuracy after fine-tuning with a few percent of the labels."""
+
+    legend = CHANCE
 
     fractions: tuple[float, ...] = (0.01, 0.1)  # of the labels; at least one a class
     draws: int = 3  # choices of those labels
@@ -57,7 +59,9 @@ class Semi(Tunes):
             found.append({"fraction": share, "labels": len(labelled[0]), **one})
             for whose, values in (("its", one), ("an untrained", one["untrained"])):
                 if lost := sum(value is None for value in values["draws"]):
-                    notes.append(f"{100 * share:g} %: {whose} network diverged in {lost} draw(s)")
+                    notes.append(
+                        f"{100 * share:g} %: {whose} network diverged in {counted(lost, 'draw')}"
+                    )
         about = plain(self.how(run))
         return Figures({"how": about, "fractions": found, "chance": self._chance(ground)}, notes)
 

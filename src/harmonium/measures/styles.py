@@ -34,7 +34,7 @@ from harmonium import seeds
 from harmonium.data.catalogue import name_of
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.shift import as_held
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, counted
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.opened import Run
 from harmonium.measures.tsne import FEWEST, NEIGHBOURS, laid_out
@@ -48,6 +48,8 @@ CHUNK = 1024  # rows whose neighbours are looked for at once
 @dataclass(frozen=True)
 class Styles(Measure):
     """Maps of style features and of content features, and what lies apart in either."""
+
+    legend = "chance: the purity of features that know nothing of the groups"
 
     clients: int = 30  # whose pictures are looked at, at most
     pictures: int = 100  # of each client's training part, at most
@@ -85,6 +87,7 @@ class Styles(Measure):
                 for kind, rows in features.items()
             },
         }
+        run.note(f"{run.label}: styles, {len(KINDS)} maps of {counted(len(owner), 'picture')}")
         maps = {kind: laid_out(rows, self.perplexity, self.seed) for kind, rows in features.items()}
         named = np.array(self._names(run, chosen), str)
         return Figures(plain, self._notes(run, groups), {**maps, "owner": owner, "names": named})
@@ -126,11 +129,13 @@ class Styles(Measure):
 
         one, encoder = style(control), run.method.represent(run.server)
         found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-        for client, images in chosen.items():
+        for number, (client, images) in enumerate(chosen.items(), 1):
             if run.method.has_own_encoders:  # in its BatchNorms
                 encoder = run.method.represent(run.server, run.state(client))
             for kind, network in zip(KINDS, (style(client), one, encoder), strict=True):
                 found[kind].append(run.features(network, images, f"client {client}"))
+            if number % 10 == 0 or number == len(chosen):
+                run.note(f"{run.label}: styles, features of {number} of {len(chosen)} clients")
         return {kind: functional.normalize(torch.cat(rows)) for kind, rows in found.items()}
 
     def _names(self, run: Run, chosen: Mapping[int, Images]) -> list[str]:
@@ -150,7 +155,7 @@ class Styles(Measure):
         if not (groups["class"] != UNKNOWN).any():
             notes.append("no picture has a label: nothing is said by class")
         if missing := len(run.examples) - len(run.commit.clients):
-            notes.append(f"{missing} client(s) have not taken part yet and have no style network")
+            notes.append(f"no style network yet: {counted(missing, 'client')} did not take part")
         return notes
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
@@ -203,10 +208,10 @@ def apart(features: Tensor, groups: Integers) -> dict[str, float | None]:
     nearest = torch.cat([_nearest(rows, some, most) for some in pieces])
     alike = place[nearest.numpy()] == place[:, None]
     looked = np.minimum(others, most)  # a group no larger than that could never be pure
-    counted = alike & (np.arange(most) < looked[:, None])
+    near = alike & (np.arange(most) < looked[:, None])
     some = others > 0
     return {
-        "purity": float((counted.sum(1)[some] / looked[some]).mean()),
+        "purity": float((near.sum(1)[some] / looked[some]).mean()),
         "chance": float(others[some].mean() / (len(rows) - 1)),
         "silhouette": float(silhouette_score(rows.numpy(), place, metric="cosine")),
     }

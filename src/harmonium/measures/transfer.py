@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.data.datasets import datasets
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError, counted, suggest
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import OWN, Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import barred, by_set, called, shown
+from harmonium.measures.probing import CHANCE, barred, by_set, called, shown
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -28,6 +28,8 @@ from harmonium.settings import plain
 @dataclass(frozen=True)
 class Transfer(Tunes):
     """Accuracy after training on another data set, beside training from scratch."""
+
+    legend = CHANCE
 
     data: str = ""  # the other data set; none: those that `on` names
     draws: int = 1  # times that it is trained, each with other orders and heads
@@ -56,7 +58,7 @@ class Transfer(Tunes):
             **one,
         }
         lost = [
-            f"{whose} network diverged in {count} draw(s)"
+            f"{whose} network diverged in {counted(count, 'draw')}"
             for whose, values in (("its", one), ("an untrained", one["untrained"]))
             if (count := sum(value is None for value in values["draws"]))
         ]

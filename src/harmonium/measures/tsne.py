@@ -43,6 +43,8 @@ FEWEST = 10  # pictures of which a map can be drawn
 class TSNE(Measure):
     """A t-SNE map of test pictures under one client's local encoder."""
 
+    legend = "chance: the purity of features that know nothing of the classes"
+
     client: int = 0  # whose encoder
     pictures: int = 1000  # of the test part, at most
     perplexity: float = 30.0  # of t-SNE; at most a third of the pictures
