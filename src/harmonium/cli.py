@@ -97,16 +97,22 @@ def run(
 
     For example: harmonium run fedavg data=digits rounds=10
     """
+    from harmonium.hosts import missing
     from harmonium.recipe import Recipe
     from harmonium.runs import run as run_recipe
 
     recipe = Recipe.of(what, *(changes or []))
     if dry_run:
         recipe.check()
+        lacking = missing(recipe)
         if as_json:
-            print(json.dumps({"recipe": recipe.tree(), "digest": recipe.digest}))
-        else:
-            out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+            print(
+                json.dumps({"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking})
+            )
+            return
+        out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+        for text in lacking:
+            say(f"missing  {text}", err)
         return
     with watched(as_json) as watcher:
         show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)

@@ -14,8 +14,12 @@ from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Json, Out, err, say, show_table
 
 if TYPE_CHECKING:
+    from harmonium.comparing.forecast import Forecast
     from harmonium.life import Watcher
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would run and what is done, and stop.")
+]
 Unfair = Annotated[
     bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
 ]
@@ -27,12 +31,18 @@ def compare(
     ],
     folder: Out = None,
     allow_unfair: Unfair = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run methods under one budget, beside the references.
 
     For example: harmonium compare fedsimclr fedprox seeds=5 data=digits views=digits rounds=10
     """
+    if dry_run:
+        from harmonium.comparing.forecast import forecast
+
+        _foretell(forecast(words, folder, allow_unfair=allow_unfair), folder, as_json)
+        return
     show(words, folder, as_json, allow_unfair=allow_unfair)
 
 
@@ -42,6 +52,7 @@ def sweep(
     ],
     folder: Out = None,
     allow_unfair: Unfair = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods at every value of one setting.
@@ -53,6 +64,11 @@ def sweep(
     from harmonium.comparing.sweep import sweep as sweep_methods
     from harmonium.report.progress import decoding
 
+    if dry_run:
+        from harmonium.comparing.forecast import forecast_sweep
+
+        _foretell(forecast_sweep(words, folder, allow_unfair=allow_unfair), folder, as_json)
+        return
     asked = read(words)
     folder = folder or new_folder(words)
     if not as_json:
@@ -110,6 +126,16 @@ def show(
         if found.picture:
             say(f"picture  {found.picture}")
     _complain(found.details["failed"], folder)
+
+
+def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:
+    """Say what would run."""
+    if as_json:
+        print(json.dumps(found.plain()))
+        return
+    for line in found.lines():
+        say(line)
+    say(f"runs     {folder or 'a new folder; --out names one'}")
 
 
 def _teller(as_json: bool) -> Callable[[str], Watcher]:

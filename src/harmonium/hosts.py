@@ -77,6 +77,12 @@ def load_public(
         raise type(error)(str(error).replace("data.", "public.")) from None
 
 
+def missing(recipe: Recipe) -> list[str]:
+    """Data sets that must be fetched before a recipe can run, each with its command."""
+    sets = [recipe.data, *([] if recipe.public is None else [recipe.public])]
+    return list(dict.fromkeys(text for one in sets for text in one.missing()))
+
+
 def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split]:
     """The pictures and the split that a run began with, or an error if they are not the same."""
     about = read_about(folder)

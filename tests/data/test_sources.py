@@ -370,7 +370,7 @@ def test_a_set_without_addresses_says_where_to_get_it():
     spec = make_set(tree=("train",))
     with pytest.raises(DataError, match="by hand from https://example.org/tiny .* --from PATH"):
         bring(spec)
-    with pytest.raises(DataError, match="data fetch tiny` --from PATH"):
+    with pytest.raises(DataError, match="data fetch tiny --from PATH`"):
         spec().load()
 
 

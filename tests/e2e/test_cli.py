@@ -270,6 +270,18 @@ def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path, call: Call) ->
     assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means
 
 
+def test_a_comparison_says_what_it_would_do(tmp_path: Path, call: Call) -> None:
+    folder = tmp_path / "compared"
+    words = ["fedavg", "fedprox", "data=cifar10", "rounds=2", "--out", str(folder), "--dry-run"]
+    said, _ = call("compare", *words)
+    assert "fair     all methods have the same budget" in said
+    assert "missing  cifar10 is not here yet: run `harmonium data fetch cifar10`" in said
+    said, _ = call("sweep", *words, "sweep.local.epochs=1,2", "--json")
+    assert len(json.loads(said)["cells"]) == 4 and not folder.exists()
+    shown, told = call("run", "fedavg", "data=cifar10", "--dry-run")
+    assert "missing  cifar10 is not here yet" in told and "missing" not in shown
+
+
 def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(
     tmp_path: Path, call: Call
 ) -> None:

@@ -81,6 +81,10 @@ class DataSpec:
         if self.channels not in (None, 1, 3):
             raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
 
+    def missing(self) -> tuple[str, ...]:
+        """What must be fetched before these pictures can be loaded, each with its command."""
+        return ()
+
     def identity(self) -> dict[str, Any]:
         """Plain values that change whenever the decoded content would."""
         raise TypeError(f"{type(self).__name__} must define `identity`")

@@ -94,13 +94,20 @@ class Published(DataSpec):
         """Write the parts of the official layout in `folder` and return the classes."""
         raise TypeError(f"{type(self).__name__} must define `read`")
 
+    def missing(self) -> tuple[str, ...]:
+        """The set itself, unless it was fetched."""
+        if read_record(fetched_folder(self.name)) is not None:
+            return ()
+        way = f"harmonium data fetch {self.name}"
+        if self.source.remotes or self.source.packages:
+            return (f"{self.name} is not here yet: run `{way}`",)
+        page = self.source.page
+        return (f"{self.name} is not here yet: run `{way} --from PATH` with a copy from {page}",)
+
     def _record(self) -> dict[str, Any]:
         record = read_record(fetched_folder(self.name))
         if record is None:
-            here = f"{self.name} is not here yet: run `harmonium data fetch {self.name}`"
-            if not self.source.remotes and not self.source.packages:
-                here += f" --from PATH with a copy from {self.source.page}"
-            raise DataError(here)
+            raise DataError(self.missing()[0])
         return record
 
 

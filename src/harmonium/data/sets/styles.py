@@ -54,6 +54,10 @@ class Styles(DataSpec):
             except DataError as error:  # of a file, whose setting has another name here
                 raise DataError(str(error).replace("data.path=", "data.sets: ")) from None
 
+    def missing(self) -> tuple[str, ...]:
+        """Those of its sets that were not fetched."""
+        return tuple(text for member in self._members() for text in member.missing())
+
     def _members(self) -> list[DataSpec]:
         common = {"size": self.size, "channels": self.channels, "seed": self.seed, "validation": 0}
         return [
