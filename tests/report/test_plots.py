@@ -1,10 +1,12 @@
 import math
 import re
+from contextlib import contextmanager
 
 import pytest
 
 from harmonium.errors import ConfigError
-from harmonium.report.plots import _apart, bars, curves, run_picture
+from harmonium.report import tuning_plots
+from harmonium.report.plots import _apart, bars, curves, picture, run_picture
 
 SERIES = {
     "FedSC": [(t, 0.9 - 0.5 * math.exp(-t / 5), 0.01) for t in range(20)],
@@ -112,3 +114,28 @@ def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="nothing to draw"):
         run_picture(tmp_path / "a.png", [{"round": 1}])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_long_names_of_settings_leave_room_for_what_is_drawn(count, tmp_path, monkeypatch):
+    held = []
+
+    @contextmanager
+    def watched(*words):
+        with picture(*words) as figure:
+            yield figure
+            held.append(figure)
+
+    monkeypatch.setattr(tuning_plots, "picture", watched)
+    much = " objective.momentum=0.99 method.style_epochs=10 local.optimiser=adam encoder.out=128"
+    names = [f"local.lr={0.1 / (k + 1):.3g}{much} local.schedule=cosine" for k in range(count)]
+    rows = [{"score": -k, "knn": 0.5, "state": "complete"} for k in range(count)]
+    rows[-1]["state"] = "stopped"
+    scored = {name: [{"round": 1, "score": -k}] for k, name in enumerate(names)}
+    tuning_plots.study_picture(tmp_path / "a.svg", rows, scored, {"rho": 1.0, "settings": count})
+    (figure,) = held
+    assert all(axes.get_position().width > 0.3 for axes in figure.axes)
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    named = [" ".join(text.get_text().split()) for text in legend.get_texts()]
+    assert named == [*(names if count == 3 else names[:1]), "dotted, hollow: stopped early"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harmonium.errors import counted
 from harmonium.report.plots import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
 
-OTHERS = "#9db7c9"  # settings that are not the best
+OTHERS = "#9db7c9"  # settings without a name
+PALETTE = (COLOURS[1], COLOURS[0], *COLOURS[2:])  # the best first
+MOST = len(PALETTE)  # settings up to which all are named; of more only the best
+LINE = 100  # signs of a name that fit beside each other
 
 
 def study_picture(
@@ -18,7 +23,7 @@ def study_picture(
     ranked: Mapping[str, float] | None = None,
     best: int | None = 0,
 ) -> bool:
-    """Draw the settings of a study, the best in colour; whether there was anything to draw.
+    """Draw the settings of a study, named below; whether there was anything to draw.
 
     Args:
         path: where to, `.png` or `.svg`.
@@ -35,29 +40,37 @@ def study_picture(
     if not drawn:
         return False
     dots = [n for n, row in enumerate(rows) if None not in (row["score"], row["knn"])]
-    with picture(path, WIDTH, 3.6) as figure:
+    names = {number: label for number, label, _ in drawn if number == best or len(drawn) <= MOST}
+    wrapped = {number: textwrap.fill(label, LINE) for number, label in names.items()}
+    colours = dict(zip(sorted(names, key=lambda n: n != best), PALETTE, strict=False))
+    early = any(row["state"] != "complete" for row in rows)
+    below = sum(label.count("\n") + 1 for label in wrapped.values()) + early
+    with picture(path, WIDTH, 3.6 + 0.2 * below) as figure:
         panels = figure.subplots(1, 2 if dots else 1, squeeze=False)[0]
         lines = panels[0]
-        for number, label, points in drawn:
-            first, stopped = number == best, rows[number]["state"] == "stopped"
+        for number, _, points in drawn:
+            first, stopped = number == best, rows[number]["state"] != "complete"
             lines.plot(
                 [point["round"] for point in points],
                 [point["score"] for point in points],
-                color=COLOURS[1] if first else OTHERS,
+                color=colours.get(number, OTHERS),
                 linewidth=2.2 if first else 1.2,
                 linestyle=":" if stopped else "-",
                 marker="o",
                 markersize=4 if first else 2.5,
-                label=label if first else None,
+                label=wrapped.get(number),
                 zorder=3 if first else 2,
             )
+        if early:
+            words = "dotted, hollow: stopped early" if dots else "dotted: stopped early"
+            lines.plot([], [], ":", color=PALE, linewidth=1.2, label=words)
         dress(lines, "round", "Align + 0.2 Unif")
         whole_numbers(lines)
-        if best is not None:
-            lines.legend(frameon=False, fontsize=8)
+        if below:
+            figure.legend(loc="outside lower left", frameon=False, fontsize=8)
         if dots:
-            _scatter(panels[1], rows, dots, ranked, best)
-        headline(figure, f"{len(rows)} settings, scored without labels")
+            _scatter(panels[1], rows, dots, ranked, colours)
+        headline(figure, f"{counted(len(rows), 'setting')}, scored without labels")
     return True
 
 
@@ -66,12 +79,12 @@ def _scatter(
     rows: Sequence[Mapping[str, Any]],
     dots: Sequence[int],
     ranked: Mapping[str, float] | None,
-    best: int | None,
+    colours: Mapping[int, str],
 ) -> None:
     """Score against kNN; settings that were stopped early are hollow."""
     for number in dots:
         row = rows[number]
-        colour = COLOURS[1] if number == best else COLOURS[0]
+        colour = colours.get(number, OTHERS)
         hollow = row["state"] != "complete"
         axes.plot(
             row["score"], 100 * row["knn"], "o", color=colour, markersize=6,
@@ -79,10 +92,4 @@ def _scatter(
         )  # fmt: skip
     dress(axes, "Align + 0.2 Unif", "validation kNN (%)")
     if ranked:
-        text = f"rank correlation {ranked['rho']:.2f} ({ranked['settings']:.0f} settings)"
-        axes.set_title(text, loc="left", fontsize=9.5)
-    if any(rows[number]["state"] != "complete" for number in dots):
-        axes.annotate(
-            "hollow: stopped early", (0.98, 0.03), xycoords="axes fraction", ha="right",
-            fontsize=8, color=PALE,
-        )  # fmt: skip
+        axes.set_title(f"rank correlation {ranked['rho']:.2f}", loc="left", fontsize=9.5)

@@ -155,8 +155,8 @@ def _written(playing: Playing, what: str, changes: Sequence[str]) -> Study:
     place = playing.folder / "tune.png"
     top = next((n for n, number in enumerate(order) if number == best), None)
     picture = _picture(place, rows, curves, ranked, top)
-    notes = tuple(_notes(playing, rows))
     chosen = None if best is None else lines[best]["setting"]
+    notes = (*_notes(playing, rows), *at_the_edge([p.values for p in playing.points], chosen or {}))
     study = Study(playing.folder, tuple(rows), chosen, command, rounds, ranked, picture, notes)
     text = json.dumps(study.plain(), indent=1)
     store.write_atomic(playing.folder / "tune.json", f"{text}\n".encode())
@@ -186,6 +186,23 @@ def _notes(playing: Playing, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]
         if row["why"]:
             label = " ".join(f"{key}={value}" for key, value in row["setting"].items())
             yield f"{label} {row['state']}: {row['why']}"
+
+
+def at_the_edge(tried: Sequence[Mapping[str, str]], best: Mapping[str, str]) -> Iterator[str]:
+    """Say where the best of three or more numbers is the least or the greatest of them.
+
+    >>> list(at_the_edge([{"local.lr": lr} for lr in ("1e-3", "0.1", "0.01")], {"local.lr": "0.1"}))
+    ['local.lr=0.1 is the largest that was tried: larger ones may be better still']
+    """
+    for key, value in best.items():
+        try:
+            numbers = sorted({float(setting[key]) for setting in tried})
+        except ValueError:  # names, lists
+            continue
+        for place, most in ((0, "smallest"), (-1, "largest")):
+            if len(numbers) > 2 and float(value) == numbers[place]:
+                more = most.replace("est", "er")
+                yield f"{key}={value} is the {most} that was tried: {more} ones may be better still"
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
