@@ -41,6 +41,8 @@ from harmonium.life import Ground, Life, Result, RunEngine, Watcher
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import apply_changes, load_tree
 
+COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
+
 
 def run(
     recipe: Recipe | str,
@@ -76,6 +78,8 @@ def resolved(recipe: Recipe | str, changes: Sequence[str], settings: Mapping[str
 def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) -> Result:
     """Continue a run that stopped; only settings that cannot change its result may change."""
     folder = Path(folder)
+    if why := of_many(folder):
+        raise ConfigError(why)
     changed = changed_recipe(folder, changes)
     if read_about(folder)["federation"]:
         raise ConfigError(
@@ -83,6 +87,22 @@ def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) ->
         )
     with locked(folder):
         return _complete(Life(folder, changed, watcher or Watcher()))
+
+
+def of_many(folder: Path) -> str:
+    """How to go on with a folder of several runs; empty where it holds one, or none."""
+    if (folder / "recipe.yaml").exists():
+        return ""
+    if (folder / COMMAND).exists():
+        command = (folder / COMMAND).read_text(encoding="utf-8").strip()
+        return f"{folder} holds several runs; they go on with: {command} --out {folder}"
+    inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
+    if not inside:
+        return ""
+    return (
+        f"{folder} holds several runs: give the command that made them again with --out {folder}, "
+        f"or resume one of them, e.g. harmonium resume {inside[0]}"
+    )
 
 
 def changed_recipe(folder: Path, changes: Sequence[str]) -> Recipe:

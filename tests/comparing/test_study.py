@@ -1,6 +1,7 @@
 """Comparisons that run: nothing twice, failures left out, other splits refused."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import harmonium
 from harmonium.comparing import study
 from harmonium.data.partition import Split, make_split
-from harmonium.errors import DataError, HarmoniumError
+from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.hosts import read_recipe
 from harmonium.life import Life, Watcher
 
@@ -80,6 +81,16 @@ def test_a_cell_that_fails_is_left_out_and_tried_again(
     monkeypatch.setattr(study, "run", nothing)
     with pytest.raises(HarmoniumError, match="no run of any method came to its end: nothing works"):
         harmonium.compare(*words, out=tmp_path / "p")
+
+
+def test_resuming_a_comparison_shows_its_command(compared: Path, tmp_path: Path):
+    harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
+    with pytest.raises(ConfigError) as refused:
+        harmonium.resume(compared)
+    words = shlex.join(["fedavg", "fedprox", *TINY, "seeds=2"])
+    assert str(refused.value).endswith(f"with: harmonium compare {words} --out {compared}")
+    with pytest.raises(ConfigError, match=r"holds several runs: .* harmonium resume .*seed-0"):
+        harmonium.resume(compared / "fedavg")
 
 
 def nothing(*_: Any, **__: Any) -> None:

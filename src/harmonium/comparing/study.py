@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,11 +25,11 @@ from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
 from harmonium.errors import DataError, HarmoniumError
-from harmonium.home import home
+from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
 from harmonium.life import Result, Watcher
 from harmonium.methods.centralised import Centralised
-from harmonium.runs import pixels_verdict, run
+from harmonium.runs import COMMAND, pixels_verdict, run
 
 Cell = tuple[str, int]  # a row's label and a seed
 
@@ -63,6 +64,7 @@ def compare(
         unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
         made = replace(made, references=unlabelled)
     folder = Path(out) if out is not None else new_folder(list(made.methods))
+    note_command(folder, "compare", words, allow_unfair=allow_unfair)
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
     names = dict(zip(made.methods, filter(is_name, words), strict=True))
@@ -92,6 +94,13 @@ def compare(
     found.unfair += _same_ground(results, allow=allow_unfair)
     _read(found, results, folder)
     return table.written(folder, found)
+
+
+def note_command(folder: Path, kind: str, words: Sequence[str], *, allow_unfair: bool) -> None:
+    """Write down the command that goes on with a folder: all of it but --out."""
+    flags = ["--allow-unfair"] if allow_unfair else []
+    text = shlex.join(["harmonium", kind, *words, *flags])
+    store.write_atomic(make_folder(folder) / COMMAND, f"{text}\n".encode())
 
 
 def cell(folder: Path, label: str, seed: int) -> Path:

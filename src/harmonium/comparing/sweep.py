@@ -17,7 +17,7 @@ from typing import Any
 
 from harmonium import store
 from harmonium.comparing.cells import is_name, plan
-from harmonium.comparing.study import compare
+from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, suggest
 from harmonium.home import home
@@ -129,6 +129,7 @@ def sweep(
     for value in asked.values:  # slips are refused before anything runs
         plan(asked.at(value), allow_unfair=allow)
     folder = Path(out) if out is not None else new_folder(words)
+    note_command(folder, "sweep", words, allow_unfair=allow_unfair)
     found: dict[str, Comparison] = {}
     for value in asked.values:
 

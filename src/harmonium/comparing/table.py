@@ -350,7 +350,7 @@ def _flat(
     """A line a run: its figures, and what a method cost; references cost nothing on the way."""
     for label, figures in by_seed.items():
         for seed in sorted(seed for one, seed in found.figures if one == label):
-            row = {
+            row: dict[str, Any] = {
                 "encoder": label,
                 "seed": seed,
                 **{key: values.get(seed) for key, values in figures.items()},
