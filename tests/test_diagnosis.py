@@ -25,6 +25,7 @@ from harmonium.hosts import make_host
 from harmonium.methods.diagnosis import Diagnosis
 from harmonium.recipe import Recipe
 from harmonium.runs import run
+from harmonium.terminal import show_result
 from harmonium.testing import CHECKS, check_method
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -358,13 +359,17 @@ def test_the_commands_of_its_page_are_known() -> None:
 
 
 def test_a_run_of_it_can_be_read_again(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["data=shapes", "data.count=200", "data.size=16", "split=dirichlet", "clients=4"]
     settings = ["rounds=1", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0"]
-    run("diagnosis", *words, *settings, out=tmp_path / "run")
+    done = run("diagnosis", *words, *settings, out=tmp_path / "run")
     here, there = diagnose(*words), diagnose_run(tmp_path / "run")
     assert replace(there, notes=here.notes) == here
+    show_result(done, as_json=False)
+    assert f"finding  harmonium diagnose {done.folder}" in capsys.readouterr().out
     code, said, _ = command(str(tmp_path / "run"), "--json")
     assert code == 0 and json.loads(said)["verdict"] == here.verdict
     code, _, told = command(str(tmp_path))

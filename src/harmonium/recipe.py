@@ -327,7 +327,6 @@ class Recipe(BaseModel):
         """The method for pictures of some shape."""
         height, _, channels = shape
         views = self.views.build()
-        self.objective.check_views(views)
         for term in self.terms:
             term.check(self.objective)
         world = World(
@@ -340,7 +339,7 @@ class Recipe(BaseModel):
             epsilon=self.privacy.epsilon,
             delta=self.privacy.delta,
         )
-        return self.method.cls(
+        method = self.method.cls(
             world=world,
             encoder=self.encoder,
             objective=self.objective,
@@ -355,6 +354,8 @@ class Recipe(BaseModel):
             appraisal=self._appraisal(),
             **self.method.options,
         )
+        self.objective.check_views(views)  # a method that needs another objective says so first
+        return method
 
 
 def known_keys() -> list[str]:

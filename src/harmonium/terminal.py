@@ -91,6 +91,8 @@ def show_result(result: Result, as_json: bool) -> None:
         say(f"privacy  {private}")
     if result.stopped:
         say(f"stopped  {result.stopped}")
+    if result.recipe.method.name == "diagnosis":
+        say(f"finding  harmonium diagnose {result.folder}")
     encoder = result.folder / "encoder.safetensors"
     say(f"run      {result.folder}")
     say(f"picture  {result.folder / 'run.png'}")

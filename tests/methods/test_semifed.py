@@ -21,6 +21,7 @@ from harmonium.objectives.pseudo import class_probabilities
 from harmonium.objectives.simclr import SimCLR
 from harmonium.objectives.supervised import Supervised
 from harmonium.privacy.mechanisms import Noise
+from harmonium.recipe import Recipe
 from harmonium.terms import Term
 from harmonium.testing import check_method
 
@@ -169,6 +170,8 @@ def test_it_passes_the_contract_with_few_labels_and_user_verification() -> None:
 def test_other_objectives_and_views_are_refused() -> None:
     with pytest.raises(ConfigError, match="objective is simclr; set objective=supervised"):
         method(objective=SimCLR())
+    with pytest.raises(ConfigError, match="objective is simclr; set objective=supervised"):
+        Recipe.of("semifed", "objective=simclr")  # whose views would not suit it either
     with pytest.raises(ConfigError, match="3 views, but these are 2: set views=semifed"):
         method(views=preset("fedsimclr"))
     with pytest.raises(ConfigError, match=r"method.threshold is -1"):

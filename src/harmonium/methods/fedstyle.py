@@ -65,7 +65,7 @@ class FedStyle(Method):
     )
 
     strength: float = 0.5  # of the loss of infused features (lambda); published 0.1 to 1; 0: none
-    style_epochs: int = 10  # of learning the style, once; 0: it stays as first drawn
+    style_epochs: int = 10  # of the style, beside a client's first training; 0: as first drawn
     style_lr: float | None = None  # learning rate of the style, constant; none: local.lr
     style_temperature: float = 0.07  # of the contrast between the two styles
     reduction: Reduction = "mean"  # of the style's loss; sum: eq. 2 as printed

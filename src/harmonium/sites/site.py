@@ -144,12 +144,10 @@ class Site:
         if header["round"] > recipe.rounds:  # else a policy's rounds would bound nothing
             raise WireError(f"the ask is for round {header['round']} of {recipe.rounds}")
         if header["step"] == "hello":
-            found = {
-                "examples": len(host.indices[header["client"]]),
-                "public": public_digest(host.public),
-            }
+            examples = len(host.indices[header["client"]])
+            found = {"examples": examples, "public": public_digest(host.public)}
             what = f"{recipe.method.name} with {recipe.objective.name}"
-            pictures = counted(found["examples"], "picture")
+            pictures = counted(examples, "picture")
             rounds = counted(recipe.rounds, "round")
             self.note(
                 f"run {header['run'][:8]}: {what}, {rounds}, {pictures}, plan {header['plan']}"
