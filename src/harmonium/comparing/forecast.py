@@ -127,7 +127,7 @@ def _maybe_unlabelled(recipe: Recipe) -> bool:
 
 def _cell(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
     if folder is None or not (folder / "recipe.yaml").exists():
-        return Cell(label, seed, folder and str(folder), recipe.rounds)
+        return Cell(label, seed, None if folder is None else str(folder), recipe.rounds)
     if read_recipe(folder).digest != recipe.digest:
         return Cell(label, seed, str(folder), recipe.rounds, other=True)
     taken = {row["round"]: row["seconds"] for row in Folder(folder).read_log("timings.jsonl")}

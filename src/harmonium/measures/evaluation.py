@@ -216,7 +216,7 @@ def _written(
     groups = repeats({label: run.recipe for label, run in runs.items()})
     means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
     legends = list(dict.fromkeys(one.legend for one in asked.values() if one.legend))
-    more = {**spared, "over_seeds": means, "legends": legends}
+    more: dict[str, Any] = {**spared, "over_seeds": means, "legends": legends}
     made = Evaluation(folder, about, figures, pictures, tables, told, **more)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
