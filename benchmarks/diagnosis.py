@@ -12,7 +12,6 @@ that are given as `--runs` join the tables, and what they hold is not run again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -35,6 +34,7 @@ from harmonium.diagnosis.scatter import Spread
 from harmonium.home import home
 from harmonium.recipe import Recipe
 from harmonium.report.tables import markdown
+from stored import arguments, before, show
 
 Run = dict[str, Any]
 Change = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
@@ -305,18 +305,12 @@ def asked_for(sets: Sequence[str], clients: Sequence[int], seeds: Sequence[int])
 
 def main() -> None:
     """Run what is asked for and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, [5, 6, 7, 8, 9], workers=False)
     parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[5, 6, 7, 8, 9])
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 50])
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    runs: list[Run] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Run] = before(asked)
     facts = ("kind", "strength", "data", "seed")
     held = {(*(one[key] for key in facts), one["clients"] // 4) for one in runs}
     with tempfile.TemporaryDirectory() as own:  # what is decoded here is of no use to anyone else
@@ -330,11 +324,7 @@ def main() -> None:
             runs.append(one := measure(kind, strength, data, clients, seed))
             line = f"{data}, {clients} clients, seed {seed}: {kind} {strength}: {verdict(one)}"
             print(json.dumps(one) if asked.json else line, flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
 
 
 if __name__ == "__main__":

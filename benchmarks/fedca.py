@@ -13,7 +13,6 @@ hold is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -33,6 +32,7 @@ from harmonium.report.tables import markdown
 from harmonium.runs import run
 from memory import peak
 from paired import SHOWN, paired, untrained
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -330,19 +330,12 @@ states took 26.5 and 264.8 MB. Seconds are of a busy machine.
 
 def main() -> None:
     """Measure what is asked for and print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parts = ["arms", "drift", "protections", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=[*ARMS, *PROTECTIONS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Found] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(asked)
     held = {(one["label"], one["seed"]) for one in runs}
     labels = [*(ARMS if "arms" in asked.part else [])]
     labels += PROTECTIONS if "protections" in asked.part else []
@@ -357,11 +350,7 @@ def main() -> None:
         made = special[label](seed) if label in special else measure(label, seed, asked.workers)
         runs.append(made)
         print(json.dumps(runs[-1]), flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
     if growth(runs) > LIMIT:
         raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")
 

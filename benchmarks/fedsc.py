@@ -13,7 +13,6 @@ pictures over the rounds, as docs/images/fedsc.png.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -27,6 +26,7 @@ from harmonium.report.plots import curves
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
 from paired import SHOWN, paired, untrained
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -165,27 +165,17 @@ FedCA.
 
 def main() -> None:
     """Measure what is asked for and print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=LABELS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Found] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(asked)
     held = {(one["label"], one["seed"]) for one in runs}
     for seed, label in itertools.product(asked.seeds, asked.only or LABELS):
         if (label, seed) not in held:
             runs.append(measure(label, seed, asked.workers))
             print(json.dumps(runs[-1]), flush=True)
-    if not asked.json:
-        print(page(runs))
+    show(asked, page, runs)
     if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
         draw(runs, asked.write.parent.parent / "images" / "fedsc.png")
 
 

@@ -16,7 +16,6 @@ what they hold is not measured again. `--write` also draws docs/images/fedstyle.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -36,6 +35,7 @@ from harmonium.measures.opened import open_run
 from harmonium.recipe import Recipe
 from harmonium.runs import changed_recipe, run
 from memory import peak
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -185,22 +185,15 @@ def remember(label: str, clients: int) -> Found:
 
 def main() -> None:
     """Measure what is asked for and print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parts = ["arms", "classifier", "lambda", "styles", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=ARMS, help="of the arms")
     parser.add_argument("--lambda", nargs="+", type=float, default=LAMBDAS, dest="strengths")
     parser.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=["simclr"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--data", type=Path, help="a folder of archives instead of fetched sets")
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Found] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(asked)
     held = {(one["label"], one["objective"], one["seed"]) for one in runs}
     words = members(asked.data)
     words += [] if asked.workers is None else [f"engine.workers={asked.workers}"]
@@ -228,11 +221,8 @@ def main() -> None:
     for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
         if (f"memory, {label}", "", clients) not in held:
             add(remember(label, clients))
-    if not asked.json:
-        print(page(runs))
+    show(asked, page, runs)
     if asked.write and images:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
         draw(runs, images / "fedstyle.png")
     if growth(runs) > LIMIT:
         raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")

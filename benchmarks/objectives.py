@@ -13,7 +13,6 @@ join the table, and what they hold is not run again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from harmonium.recipe import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
+from stored import arguments, before, show
 
 Run = dict[str, Any]
 
@@ -227,18 +227,11 @@ def uneven(by_label: Mapping[str, Sequence[Run]]) -> list[str]:
 
 def main() -> None:
     """Run what is asked for and print a table for each data set."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--only", nargs="+", choices=list(OBJECTIVES), default=list(OBJECTIVES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Run] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Run] = before(asked)
     held = {(one["data"], one["seed"], one["objective"]) for one in runs}
     for data, seed, label in itertools.product(asked.data, asked.seeds, asked.only):
         if (data, seed, label) in held:
@@ -247,11 +240,7 @@ def main() -> None:
         figures = f"{one['knn']:.1f}, untrained {one['knn_untrained']:.1f}"
         line = f"{data}, seed {seed}: {label} {figures}"
         print(json.dumps(one) if asked.json else line, flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
     if behind := [f"{d}: {line}" for d, its in grouped(runs).items() for line in lost(its, d)]:
         raise SystemExit("\n".join(behind))
 

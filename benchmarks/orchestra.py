@@ -12,7 +12,6 @@ tables, and what they hold is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -34,6 +33,7 @@ from harmonium.recipe import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
 from paired import SHOWN, paired, untrained
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -204,21 +204,14 @@ ResNet-18.
 
 def main() -> None:
     """Measure what is asked for and print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parts = ["clustering", "arms"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    runs: list[Found] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(asked)
     held = {tuple(one.get(key) for key in ("setting", "row", "seed")) for one in runs}
     fresh = "clustering" in asked.part and not any(one["part"] == "clustering" for one in runs)
     for pair in itertools.product(*SHARES.values()) if fresh else ():
@@ -228,11 +221,7 @@ def main() -> None:
         if "arms" in asked.part and (setting, row, seed) not in held:
             runs.append(measure(setting, row, seed, asked.workers))
             print(json.dumps(runs[-1]), flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
     over = [one for one in runs if one["part"] == "clustering" and one["balance"] == "exact"]
     for one in over:
         if 100 * one["clustering"] > LIMIT * one["round"]:

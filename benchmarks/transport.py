@@ -12,7 +12,6 @@ client and round. `--part rounding` rounds the changes that clients really make 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -33,6 +32,7 @@ from harmonium.recipe import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
 from paired import paired, untrained
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -191,19 +191,12 @@ CHOICE = """
 
 def main() -> None:
     """Measure what is asked for and print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parts = ["arms", "rounding"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Found] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(asked)
     held = {(one["label"], one["seed"]) for one in runs}
     todo = [(seed, f"{m}/{arm}") for seed in asked.seeds for m in asked.method for arm in ARMS]
     todo = todo if "arms" in asked.part else []
@@ -214,11 +207,7 @@ def main() -> None:
         method, _, arm = label.partition("/")
         runs.append(measure(method, arm, seed, asked.workers) if arm else rounding(seed))
         print(json.dumps(runs[-1]), flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ validation pictures. `--studies` keeps the studies, so that a benchmark that was
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -34,6 +33,7 @@ from harmonium.report.tables import estimate, markdown
 from harmonium.runs import changed_recipe
 from harmonium.threads import single_thread
 from harmonium.tuning.study import spearman, tune
+from stored import arguments, before, show
 
 Found = dict[str, Any]
 
@@ -253,18 +253,11 @@ encoder had a warning.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--method", nargs="+", choices=list(GRIDS), default=list(GRIDS)[:2])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--studies", type=Path)
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[])
     given = parser.parse_args()
-    runs: list[Found] = []
-    for path in given.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Found] = before(given)
     known = {(one["method"], one["seed"]) for one in runs}
     with tempfile.TemporaryDirectory() as scratch:
         for method, seed in itertools.product(given.method, given.seeds):
@@ -273,10 +266,7 @@ def main() -> None:
                 runs += new
                 for one in new if given.json else ():
                     print(json.dumps(one), flush=True)
-    if not given.json:
-        print(page(runs))
-    if given.write:
-        given.write.write_text(page(runs), encoding="utf-8")
+    show(given, page, runs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ given as `--runs` join the tables, and what they hold is not run again. Fetch th
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -28,6 +27,7 @@ from scipy.stats import ttest_rel
 from harmonium.recipe import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs import run
+from stored import arguments, before, show
 
 Run = dict[str, Any]
 Cell = tuple[str, str, str, str]  # part, data, split, arm
@@ -304,19 +304,13 @@ def unlike(by_cell: dict[Cell, list[Run]], part: str) -> list[str]:
 def main() -> None:
     """Run what is asked for and print the tables."""
     every = [arm for arms in ARMS.values() for arm in arms]
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, workers=False)
     parser.add_argument("--part", nargs="+", choices=list(ARMS), default=list(ARMS))
     known = [*SETS, "cifar10"]
     parser.add_argument("--data", nargs="+", choices=known, default=known)
     parser.add_argument("--only", nargs="+", choices=every, default=every)
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="none: no runs")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    runs: list[Run] = []
-    for path in asked.runs:
-        runs += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    runs: list[Run] = before(asked)
     held = {(one["part"], one["data"], one["split"], one["arm"], one["seed"]) for one in runs}
     for seed, cell in itertools.product(asked.seeds, cells(asked.part, asked.data, asked.only)):
         if (*cell, seed) in held:
@@ -325,11 +319,7 @@ def main() -> None:
         figures = ", ".join(f"{name} {one[name]:.1f}" for name in FIGURES[cell[0]])
         line = f"{', '.join(cell)}, seed {seed}: {figures}"
         print(json.dumps(one) if asked.json else line, flush=True)
-    if not asked.json:
-        print(page(runs))
-    if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+    show(asked, page, runs)
     by_cell = grouped(runs)
     if wrong := [line for part in ARMS for line in unlike(by_cell, part)]:
         raise SystemExit("\n".join(wrong))

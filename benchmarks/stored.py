@@ -1,0 +1,38 @@
+"""What benchmarks of many runs share: words of the command, runs of before, and the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def arguments(
+    doc: str | None, seeds: Sequence[int] = (0, 1, 2), *, workers: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with the words that all of them know; the first line of `doc` is its help."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(seeds), help="none: no runs")
+    if workers:
+        parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
+    parser.add_argument("--write", type=Path, help="where the page goes")
+    parser.add_argument("--json", action="store_true", help="print runs, a line each, and no page")
+    return parser
+
+
+def before(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs that were printed before."""
+    texts = [path.read_text(encoding="utf-8") for path in asked.runs]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def show(asked: argparse.Namespace, page: Callable[[Any], str], runs: Sequence[Any]) -> None:
+    """Print the page of the runs, write it, or both; with `--json` alone none is made."""
+    if not asked.json:
+        print(page(runs))
+    if asked.write:
+        asked.write.parent.mkdir(parents=True, exist_ok=True)
+        asked.write.write_text(page(runs), encoding="utf-8")
