@@ -63,9 +63,13 @@ def test_references_do_not_stumble_over_what_many_clients_need():
     assert reference(recipe, "alone").clients == 10
 
 
-def test_references_send_nothing_so_nothing_is_rounded():
-    made = plan(["fedavg,transport.up=int8", "fedavg", "data=digits", "views=digits"])
-    assert all(recipe.transport.up == "none" for recipe in made.references.values())
+def test_references_have_neither_noise_nor_rounding():
+    words = ("local.dp_clip=1", "local.dp_noise=2", "transport.up=int8", "transport.down=fp16")
+    noisy = Recipe.of("fedavg", *words, "objective=supervised", "local.lr=0.3")
+    for name in ("alone", "centralised"):
+        bare = reference(noisy, name)
+        assert bare.local.dp_clip is None and bare.local.dp_noise == 0 and bare.local.lr == 0.3
+        assert bare.transport.is_plain
 
 
 def test_an_objective_that_only_its_method_can_train_has_no_references():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
-from harmonium.errors import ConfigError, UnknownSetting, counted
+from harmonium.errors import ConfigError, UnknownSetting
 from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
 from harmonium.settings import make, plain, unknown
@@ -61,7 +61,7 @@ class Plan:
         recipe = next(iter(self.methods.values()))
         count = len(self.rows) * len(self.seeds)
         rows, seeds = ", ".join(self.rows), ", ".join(map(str, self.seeds))
-        each = f"{counted(count, 'run')} of {counted(recipe.rounds, 'round')} on {recipe.data.name}"
+        each = f"{count} runs of {recipe.rounds} rounds on {recipe.data.name}"
         return f"{each}: {rows}; seeds {seeds}"
 
     def cells(self) -> Iterator[tuple[str, int, Recipe]]:
@@ -183,6 +183,11 @@ def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[s
 
 
 def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
-    """The same budget for another way of training; nothing is sent, so nothing is protected."""
-    bare = {"server": "average", "privacy": {}, "transport": {}}
+    """The same budget for another way of training, without a server's part, privacy and rounding.
+
+    Noise in steps goes with privacy; `centralised` sends its model to itself, so it must not be
+    rounded on that way.
+    """
+    local = {**plain(recipe.local), "dp_clip": None, "dp_noise": 0.0}
+    bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
     return recipe.changed(method=method, **bare, **changes)
