@@ -7,11 +7,12 @@ import pytest
 
 from harmonium.comparing import fairness
 from harmonium.comparing.cells import plan, reference, references, seeds_of
-from harmonium.comparing.published import published
+from harmonium.comparing.published import CLASSIFIERS, published
 from harmonium.comparing.study import compare
 from harmonium.data.partition import make_split
 from harmonium.errors import ConfigError
 from harmonium.recipe import Recipe
+from harmonium.recipe_text import tables
 
 DIGITS = ("data=digits", "views=digits", "clients=2")
 
@@ -155,9 +156,24 @@ def test_published_figures_say_why_ours_are_others():
     assert found is not None and found.figure == 65.47
     assert "encoder=cnn-small, not resnet50" in found.gap and "rounds=9, not 20" in found.gap
     full = "fedca/c10-iid-r50/fedae"
-    assert published(full, Recipe.of(full)).gap == ()  # type: ignore[union-attr]
+    same = published(full, Recipe.of(full, "seed=3", "engine.workers=0"))
+    assert same is not None and same.gap == ("classifier=fast, not lp_fedca",)
+    words = ("local.lr=0.5", "split=dirichlet", "encoder.norm=group", "participation.number=2")
+    other = published(full, Recipe.of(full, *words))
+    told = "also other: encoder.norm, split, local.lr, participation.number"
+    assert other is not None and other.gap == (told, "classifier=fast, not lp_fedca")
     assert published("fedavg", Recipe.of("fedavg")) is None
     assert published("fedca/c10-iid-r50/alignment", Recipe.of("fedavg")) is None
+
+
+def test_figures_of_few_labels_stand_beside_the_probe_of_those_labels():
+    for row, probe in (("supervised", "linear"), ("semi-supervised", "linear_labelled")):
+        name = f"fsimclr/c10-label/{row}@cpu"
+        assert published(name, Recipe.of(name)).probe == probe  # type: ignore[union-attr]
+
+
+def test_the_classifier_of_every_table_is_known():
+    assert set(CLASSIFIERS) == set(tables())
 
 
 def test_settings_of_one_method_follow_its_name():

@@ -123,3 +123,18 @@ def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path
     with pytest.raises(HarmoniumError, match=r"fedavg and longer differ in rounds \(20; 2\)"):
         harmonium.compare(*words, out=tmp_path / "o")
     assert not (tmp_path / "o").exists()
+
+
+def test_pixels_are_judged_anew_where_pictures_or_probes_are_others(compared: Path, tmp_path: Path):
+    def pixels(label: str, *words: str) -> Any:
+        keys = {word.partition("=")[0] for word in words}
+        others = [word for word in TINY if word.partition("=")[0] not in keys]
+        (tmp_path / f"{label}.yaml").write_text("method: fedavg\n")
+        own = (str(tmp_path / f"{label}.yaml"), "compare.references=none", *others, *words)
+        rows = harmonium.compare(*own, out=tmp_path / "o").rows
+        return next(row["knn"] for row in rows if row["encoder"] == "raw pixels")
+
+    first = pixels("a")
+    assert pixels("b", "evaluate.k=40") != first
+    assert pixels("c", "data.count=96") != first
+    assert pixels("a") == first

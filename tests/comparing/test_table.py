@@ -83,7 +83,8 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
         {
             "method": "fedavg",
             "published": 71.2,
-            "here, linear": pytest.approx(63.0),
+            "here": pytest.approx(63.0),
+            "by": "linear",
             "because": "rounds=9, not 20",
         }
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harmonium.recipe import Recipe
@@ -10,6 +10,17 @@ from harmonium.recipe_text import table, tables
 
 SCALE = ("encoder", "data", "clients", "rounds", "views")
 LOCAL = ("epochs", "batch")
+FREE = ("seed", "engine", "evaluate")  # not in these: a paper's figure is of no one seed
+CLASSIFIERS = {  # how a paper's figures were judged, by its table
+    "fedca": "lp_fedca",
+    "fedema": "lp_easyfl",
+    "fedsc": "lp_fedsc",
+    "fedstyle": "lp_style, one for each style",
+    "fedu": "lp_easyfl",
+    "fedx": "lp_fedx",
+    "fsimclr": "lp_000",
+    "orchestra": "lp_orch",
+}
 
 
 class Published(NamedTuple):
@@ -17,6 +28,7 @@ class Published(NamedTuple):
 
     figure: float  # test accuracy of a linear classifier in percent
     gap: tuple[str, ...]  # e.g. `rounds=9, not 20`
+    probe: str = "linear"  # the figure of a run that it stands beside
 
 
 def published(name: str, recipe: Recipe) -> Published | None:
@@ -29,7 +41,11 @@ def published(name: str, recipe: Recipe) -> Published | None:
     entry = next((one for one in table(place) if one.name == row), None)
     if entry is None or entry.published is None:
         return None
-    return Published(entry.published, tuple(gaps(recipe, Recipe.of(row))))
+    full = Recipe.of(row)
+    gap = [*gaps(recipe, full), f"classifier=fast, not {CLASSIFIERS[place]}"]
+    # Where clients see a share of the labels, the paper's classifier sees no others either.
+    probe = "linear" if full.split.labels == 1 else "linear_labelled"
+    return Published(entry.published, tuple(gap), probe)
 
 
 def gaps(here: Recipe, full: Recipe) -> Iterator[str]:
@@ -38,6 +54,24 @@ def gaps(here: Recipe, full: Recipe) -> Iterator[str]:
     for key in dict.fromkeys((*theirs, *mine)):
         if mine.get(key) != theirs.get(key):
             yield f"{key}={_said(mine.get(key))}, not {_said(theirs.get(key))}"
+    if more := list(_others(here, full, {*mine, *theirs})):
+        yield f"also other: {', '.join(more)}"
+
+
+def _others(here: Recipe, full: Recipe, told: Collection[str]) -> Iterator[str]:
+    """Keys that differ beside those that are told already."""
+    mine, theirs = here.tree(), full.tree()
+    for section, value in theirs.items():
+        own, keys = mine[section], [section]
+        if section in FREE or own == value:
+            continue
+        if isinstance(value, dict) and isinstance(own, dict) and _named(own) == _named(value):
+            keys = [f"{section}.{k}" for k in {**value, **own} if own.get(k) != value.get(k)]
+        yield from (key for key in keys if key not in told)
+
+
+def _named(section: Mapping[str, Any]) -> Any:
+    return section.get("name")
 
 
 def _scale(recipe: Recipe) -> dict[str, Any]:

@@ -20,16 +20,19 @@ from typing import Any
 
 from harmonium import store
 from harmonium.comparing import table
-from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, is_name, plan
+from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, is_name
+from harmonium.comparing.cells import plan as planned
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
+from harmonium.data.store import digest_of
 from harmonium.errors import DataError, HarmoniumError
 from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
 from harmonium.life import Result, Watcher
 from harmonium.methods.centralised import Centralised
 from harmonium.runs import COMMAND, pixels_verdict, run
+from harmonium.settings import plain
 
 Cell = tuple[str, int]  # a row's label and a seed
 
@@ -59,7 +62,7 @@ def compare(
     with the same words. Budgets that differ are refused, with the reason, unless `allow_unfair`. If
     `out` holds some of these runs already, they are continued or simply read.
     """
-    made = plan(words, allow_unfair=allow_unfair)
+    made = planned(words, allow_unfair=allow_unfair)
     if not next(iter(made.methods.values())).data.load().train.labelled:
         unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
         made = replace(made, references=unlabelled)
@@ -154,12 +157,21 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
         found.courses[label, seed] = course(result.folder, method, examples, device)
         found.traffic[label, seed] = components(result.folder)
     for seed in found.plan.seeds:
-        held = cell(folder, PIXELS, seed).with_suffix(".json")
-        if not held.exists():
-            base = next((r for (label, s), r in results.items() if s == seed), None)
-            if base is None:
-                continue
-            held.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(pixels_verdict(base.recipe, base.folder))
-            store.write_atomic(held, text.encode())
-        found.figures[PIXELS, seed] = json.loads(held.read_text(encoding="utf-8"))
+        base = next((r for (label, s), r in results.items() if s == seed), None)
+        if base is not None:
+            held = cell(folder, PIXELS, seed).with_suffix(".json")
+            found.figures[PIXELS, seed] = _pixels(held, base)
+
+
+def _pixels(held: Path, base: Result) -> Mapping[str, Any]:
+    """The figures of pixels on a run's pictures; from `held` where they are those already."""
+    recipe, about = base.recipe, read_about(base.folder)
+    views = plain(recipe.views.build().pipelines)
+    of = digest_of([about["data"], about["split"], views, plain(recipe.evaluate), recipe.seed])
+    if held.exists():
+        known = json.loads(held.read_text(encoding="utf-8"))
+        if known.get("of") == of:
+            return dict(known["figures"])
+    made = pixels_verdict(recipe, base.folder)
+    store.write_atomic(held, json.dumps({"of": of, "figures": made}).encode())
+    return made

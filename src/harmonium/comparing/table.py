@@ -135,8 +135,9 @@ class Comparison:
             {
                 "method": label,
                 "published": its["published"]["figure"],
-                "here, linear": times(100, its["figures"].get("linear", {}).get("mean")),
-                "because": "; ".join(its["published"]["gap"]) or "the same recipe",
+                "here": times(100, its["figures"].get(its["published"]["probe"], {}).get("mean")),
+                "by": heading(its["published"]["probe"]),
+                "because": "; ".join(its["published"]["gap"]),
             }
             for label, its in found.items()
         ]
