@@ -46,6 +46,10 @@ class BudgetSpent(HarmoniumError):
     """A client's next noisy release would spend more than the recipe's privacy budget."""
 
 
+class NoneFinished(HarmoniumError):
+    """No run of any method of a comparison came to its end."""
+
+
 class PolicyRefusal(HarmoniumError):
     """A plan wants something of a site that the site's policy does not allow."""
 

@@ -199,3 +199,14 @@ def test_settings_of_the_comparison_are_checked():
         plan(["fedavg", "compare.up=0"])
     with pytest.raises(ConfigError, match="sped"):
         plan(["fedavg", "compare.sped=3"])
+
+
+def test_references_that_see_more_are_told():
+    assert plan(["fedavg", *DIGITS]).remarks == ()
+    some = plan(["fedavg", "clients=10", "participation.number=2", "data=digits"])
+    assert some.remarks == (
+        "centralised, supervised: trained on all pictures in every round, the methods on those of "
+        "2 of 10 clients",
+    )
+    none = ["fedavg", "clients=10", "participation.number=2", "compare.references=none"]
+    assert plan(none).remarks == ()

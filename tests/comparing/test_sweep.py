@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import harmonium
+from harmonium.comparing import study, table
 from harmonium.comparing.cells import plan
-from harmonium.comparing.sweep import read
-from harmonium.errors import ConfigError
+from harmonium.comparing.sweep import Sweep, _written, read
+from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.life import Life
 from harmonium.recipe_text import sweeps
 
@@ -89,5 +91,35 @@ def test_a_sweep_is_a_table_and_a_picture(
     assert rows["fedavg"]["2"] == pytest.approx(100 * knn)
     for name in ("sweep.json", "sweep.csv", "sweep.md", "sweep.tex", "sweep.png"):
         assert (tmp_path / "s" / name).stat().st_size > 50
+    monkeypatch.setattr(study, "run", without(study.run, epochs=2))
+    some = harmonium.sweep(*go, out=tmp_path / "s")
+    assert [row["encoder"] for row in some.shown()] == list(rows)
+    assert all("1" in row and "2" not in row for row in some.shown())
+    lost = {"local.epochs": "2", "encoder": "fedavg", "seed": 0}
+    assert [{k: one[k] for k in lost} for one in some.failed] == [lost]
+    assert "left out: local.epochs=2: no run of any method came to its end: gone" in some.notes
+    with pytest.raises(HarmoniumError, match="no run of any method"):
+        harmonium.sweep("fedavg", "sweep.local.epochs=2,3", *words, out=tmp_path / "t")
+    monkeypatch.undo()
     monkeypatch.setattr(Life, "play", None)
     assert harmonium.sweep(*go, out=tmp_path / "s").shown() == found.shown()
+
+
+def without(run: Any, epochs: int) -> Any:
+    def some(recipe: Any, **rest: Any) -> Any:
+        if recipe.local.epochs >= epochs:
+            raise DataError("gone")
+        return run(recipe, **rest)
+
+    return some
+
+
+def test_every_form_of_a_sweep_carries_what_was_unfair(tmp_path: Path):
+    words = ("data=shapes", "data.count=48", "encoder.width=4", "rounds=1")
+    asked = plan(["fedavg", "fedprox,local.batch=6", *words], allow_unfair=True)
+    health = {"spread": 0.5, "uniformity": -1.0, "effective_rank": 3.0, "warnings": []}
+    figures = {(k, 0): {"knn": 0.5, "health": health} for k in ("untrained", *asked.methods)}
+    made = table.written(tmp_path, study.Found(asked, figures, unfair=list(asked.unfair)))
+    _written(Sweep(tmp_path, "local.lr", ("1",), {"1": made}, tmp_path / "sweep.png"))
+    for name in ("sweep.csv", "sweep.md", "sweep.tex", "sweep.json"):
+        assert "differ in local.batch (64; 6)" in (tmp_path / name).read_text(), name

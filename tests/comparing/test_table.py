@@ -64,14 +64,43 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
     assert held["details"]["unfair"] == ["a and b differ"] and held["details"]["failed"]
     lines = (tmp_path / "compare.csv").read_text().splitlines()
     cost = "rounds,bytes_down,bytes_up,target_knn,target_rounds,target_megabytes,target_minutes"
-    assert lines[0] == f"encoder,seed,knn,linear,{cost}"
-    assert "fedprox,2,0.59,0.69,2,4000000,1000008,0.475,2,0.002,2.0" in lines
-    assert "untrained,0,0.1,0.2,,,,,,," in lines
+    assert lines[0] == f"encoder,seed,knn,linear,{cost},unfair"
+    assert "fedprox,2,0.59,0.69,2,4000000,1000008,0.475,2,0.002,2.0,a and b differ" in lines
+    assert "untrained,0,0.1,0.2,,,,,,,a and b differ" in lines
     assert "a and b differ" in (tmp_path / "compare.md").read_text()
     tex = (tmp_path / "compare.tex").read_text()
     assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
     for kind in ("compare", "knn-over-rounds", "knn-over-bytes", "knn-over-time"):
         assert (tmp_path / f"{kind}.png").stat().st_size > 1000
+
+
+def test_means_of_other_seeds_are_told(tmp_path: Path):
+    some = found()
+    del some.figures["fedprox", 1]
+    some.failed["fedprox", 1] = "the disk is gone"
+    some.figures["fedbyol", 2] = {**some.figures["fedbyol", 2], "knn": None, "linear": None}
+    some.stopped["fedavg", 0] = "round 3 of 20: the budget is spent"
+    made = written(tmp_path, some)
+    assert "ended early: fedavg, seed 0: round 3 of 20: the budget is spent" in made.notes
+    assert "diverged: fedbyol, seed 2: left out of its mean" in made.notes
+    assert not any("diverged: fedprox" in note for note in made.notes)
+    short = [note.partition(":")[0] for note in made.notes if "means are of 2 of 3 seeds" in note]
+    assert short == ["fedprox", "fedbyol"]
+    assert {row["method"]: row.get("seeds") for row in made.beside()} == {
+        "fedavg": None, "fedprox": 2, "fedbyol": 2,
+    }  # fmt: skip
+    apart = made.details["rows"]["fedprox"]["difference"]["mean"]
+    assert apart == pytest.approx((0.05 + 0.06) / 2)  # of seeds 0 and 2
+
+
+def test_differences_stand_where_no_seed_is_common_to_all(tmp_path: Path):
+    some = found()
+    for seed in (0, 1):
+        del some.figures["fedbyol", seed]
+    del some.figures["fedavg", 2]
+    rows = {row["method"]: row for row in written(tmp_path, some).beside()}
+    assert rows["fedprox"]["difference"] == pytest.approx(4.5)
+    assert rows["fedprox"]["mean rank"] is None and "fedbyol" not in rows
 
 
 def test_cost_and_published_figures_stand_beside(tmp_path: Path):

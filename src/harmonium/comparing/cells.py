@@ -100,13 +100,14 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
         raise ConfigError(f"two of these have the same name: {', '.join(names)}")
     methods = dict(zip(labels, recipes.values(), strict=True))
     settings = make(Settings, own.get("compare", {}), "compare")
+    beside = references(methods, settings.references)
     return Plan(
         methods,
-        references(methods, settings.references),
+        beside,
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
         settings,
         tuple(fairness.check(methods, allow=allow_unfair)),
-        tuple(fairness.remarks(methods)),
+        (*fairness.remarks(methods), *_more_seen(methods, beside)),
     )
 
 
@@ -180,6 +181,18 @@ def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[s
     taught = {"objective": "supervised", "terms": {}, "split": labelled}
     found[called] = reference(base, "centralised", **taught)
     return found
+
+
+def _more_seen(methods: Mapping[str, Recipe], found: Mapping[str, Recipe]) -> Iterator[str]:
+    """That references in one place see more batches than methods that ask some clients only."""
+    recipe = next(iter(methods.values()))
+    asked, everyone = recipe.participation.size(recipe.training), recipe.training
+    whole = [label for label, one in found.items() if one.clients == 1]
+    if whole and asked < everyone:
+        yield (
+            f"{', '.join(whole)}: trained on all pictures in every round, the methods on those of "
+            f"{asked} of {everyone} clients"
+        )
 
 
 def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:

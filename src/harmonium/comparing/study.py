@@ -26,7 +26,7 @@ from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
 from harmonium.data.store import digest_of
-from harmonium.errors import DataError, HarmoniumError
+from harmonium.errors import DataError, HarmoniumError, NoneFinished
 from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
 from harmonium.life import Result, Watcher
@@ -47,6 +47,7 @@ class Found:
     traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     published: dict[str, Published] = field(default_factory=dict)
     failed: dict[Cell, str] = field(default_factory=dict)
+    stopped: dict[Cell, str] = field(default_factory=dict)  # why runs ended before their last round
     unfair: list[str] = field(default_factory=list)
 
 
@@ -93,7 +94,7 @@ def compare(
             teller.close()
     if not any(label in made.methods for label, _ in results):
         why = next(why for (label, _), why in found.failed.items() if label in made.methods)
-        raise HarmoniumError(f"no run of any method came to its end: {why}")
+        raise NoneFinished(f"no run of any method came to its end: {why}")
     found.unfair += _same_ground(results, allow=allow_unfair)
     _read(found, results, folder)
     return table.written(folder, found)
@@ -149,6 +150,9 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
     for (label, seed), result in results.items():
         found.figures[label, seed] = result.figures
         found.figures.setdefault((UNTRAINED, seed), result.untrained)
+        if result.stopped:
+            last = f"round {result.rounds[-1]['round']} of {result.recipe.rounds}"
+            found.stopped[label, seed] = f"{last}: {result.stopped}"
         if label not in found.plan.methods:
             continue
         split = Split.load(result.folder / "split.npz")

@@ -19,7 +19,7 @@ from harmonium import store
 from harmonium.comparing.cells import is_name, plan
 from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
 from harmonium.life import Watcher
 from harmonium.recipe_tables import FULL, SMALL
@@ -62,6 +62,7 @@ class Sweep:
     values: tuple[str, ...]
     found: Mapping[str, Comparison]  # by value
     picture: Path | None
+    lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none came to its end
 
     @property
     def probe(self) -> str:
@@ -77,15 +78,20 @@ class Sweep:
     @property
     def notes(self) -> list[str]:
         """What a reader of the figures should know, each once."""
-        return list(dict.fromkeys(note for made in self.found.values() for note in made.notes))
+        lost = dict.fromkeys((one[self.key], one["why"]) for one in self.lost)
+        told = [f"left out: {self.key}={value}: {why}" for value, why in lost]
+        return list(dict.fromkeys([n for made in self.found.values() for n in made.notes] + told))
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:
         """Runs that did not come to their end."""
         return [
-            {self.key: value, **one}
-            for value, made in self.found.items()
-            for one in made.details["failed"]
+            *(
+                {self.key: value, **one}
+                for value, made in self.found.items()
+                for one in made.details["failed"]
+            ),
+            *self.lost,
         ]
 
     def shown(self) -> list[dict[str, Any]]:
@@ -131,14 +137,26 @@ def sweep(
     folder = Path(out) if out is not None else new_folder(words)
     note_command(folder, "sweep", words, allow_unfair=allow_unfair)
     found: dict[str, Comparison] = {}
+    lost: list[dict[str, Any]] = []
     for value in asked.values:
 
         def teller(label: str, value: str = value) -> Watcher:
             return watcher(f"{asked.key}={value}, {label}")
 
         place = folder / f"{asked.key}={value}"
-        found[value] = compare(*asked.at(value), out=place, allow_unfair=allow, watcher=teller)
-    return _written(Sweep(folder, asked.key, asked.values, found, folder / "sweep.png"))
+        try:
+            found[value] = compare(*asked.at(value), out=place, allow_unfair=allow, watcher=teller)
+        except NoneFinished as error:  # at other values some may
+            made = plan(asked.at(value), allow_unfair=allow)
+            cells = [(label, seed) for label in made.methods for seed in made.seeds]
+            lost += [
+                {asked.key: value, "encoder": label, "seed": seed, "why": str(error)}
+                for label, seed in cells
+            ]
+    if not found:
+        raise NoneFinished(lost[0]["why"])
+    picture = folder / "sweep.png"
+    return _written(Sweep(folder, asked.key, asked.values, found, picture, tuple(lost)))
 
 
 def read(words: Sequence[str]) -> Asked:
@@ -215,11 +233,14 @@ def _written(made: Sweep) -> Sweep:
     ylabel = f"{heading(made.probe)}{' (%)' if made.probe in PROBES else ''}"
     curves(made.picture, series, made.key, ylabel, made.title, ticks=made.values)
     notes = "".join(f"- {note}\n" for note in made.notes)
+    apart = dict.fromkeys(x for one in made.found.values() for x in one.details["unfair"])
+    unfair = {"unfair": "; ".join(apart)} if apart else {}
+    table = latex(rows, made.title, digits=1)
     texts = {
         "sweep.json": json.dumps(made.plain(), indent=1) + "\n",
-        "sweep.csv": csv_text(rows),
+        "sweep.csv": csv_text([{**row, **unfair} for row in rows]),
         "sweep.md": f"## {made.title}\n\n{markdown(rows, digits=1)}\n{notes}".rstrip() + "\n",
-        "sweep.tex": latex(rows, made.title, digits=1),
+        "sweep.tex": "\n".join([*(f"% {note}" for note in made.notes), table]),
     }
     for name, text in texts.items():
         store.write_atomic(made.folder / name, text.encode())

@@ -92,9 +92,9 @@ class Comparison:
         scale = 100 if self.details["probe"] in PROBES else 1
         shown: Rows = []
         for label, its in self.details["rows"].items():
-            if "rank" not in its:
+            if "rank" not in its and "difference" not in its:
                 continue
-            row: dict[str, Any] = {"method": label, "mean rank": its["rank"]}
+            row: dict[str, Any] = {"method": label, "mean rank": its.get("rank")}
             apart = its.get("difference", {})
             if apart.get("low") is not None:
                 low, high = scale * apart["low"], scale * apart["high"]
@@ -102,6 +102,7 @@ class Comparison:
                     "difference": scale * apart["mean"],
                     "95 % interval": f"{low:.1f} to {high:.1f}",
                     "p (Holm)": f"{apart['p']:.3f}",
+                    "seeds": apart["seeds"],
                 }
             shown.append(row)
         return shown if any("difference" in row for row in shown) else []
@@ -175,7 +176,11 @@ def written(folder: Path, found: Found) -> Comparison:
     ]
     warnings = {label: text for label in labels if (text := _warnings(found, label))}
     picture = folder / "compare.png" if probe == "knn" else None
-    made = Comparison(folder, tuple(rows), details, picture, warnings, tuple(_notes(found)))
+    notes = (
+        *_notes(found),
+        *_lacking(found, {label: by_seed[label].get(probe) for label in labels}),
+    )
+    made = Comparison(folder, tuple(rows), details, picture, warnings, notes)
     _draw(made, found)
     _write(made, list(_flat(found, by_seed, target)))
     return made
@@ -260,6 +265,8 @@ def _notes(found: Found) -> Iterator[str]:
         yield f"unfair: {text}"
     for (label, seed), why in found.failed.items():
         yield f"left out: {label}, seed {seed}: {why}"
+    for (label, seed), why in found.stopped.items():
+        yield f"ended early: {label}, seed {seed}: {why}"
     yield from found.plan.remarks
     alone = [k for k, one in found.plan.methods.items() if not one.objective.any_method]
     for label in alone:
@@ -277,6 +284,23 @@ def _notes(found: Found) -> Iterator[str]:
             f"{len(found.plan.seeds)} seeds: intervals are wide and p values say little; "
             "five or more tell more"
         )
+
+
+def _lacking(found: Found, figures: Mapping[str, Mapping[int, float] | None]) -> Iterator[str]:
+    """Rows whose means are not of all seeds: what failed or diverged is not in them."""
+    seeds = found.plan.seeds
+    for label, values in figures.items():
+        lost = [seed for seed in seeds if seed not in (values or {})]
+        if not lost:
+            continue
+        broken = [seed for seed in lost if (label, seed) in found.figures]
+        if broken:
+            yield f"diverged: {label}, seed {', '.join(map(str, broken))}: left out of its mean"
+        if values:
+            yield (
+                f"{label}: means are of {len(values)} of {len(seeds)} seeds, those of other rows "
+                "may be of others; differences and ranks are of seeds that both or all have"
+            )
 
 
 def _draw(made: Comparison, found: Found) -> None:
@@ -313,9 +337,11 @@ def _draw(made: Comparison, found: Found) -> None:
 
 def _write(made: Comparison, runs: Rows) -> None:
     """JSON with everything, CSV a line a run, and tables for papers."""
+    unfair = "; ".join(made.details["unfair"])
+    lines = [{**line, **({"unfair": unfair} if unfair else {})} for line in runs]
     texts = {
         "compare.json": json.dumps(made.plain(), indent=1) + "\n",
-        "compare.csv": csv_text(runs),
+        "compare.csv": csv_text(lines),
     }
     shown = [(made.title, made.shown(), 1 if made.has_accuracy else 2), *more_tables(made)]
     parts, tex = list[str](), list[str]()
