@@ -140,3 +140,20 @@ def test_an_encoder_that_diverged_gets_a_warning_and_no_figures() -> None:
     assert {figures[key] for key in ("knn", "linear", "linear_3")} == {None}
     assert "not finite" in figures["health"]["warnings"][0]
     json.dumps(figures, allow_nan=False)
+
+
+def test_few_labels_among_many_pictures_are_found_while_a_run_goes() -> None:
+    data = Digits().load()
+    labels = {name: getattr(data, name).labels.copy() for name in ("train", "validation")}
+    labels["train"][:-60] = -1
+    labels["validation"][:-30] = -1
+    few = {name: getattr(data, name).relabelled(some) for name, some in labels.items()}
+    found = judge(replace(data, **few), bank=50, queries=20)
+    last, asked = (getattr(data, name) for name in few)
+    known, queries = (
+        last.subset(range(len(last) - 60, len(last) - 10)),
+        range(len(asked) - 30, len(asked) - 10),
+    )
+    alone = replace(data, train=known, validation=asked.subset(queries))
+    assert found.look(nn.Flatten())["knn"] == judge(alone).look(nn.Flatten())["knn"] > 0.3
+    assert judge(replace(data, **few), k=51, bank=50).notes != judge(data).notes

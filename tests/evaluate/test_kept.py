@@ -1,7 +1,10 @@
 """Features on disk: found only where everything is the same, and never in the way."""
 
+import importlib
 import os
+import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,29 @@ def test_a_disk_that_cannot_be_written_is_a_note(
     made = Kept(note=told.append).features(network(), pictures(), plain, HOW)
     assert torch.equal(made, embed(network(), pictures(), plain))
     assert len(told) == 1 and "not kept" in told[0]
+
+
+@pytest.mark.usefixtures("home")
+def test_other_code_with_the_same_weights_has_other_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = """from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(x.flatten(1)){after}
+"""
+    for after in ("", ".relu()"):
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        (tmp_path / "mine.py").write_text(code.format(after=after))
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        torch.manual_seed(0)
+        made = importlib.import_module("mine").Mine()
+        found = Kept().features(made, pictures(), plain, HOW)
+        assert torch.equal(found, embed(made, pictures(), plain))

@@ -4,15 +4,21 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 import harmonium
 from harmonium.cli import main
+from harmonium.errors import DataError
 from harmonium.measures import measures
+from harmonium.measures.opened import Run
+
+from .conftest import FEDCA
 
 Said = Callable[..., tuple[int, str, str]]
+BOTH = {"data": FEDCA["data"], "split": FEDCA["split"]}
 
 
 @pytest.fixture
@@ -48,6 +54,25 @@ def test_two_runs_stand_side_by_side(
     kept = json.loads((tmp_path / "figures" / "eval.json").read_text())
     assert set(kept["measures"]["angles"]) == set(labels)
     assert kept["settings"]["angles"]["clients"] == 2 and kept["settings"]["tsne"]["client"] == 0
+
+
+def test_a_run_that_diverged_does_not_spoil_the_others(
+    fedca: Path, made: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, real = made("fedavg", **BOTH), Run.kept_features
+
+    def broken(run: Run, *rest: Any) -> Any:
+        if run.path == other:
+            raise DataError("features are not finite")
+        return real(run, *rest)
+
+    monkeypatch.setattr(Run, "kept_features", broken)
+    found = harmonium.evaluate_run(fedca, other, "knn", "knn.k=3", out=tmp_path / "out")
+    left, lost = (f"{folder.parent.name}/run" for folder in (fedca, other))
+    assert list(found.figures["knn"]) == [left] and len(found.tables[0].rows) == 1
+    assert f"{lost}: knn is left out: features are not finite" in found.notes
+    with pytest.raises(DataError, match="not finite"):
+        harmonium.evaluate_run(other, "knn", out=tmp_path / "alone")
 
 
 def test_json_is_one_document_and_the_function_says_the_same(

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import harmonium
-from harmonium import seeds
+from harmonium import seeds, store
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.picture import shaped
 from harmonium.data.sets.digits import Digits
@@ -58,6 +58,42 @@ def alone(made: Made) -> Path:
 
 def labels(images: Images) -> torch.Tensor:
     return torch.from_numpy(np.array(images.labels))
+
+
+@pytest.fixture(scope="module")
+def few(made: Made) -> Path:
+    return made("fedavg", data=DATA, split={"name": "iid", "labels": 0.2}, rounds=1)
+
+
+def test_lp_000_learns_from_the_labels_that_clients_saw(
+    few: Path, plain: Path, opened: Opened
+) -> None:
+    run, whole = opened(few), opened(plain)
+    known = int((run.split.seen(run.dataset.train).labels != UNKNOWN).sum())
+    assert 0 < known < len(run.dataset.train) / 2
+    measure = Linear(protocol="lp_000", epochs=2)
+    found = measure.look(run)
+    assert found.plain["sets"]["own"]["learnt_from"] == known
+    assert f"learnt from the {known} pictures" in found.notes[-1]
+    for other, one in ((measure, whole), (Linear(protocol="lp_fedx", epochs=2), run)):
+        plainly = other.look(one).plain["sets"]["own"]
+        assert plainly["learnt_from"] == len(one.dataset.train)
+    seen = run.split.seen(run.dataset.train)
+    bank = seen.subset(np.flatnonzero(seen.labels != UNKNOWN))
+    encoder, views = run.method.represent(run.server), run.method.views
+    rng = seeds.torch_rng(0, "measure", "linear")
+    how = replace(classifier.PROTOCOLS["lp_000"], epochs=2)
+    model = classifier.train(embed(encoder, bank, views.plain), labels(bank), how, rng)
+    test = run.dataset.test
+    right = (model.predict(embed(encoder, test, views.plain)) == labels(test)).double().mean()
+    assert found.plain["sets"]["own"]["accuracy"] == float(right)
+
+
+def test_a_set_that_the_run_learnt_from_is_told(plain: Path, opened: Opened) -> None:
+    for names, told in ((("own",), 0), (("shapes",), 1), (("digits",), 0)):
+        sets = Sets(names, {"shapes": {"count": 60, "test_count": 20}, "digits": {"limit": 40}})
+        notes = NearestNeighbours(k=3).look(opened(plain, sets=sets)).notes
+        assert sum("learnt from shapes itself" in note for note in notes) == told
 
 
 # ---- frozen features -------------------------------------------------------------------------
@@ -408,6 +444,26 @@ def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:
         path.write_text(text)
         assert Finished(tmp_path)({"a": 1}, lambda: {"accuracy": 0.25})["accuracy"] == 0.25
         path.unlink()
+
+
+def test_results_of_two_calls_at_once_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, real = [], store.write_atomic
+
+    def spied(path: Path, data: bytes) -> str:
+        names.append(path.name)
+        return real(path, data)
+
+    monkeypatch.setattr(store, "write_atomic", spied)
+
+    def work() -> dict[str, Any]:
+        if not names:  # the other call finishes while this one works
+            Finished(tmp_path)({"a": 1}, lambda: {"accuracy": 0.5})
+        return {"accuracy": 0.5}
+
+    assert Finished(tmp_path)({"a": 1}, work) == {"accuracy": 0.5}
+    assert len(set(names)) == 2 and len(list(tmp_path.iterdir())) == 1
 
 
 # ---- test pictures ---------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Judge:
     def notes(self) -> list[str]:
         """What a reader of the figures should know."""
         notes = list(self.data.notes)
-        voters = 0 if self._bank is None else len(_some(self._bank, self.settings.bank))
+        voters = 0 if self._bank is None else len(_some(_known(self._bank), self.settings.bank))
         if 0 < voters < self.settings.k:
             notes.append(
                 f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all "
@@ -93,9 +93,9 @@ class Judge:
     def look(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures during training, from validation pictures only."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
-        validation = _some(self.data.validation, self.settings.queries)
-        if self._bank is not None and validation.labelled:
-            bank = _some(self._bank, self.settings.bank)
+        validation = _some(_known(self.data.validation), self.settings.queries)
+        if self._bank is not None and len(validation):
+            bank = _some(_known(self._bank), self.settings.bank)
             known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
             figures["knn"] = (
                 self._knn(known, bank, asked, validation) if _finite(known, asked) else None
@@ -212,6 +212,12 @@ def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _some(images: Images, count: int) -> Images:
     """The first pictures; the parts are in random order already."""
     return images if len(images) <= count else images.subset(np.arange(count))
+
+
+def _known(images: Images) -> Images:
+    """Those with labels, of which there may be few among many."""
+    rows = np.flatnonzero(images.labels != UNKNOWN)
+    return images if len(rows) == len(images) else images.subset(rows)
 
 
 def _finite(*features: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Features on disk: what an encoder once made of pictures is not computed again.
 
-A file is found by the digests of the encoder's weights, of the pictures and of how they are
-prepared, so it can never be the wrong one, and any of them may be deleted at any time. They lie in
-`HARMONIUM_HOME/features`, readable by their owner only, because features tell of pictures. When
+A file is found by the digests of the encoder's weights and code, of the pictures and of how they
+are prepared, so it can never be the wrong one, and any of them may be deleted at any time. They lie
+in `HARMONIUM_HOME/features`, readable by their owner only, because features tell of pictures. When
 all of them together would get larger than `MOST`, those that were used longest ago go first.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,12 +44,25 @@ def features_folder() -> Path:
 
 
 def encoder_digest(encoder: nn.Module) -> str:
-    """The sha256 of a network: its layers, and every parameter and buffer."""
+    """The sha256 of a network: its layers, their code, and every parameter and buffer."""
     total = hashlib.sha256(str(encoder).encode())
+    for name in sorted({type(layer).__module__ for layer in encoder.modules()}):
+        total.update(_code(name))
     for key, value in encoder.state_dict().items():
         total.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def _code(module: str) -> bytes:
+    """The file of a module, for code may do other things with the same weights; not of torch."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] == "torch" or file is None:
+        return b""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""
 
 
 @dataclass(eq=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +55,9 @@ class Finished:
         self.computed += 1
         if path:
             text = json.dumps({"about": told, "result": made}, indent=1)
-            store.write_atomic(path, f"{text}\n".encode())
+            beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+            store.write_atomic(beside, f"{text}\n".encode())
+            os.replace(beside, path)  # another call may finish the same at this very moment
         return made
 
 

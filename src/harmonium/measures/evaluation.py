@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError, DataError, suggest
 from harmonium.evaluate.kept import Kept
 from harmonium.home import home, make_folder
 from harmonium.measures import Figures, Measure, Shown, measures
@@ -82,15 +82,24 @@ def evaluate_run(
         for name in needed:
             run.ground(name)
     make_folder(folder)
-    found = {
-        name: {label: measure.look(run) for label, run in runs.items()}
-        for name, measure in asked.items()
-    }
+    found, lost = dict[str, dict[str, Figures]](), list[str]()
+    for name, measure in asked.items():
+        found[name] = {}
+        for label, run in runs.items():
+            try:
+                found[name][label] = measure.look(run)
+            except DataError as error:  # of one run among several; the others are measured
+                if len(runs) == 1:
+                    raise
+                lost.append(f"{label}: {name} is left out: {error}")
+                note(lost[-1])
+        if not found[name]:
+            raise DataError(lost[-1])
     spared = {
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    return _written(folder, runs, asked, found, spared)
+    return _written(folder, runs, asked, found, spared, lost)
 
 
 def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:
@@ -187,9 +196,10 @@ def _written(
     asked: Mapping[str, Measure],
     found: Mapping[str, Mapping[str, Figures]],
     spared: Mapping[str, Mapping[str, int]],
+    lost: Sequence[str] = (),
 ) -> Evaluation:
     """Draw and write what was found."""
-    pictures, tables, notes = dict[str, Path](), list[Shown](), list[str]()
+    pictures, tables, notes = dict[str, Path](), list[Shown](), list(lost)
     if len({run.dataset.digest for run in runs.values()}) > 1:
         notes.append("these runs are on different pictures: their figures cannot be compared")
     for name, measure in asked.items():

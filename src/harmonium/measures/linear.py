@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, overload
 
+import numpy as np
 from torch import Tensor, nn
 
 from harmonium import seeds
-from harmonium.data.images import Images
+from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.view import View
 from harmonium.errors import ConfigError
 from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluate.linear import linear_probe
 from harmonium.measures import measures
 from harmonium.measures.draws import Drawn
-from harmonium.measures.grounds import Ground, labels_of
+from harmonium.measures.grounds import OWN, Ground, labels_of
 from harmonium.measures.opened import Run
 from harmonium.measures.probing import Frozen
 
@@ -49,7 +50,7 @@ class Linear(Frozen):
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
     ) -> dict[str, Any]:
         """Of one encoder."""
-        bank = ground.bank
+        bank = self._bank(run, ground)
         tested, wanted = run.kept_features(encoder, asked, whose), labels_of(asked)
         if self.protocol == "fast":
             held = ground.data.validation
@@ -68,7 +69,15 @@ class Linear(Frozen):
             features = run.kept_features(encoder, bank, whose)
         model = train(features, labels_of(bank), how, rng)
         right = (model.predict(tested) == wanted).double().mean()
-        return {"accuracy": float(right), "protocol": asdict(how), "finite": model.finite}
+        about = {"protocol": asdict(how), "finite": model.finite, "learnt_from": len(bank)}
+        return {"accuracy": float(right), **about}
+
+    def _bank(self, run: Run, ground: Ground) -> Images:
+        """The pictures to learn from; by lp_000 those whose labels clients saw, if not all did."""
+        if self.protocol != "lp_000" or ground.name != OWN or run.split.labelled is None:
+            return ground.bank
+        seen = run.split.seen(ground.data.train)
+        return seen.subset(np.flatnonzero(seen.labels != UNKNOWN))
 
     def remarks(self, run: Run, ground: Ground) -> list[str]:
         """What belongs to a protocol and cannot be seen in its figure."""
@@ -85,6 +94,8 @@ class Linear(Frozen):
                 "lp_000: the paper goes on with the classifier of the evaluation before; this is "
                 "the first one, so it begins anew"
             )
+            if (few := len(self._bank(run, ground))) < len(ground.bank):
+                found.append(f"lp_000: learnt from the {few} pictures whose labels clients may see")
         return found
 
     def title(self) -> str:

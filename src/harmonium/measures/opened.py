@@ -78,13 +78,18 @@ class Run:
     def ground(self, name: str = OWN) -> Ground:
         """What to judge on: the run's own pictures, or another set in the shape of these."""
         if name not in self._grounds:
-            if name == self.recipe.data.name:
-                self.note(
-                    f"{self.label} learnt from {name} itself: pictures that it saw may be among "
-                    f"those it is tested on; on={OWN} keeps them apart"
-                )
             self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
         return self._grounds[name]
+
+    def overlap(self, name: str) -> list[str]:
+        """A warning where a set to judge on is one that the run has learnt from."""
+        own, public = self.recipe.data.name, self.recipe.public
+        if name != own and (public is None or name != public.name):
+            return []
+        return [
+            f"the run learnt from {name} itself: pictures that it saw may be among those it is "
+            f"tested on" + (f"; on={OWN} keeps them apart" if name == own else "")
+        ]
 
     @cached_property
     def judged(self) -> dict[str, nn.Module]:

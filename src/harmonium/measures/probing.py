@@ -45,7 +45,7 @@ class Probe(Measure):
             [
                 f"{name}: {note}" if several else note
                 for name, one in found.items()
-                for note in one.notes
+                for note in (*run.overlap(name), *one.notes)
             ],
             {f"{name}/{key}": v for name, one in found.items() for key, v in one.arrays.items()},
         )
@@ -101,7 +101,7 @@ class Frozen(Probe):
             "untrained": before["accuracy"],
             "chance": ground.chance(asked),
             "pictures": len(asked),
-            "learnt_from": len(ground.bank),
+            "learnt_from": each[0].get("learnt_from", len(ground.bank)),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
         }
         broken = [
