@@ -194,3 +194,16 @@ def test_a_run_is_as_slow_as_its_slowest_client(tmp_path: Path):
     assert traffic.reached(points, 0.3) == points[2] and traffic.reached(points, 0.5) is None
     sent = traffic.components(tmp_path)
     assert sent["down"]["encoder"] == 200_000 and sent["down"]["model"] == pytest.approx(10**6 / 3)
+
+
+def test_no_byte_is_lost_where_two_fields_have_the_same_parts(tmp_path: Path):
+    parts = {"model": {"encoder": 60, "head": 40}, "control": {"encoder": 50, "head": 30}}
+    line = {"round": 1, "client": 0, "step": "train", "down": {"model": 100, "encoder": 7}}
+    line |= {"up": {"model": 100, "control": 80}, "parts": {"down": {"model": parts["model"]}}}
+    line["parts"]["up"] = parts  # type: ignore[index]
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(line) + "\n")
+    sent = traffic.components(tmp_path)
+    assert sent["up"] == {
+        "encoder": 60, "head": 40, "control: encoder": 50, "control: head": 30,
+    }  # fmt: skip
+    assert sent["down"] == {"encoder": 67, "head": 40}

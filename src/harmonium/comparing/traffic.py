@@ -102,7 +102,8 @@ def components(folder: Path) -> dict[str, dict[str, float]]:
             continue
         visits.add((line["round"], line["client"]))
         for way, count in sums.items():
-            count.update(dict(named(line, way)))
+            for key, amount in named(line, way):
+                count[key] += amount
     each = max(1, len(visits))
     return {way: {key: n / each for key, n in count.items()} for way, count in sums.items()}
 
@@ -151,11 +152,18 @@ def by_component(sent: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[
 
 
 def named(line: Mapping[str, Any], way: str) -> Iterator[tuple[str, int]]:
-    """The bytes of one line of the ledger, a model's by its parts."""
+    """The bytes of one line of the ledger, a model's by its parts, as those of further weights.
+
+    >>> parts = {"up": {name: {"encoder": 3, "head": 1} for name in ("model", "control")}}
+    >>> line = {"up": {"model": 4, "control": 4, "loss": 8}, "parts": parts}
+    >>> [name for name, _ in named(line, "up")]
+    ['encoder', 'head', 'control: encoder', 'control: head', 'loss']
+    """
     parts = line.get("parts", {}).get(way, {})
     for field, count in line[way].items():
         if field in parts:
-            yield from parts[field].items()
+            of = "" if field == "model" else f"{field}: "
+            yield from ((f"{of}{part}", amount) for part, amount in parts[field].items())
         else:
             yield field, count
 
