@@ -32,7 +32,7 @@ def found(labelled: bool = True) -> Found:
             up = {"encoder": 1e6, "loss": 8.0} | ({"centroids": 3e5} if label == "fedbyol" else {})
             made.traffic[label, seed] = {"down": {"encoder": 2e6 + seed * 1e6}, "up": up}
     made.published["fedavg"] = Published(71.2, ("rounds=9, not 20",))
-    made.failed["centralised", 1] = "the model broke"
+    made.failed["centralised", 1] = "the model\n  broke"
     return made
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +434,19 @@ def test_a_killed_call_repeats_no_finished_draw(plain: Path, home: Path, tmp_pat
     words = ["transfer", "on=digits", "on.digits.limit=40", "transfer.epochs=1", "transfer.draws=2"]
     twice = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
     assert twice.draws == {"found": 0, "computed": 4}  # the same pictures, in another order
+
+
+def test_networks_that_train_otherwise_share_no_result(plain: Path, opened: Opened) -> None:
+    """Before training, one with dropout has the weights of one without."""
+    told: list[Any] = []
+
+    def never(about: Any, work: Any) -> dict[str, Any]:
+        told.append(about["network"])
+        return {"accuracy": 0.5}
+
+    run = opened(plain, finished=never)
+    Semi(fractions=(0.1,), draws=1).look(run)
+    assert told == [{"name": "cnn-small", **asdict(run.recipe.encoder)}] * 2
 
 
 def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:

@@ -180,7 +180,8 @@ def written(folder: Path, found: Found) -> Comparison:
         *_notes(found),
         *_lacking(found, {label: by_seed[label].get(probe) for label in labels}),
     )
-    made = Comparison(folder, tuple(rows), details, picture, warnings, notes)
+    lines = tuple(" ".join(note.split()) for note in notes)  # an error may have several
+    made = Comparison(folder, tuple(rows), details, picture, warnings, lines)
     _draw(made, found)
     _write(made, list(_flat(found, by_seed, target)))
     return made

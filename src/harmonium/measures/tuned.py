@@ -90,6 +90,7 @@ class Tunes(Probe):
             seed = seeds.seed_of(self.seed, "measure", "tuned", draw)
             about = {
                 "encoder": encoder_digest(encoder),
+                "network": plain(run.recipe.encoder),  # dropout, say, is not in its weights
                 "trained": _identity(run, images),
                 "tested": _identity(run, asked),
                 "how": plain(how),
