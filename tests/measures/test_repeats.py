@@ -58,6 +58,12 @@ def test_repeats_have_the_same_recipe() -> None:
     assert list(repeats(others)) == ["a1, a2", "a3, a4"]
 
 
+def test_a_run_that_could_not_be_measured_is_left_out_of_the_mean() -> None:
+    rows = [{"run": "a0", "accuracy": 50.0}, {"run": "a2", "accuracy": 52.0}]
+    made = over_seeds(Shown("some", rows, 1), {"a": ["a0", "a1", "a2"]})
+    assert made is not None and made.rows == [{"run": "a", "seeds": 2, "accuracy": (51.0, 1.0)}]
+
+
 def test_what_diverged_has_no_mean() -> None:
     rows = [{"run": "a0", "accuracy": (50.0, 1.0)}, {"run": "a1", "accuracy": None}]
     made = over_seeds(Shown("some", rows, 1), {"a": ["a0", "a1"]})

@@ -53,6 +53,7 @@ def over_seeds(shown: Shown, groups: Groups) -> Shown | None:
     rows = list[dict[str, Any]]()
     for name, labels in groups.items():
         held = [[row for row in shown.rows if row["run"] == label] for label in labels]
+        held = [its for its in held if its]  # of those that could be measured
         if len(set(map(len, held))) == 1:
             rows += [_merged(name, some) for some in zip(*held, strict=True)]
     return Shown(f"{shown.title}; means over seeds", rows, shown.digits) if rows else None
