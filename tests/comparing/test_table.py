@@ -64,9 +64,9 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
     assert held["details"]["unfair"] == ["a and b differ"] and held["details"]["failed"]
     lines = (tmp_path / "compare.csv").read_text().splitlines()
     cost = "rounds,bytes_down,bytes_up,target_knn,target_rounds,target_megabytes,target_minutes"
-    assert lines[0] == f"encoder,seed,knn,linear,{cost},unfair"
-    assert "fedprox,2,0.59,0.69,2,4000000,1000008,0.475,2,0.002,2.0,a and b differ" in lines
-    assert "untrained,0,0.1,0.2,,,,,,,a and b differ" in lines
+    assert lines[0] == f"encoder,seed,knn,linear,unfair,{cost}"
+    assert "fedprox,2,0.59,0.69,a and b differ,2,4000000,1000008,0.475,2,0.002,2.0" in lines
+    assert "untrained,0,0.1,0.2,a and b differ,,,,,,," in lines
     assert "a and b differ" in (tmp_path / "compare.md").read_text()
     tex = (tmp_path / "compare.tex").read_text()
     assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
@@ -138,7 +138,9 @@ def test_a_diverged_run_has_its_line_and_its_costs(tmp_path: Path):
     one.courses["fedavg", 1] = [Point(0, 0.1, 0, 0.0), Point(1, None, 1000, 60.0)]
     written(tmp_path, one)
     lines = (tmp_path / "compare.csv").read_text().splitlines()
-    assert any(line.startswith("fedavg,1,,,1,3000000,1000008,0.475,,,") for line in lines)
+    assert any(
+        line.startswith("fedavg,1,,,a and b differ,1,3000000,1000008,0.475,,,") for line in lines
+    )
 
 
 def test_one_component_needs_no_table_of_its_own():

@@ -81,7 +81,8 @@ def evaluate_run(
     for run in runs.values():  # what cannot be read is refused before anything is measured
         for name in needed:
             run.ground(name)
-    make_folder(folder)
+    if out is not None:  # what cannot be written, too
+        make_folder(folder)
     found, lost = dict[str, dict[str, Figures]](), list[str]()
     for name, measure in asked.items():
         found[name] = {}
@@ -99,7 +100,7 @@ def evaluate_run(
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    return _written(folder, runs, asked, found, spared, lost)
+    return _written(make_folder(folder), runs, asked, found, spared, lost)
 
 
 def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:

@@ -98,14 +98,18 @@ class Tunes(Probe):
                 "seed": seed,
             }
 
-            def work(images: Images = images, seed: int = seed) -> dict[str, Any]:
+            fresh = list[bool]()
+
+            def work(
+                images: Images = images, seed: int = seed, fresh: list[bool] = fresh
+            ) -> dict[str, Any]:
+                fresh.append(True)
                 made = finetune(encoder, images, how, views.plain, seed)
                 return {"accuracy": made.accuracy(asked, views.plain)}
 
-            known = run.finished.found
             value = run.finished(about, work)["accuracy"]
             told = "diverged" if value is None else f"{100 * value:.1f} %"
-            told += ", found on disk" if run.finished.found > known else ""
+            told += "" if fresh else ", found on disk"
             number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
             run.note(f"{run.label}: {self.name} on {ground.name}: {what}, {whose}{number}: {told}")
             values.append(value)
