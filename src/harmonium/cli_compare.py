@@ -125,7 +125,7 @@ def show(
         say(f"runs     {found.folder}")
         if found.picture:
             say(f"picture  {found.picture}")
-    _complain(found.details["failed"], folder)
+    _complain(found.failed, folder)
 
 
 def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:

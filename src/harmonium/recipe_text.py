@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -89,6 +90,18 @@ def _yaml_files(*path: str) -> dict[str, Any]:
     folder = resources.files("harmonium").joinpath(*path)
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     return {file.name[: -len(".yaml")]: file for file in sorted(files, key=lambda f: f.name)}
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a command line has them.
+
+    >>> as_words({"seeds": 3, "data": "digits", "local.lr": None})
+    ['seeds=3', 'data=digits', 'local.lr=null']
+    """
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
+    ]
 
 
 def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

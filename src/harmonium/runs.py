@@ -195,9 +195,11 @@ def holds(folder: Path, recipe: Recipe) -> bool:
     if (folder / "recipe.yaml").exists():
         held = read_recipe(folder)
         if held.digest != recipe.digest:
+            apart = [*_apart(held.tree(), recipe.tree())]
+            more = ", ..." if len(apart) > 3 else ""
             raise ConfigError(
-                f"{folder} holds another run (recipe {held.digest[:8]}, not {recipe.digest[:8]}): "
-                f"name another folder with --out"
+                f"{folder} holds another run ({', '.join(apart[:3])}{more}): name another folder "
+                "with --out"
             )
         return True
     for torn in folder.glob("*.part"):  # left by a kill while an earlier attempt began
@@ -206,6 +208,22 @@ def holds(folder: Path, recipe: Recipe) -> bool:
     if foreign := sorted({p.name for p in folder.iterdir()} - ours):
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     return False
+
+
+def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """What a recipe has otherwise than another one.
+
+    >>> list(_apart({"rounds": 5, "data": {"name": "a"}}, {"rounds": 5, "data": {"name": "b"}}))
+    ['data=a, not b']
+    """
+    for key in {**held, **asked}:
+        one, two = held.get(key), asked.get(key)
+        if key == "engine" or one == two:
+            continue
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            yield from _apart(one, two, f"{above}{key}.")
+        else:
+            yield f"{f'{above}{key}'.removesuffix('.name')}={one}, not {two}"
 
 
 def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:

@@ -73,6 +73,11 @@ def test_references_have_neither_noise_nor_rounding():
         assert bare.transport.is_plain
 
 
+def test_one_recipe_is_not_compared_with_itself():
+    with pytest.raises(ConfigError, match="fedavg and fedsimclr are the same recipe"):
+        plan(["fedavg", "fedsimclr"])
+
+
 def test_an_objective_that_only_its_method_can_train_has_no_references():
     both = ["orchestra", "fedsimclr", *DIGITS, "local.epochs=1", "local.batch=16"]
     assert list(plan(both).rows) == [

@@ -83,6 +83,26 @@ def test_a_cell_that_fails_is_left_out_and_tried_again(
         harmonium.compare(*words, out=tmp_path / "p")
 
 
+def test_other_settings_and_folders_of_runs_are_refused_before_anything_runs(
+    compared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(study, "run", nothing)
+    words = ("fedavg", "fedprox", *TINY, "seeds=2")
+    longer = [word for word in words if word != "rounds=1"]
+    with pytest.raises(ConfigError, match=r"another run \(rounds=1, not 2\): name another folder"):
+        harmonium.compare(*longer, out=compared, rounds=2)
+    run, before = compared / "fedavg" / "seed-0", sorted(compared.rglob("*"))
+    with pytest.raises(ConfigError, match="belongs to a run, which stays as it is"):
+        harmonium.compare(*words, out=run)
+    assert sorted(compared.rglob("*")) == before
+
+
+def test_settings_may_be_given_by_name(compared: Path):
+    named = {key: value for key, _, value in (word.partition("=") for word in TINY)}
+    found = harmonium.compare("fedavg", "fedprox", out=compared, seeds=2, **named)
+    assert found.failed == [] and len(found.rows) == 7
+
+
 def test_resuming_a_comparison_shows_its_command(compared: Path, tmp_path: Path):
     harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     with pytest.raises(ConfigError) as refused:

@@ -52,7 +52,8 @@ def test_one_of_two_shifts_is_swept():
     [
         (["heterogenity"], "did you mean 'heterogeneity'"),
         (["heterogeneity@gpu"], "there is no sweep called 'heterogeneity@gpu'"),
-        (["fedavg"], "there is no sweep called 'fedavg'"),
+        (["fedavg"], "there is no sweep called 'fedavg'.*sweep.local.epochs=1,5"),
+        (["clusters@cpu", "sweep.clients=1,2"], "clusters@cpu has a setting of its own"),
         ([], "name a sweep"),
         (["fedavg", "fedprox"], "name a sweep"),
         (["fedavg", "sweep.local.lr=1,2", "sweep.rounds=1,2"], "one setting"),

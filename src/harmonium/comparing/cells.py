@@ -6,6 +6,7 @@ client alone, all pictures in one place, and there with labels. The first two ne
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,7 +30,7 @@ class Settings(Device):
     """How a comparison is made: `compare.*`."""
 
     references: Wanted = "each"  # of every objective, the first's, none
-    target: float | None = None  # kNN in percent to be reached; none: 95 % of the best method's
+    target: float | None = None  # kNN in percent to be reached; none: nine tenths of the best gain
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +100,9 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
     if len(set(labels)) < len(names):
         raise ConfigError(f"two of these have the same name: {', '.join(names)}")
     methods = dict(zip(labels, recipes.values(), strict=True))
+    for one, other in itertools.combinations(methods, 2):
+        if methods[one].digest == methods[other].digest:
+            raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
     settings = make(Settings, own.get("compare", {}), "compare")
     beside = references(methods, settings.references)
     return Plan(
@@ -123,15 +127,17 @@ def is_name(word: str) -> bool:
 def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
     """So many seeds from the first on, or the very seeds.
 
-    >>> seeds_of(3, 10), seeds_of([4, 7], 0)
-    ((10, 11, 12), (4, 7))
+    >>> seeds_of(3, 10), seeds_of([4, 7], 0), seeds_of("4,7", 0)
+    ((10, 11, 12), (4, 7), (4, 7))
     """
     if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1:
         return tuple(range(first, first + asked))
+    if isinstance(asked, str):
+        asked = [int(one) if one.isdigit() else one for one in asked.split(",")]
     listed = asked if isinstance(asked, list) else []
     if listed and all(type(one) is int and one >= 0 for one in listed):
         return tuple(dict.fromkeys(listed))
-    raise ConfigError(f"seeds is {asked}; give a number, e.g. seeds=5, or a list, e.g. seeds=[0,7]")
+    raise ConfigError(f"seeds is {asked}; give a number, e.g. seeds=5, or a list, e.g. seeds=0,7")
 
 
 def label_of(name: str, names: Sequence[str]) -> str:

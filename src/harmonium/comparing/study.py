@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -26,12 +26,14 @@ from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
 from harmonium.data.store import digest_of
-from harmonium.errors import DataError, HarmoniumError, NoneFinished
+from harmonium.errors import ConfigError, DataError, HarmoniumError, NoneFinished
 from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
 from harmonium.life import Result, Watcher
 from harmonium.methods.centralised import Centralised
-from harmonium.runs import COMMAND, pixels_verdict, run
+from harmonium.recipe import Recipe
+from harmonium.recipe_text import as_words
+from harmonium.runs import COMMAND, holds, pixels_verdict, run
 from harmonium.settings import plain
 
 Cell = tuple[str, int]  # a row's label and a seed
@@ -56,18 +58,23 @@ def compare(
     out: str | Path | None = None,
     allow_unfair: bool = False,
     watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    **settings: Any,
 ) -> table.Comparison:
     """Run methods and references under one budget, and put their figures side by side.
 
     `compare("fedavg", "fedprox", "rounds=5", "seeds=3", out="compared")` does what the command does
-    with the same words. Budgets that differ are refused, with the reason, unless `allow_unfair`. If
-    `out` holds some of these runs already, they are continued or simply read.
+    with the same words; settings of all can be given by name, as `rounds=5, seeds=3`. Budgets
+    that differ are refused, with the reason, unless `allow_unfair`. If `out` holds some of these
+    runs already, they are continued or simply read.
     """
+    words = (*words, *as_words(settings))
     made = planned(words, allow_unfair=allow_unfair)
     if not next(iter(made.methods.values())).data.load().train.labelled:
         unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
         made = replace(made, references=unlabelled)
     folder = Path(out) if out is not None else new_folder(list(made.methods))
+    cells = list(made.cells())
+    _refuse_others(folder, cells)
     note_command(folder, "compare", words, allow_unfair=allow_unfair)
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
@@ -75,7 +82,6 @@ def compare(
     for label, name in names.items():
         if figure := published(name, made.methods[label]):
             found.published[label] = figure
-    cells = list(made.cells())
     for number, (label, seed, recipe) in enumerate(cells, 1):
         place = f", seed {seed}" if len(made.seeds) > 1 else ""
         teller = watcher(f"{label}{place} ({number} of {len(cells)})")
@@ -98,6 +104,15 @@ def compare(
     found.unfair += _same_ground(results, allow=allow_unfair)
     _read(found, results, folder)
     return table.written(folder, found)
+
+
+def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> None:
+    """Nothing is begun in the folder of a run, or of a comparison with other settings."""
+    if (folder / "recipe.yaml").exists():
+        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
+    for label, seed, recipe in cells:
+        if ((place := cell(folder, label, seed)) / "recipe.yaml").exists():
+            holds(place, recipe)
 
 
 def note_command(folder: Path, kind: str, words: Sequence[str], *, allow_unfair: bool) -> None:

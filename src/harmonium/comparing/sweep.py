@@ -23,7 +23,7 @@ from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
 from harmonium.life import Watcher
 from harmonium.recipe_tables import FULL, SMALL
-from harmonium.recipe_text import read_yaml, sweeps
+from harmonium.recipe_text import as_words, read_yaml, sweeps
 from harmonium.report.figures import PROBES, heading
 from harmonium.report.tables import csv_text, latex, markdown
 from harmonium.tuning.grid import split_values
@@ -124,12 +124,15 @@ def sweep(
     out: str | Path | None = None,
     allow_unfair: bool = False,
     watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    **settings: Any,
 ) -> Sweep:
     """Compare methods at every value of one setting.
 
     `sweep("heterogeneity@cpu", "seeds=3")` is a paper's, `sweep("fedavg", "fedprox",
-    "sweep.local.epochs=1,5", "data=digits")` any other; both do what the command does.
+    "sweep.local.epochs=1,5", "data=digits")` any other; both do what the command does. Settings can
+    be given by name, too: `seeds=3, data="digits"`.
     """
+    words = (*words, *as_words(settings))
     asked = read(words)
     allow = allow_unfair or asked.own_views
     for value in asked.values:  # slips are refused before anything runs
@@ -165,6 +168,8 @@ def read(words: Sequence[str]) -> Asked:
     over = [word for word in words if word.startswith(PREFIX)]
     rest = [word for word in words if word not in [*names, *over]]
     if over and names:
+        if ours := [one for one in names if one.partition("@")[0] in sweeps()]:
+            raise ConfigError(f"{ours[0]} has a setting of its own to sweep: leave {over[0]} out")
         if len(over) > 1:
             raise ConfigError("a sweep goes over one setting: leave all but one sweep.* out")
         key, equals, text = over[0].removeprefix(PREFIX).partition("=")
@@ -182,7 +187,10 @@ def read(words: Sequence[str]) -> Asked:
     if name not in sweeps() or size not in ("", SMALL):
         known = [*sweeps(), *(f"{one}@{SMALL}" for one in sweeps())]
         near = suggest(names[0], known)
-        raise ConfigError(f"there is no sweep called '{names[0]}': {near}")
+        raise ConfigError(
+            f"there is no sweep called '{names[0]}': {near}; to sweep a setting of methods, add it "
+            "with its values, e.g. sweep.local.epochs=1,5"
+        )
     file = sweeps()[name]
     tree = read_yaml(file.read_text(encoding="utf-8"), file.name)
 

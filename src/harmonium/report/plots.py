@@ -28,6 +28,10 @@ WIDTH = 7.2
 Point = tuple[float, ...]
 
 
+Label = tuple[float | None, float, str, str]
+"""Where a line ends (nowhere: at the edge), how high, its name and its colour."""
+
+
 def curves(
     path: str | Path,
     series: Mapping[str, Sequence[Point]],
@@ -54,7 +58,7 @@ def curves(
         labels = [_line(axes, i, name, points) for i, (name, points) in enumerate(series.items())]
         for name, level in (references or {}).items():
             axes.axhline(level, color=PALE, linewidth=1.1, dashes=(5, 3), zorder=1)
-            labels.append((level, name, PALE))
+            labels.append((None, level, name, PALE))
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
@@ -206,8 +210,8 @@ def picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
 
 def _line(
     axes: Any, index: int, name: str, points: Sequence[Point], size: float = 5.0
-) -> tuple[float, str, str] | None:
-    """Draw one series; gives (last y, name, colour) for its label, None if nothing was drawn."""
+) -> Label | None:
+    """Draw one series; gives what its name needs, None if nothing was drawn."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     kept = [point for point in points if all(map(math.isfinite, point[:2]))]
     if not kept:
@@ -223,21 +227,24 @@ def _line(
     if any(errors):
         low, high = np.subtract(y, errors), np.add(y, errors)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
-    return y[-1], name, colour
+    return x[-1], y[-1], name, colour
 
 
-def _end_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Names in the right margin at the heights of the lines' ends, pushed apart where they meet."""
+def _end_labels(figure: Any, axes: Any, labels: Sequence[Label]) -> None:
+    """Names in the right margin, led to by the lines' ends, pushed apart where they meet."""
     if not labels:
         return
     low, high = axes.get_ylim()
     figure.draw_without_rendering()  # the axes' height in points is known only after the layout
     points_high = axes.get_window_extent().height * 72 / figure.dpi
-    order = sorted(labels, key=lambda label: label[0])
-    wanted = [(level - low) / (high - low) for level, _, _ in order]
-    for place, (level, name, colour) in zip(_apart(wanted, 12.5 / points_high), order, strict=True):
+    order = sorted(labels, key=lambda label: label[1])
+    wanted = [(level - low) / (high - low) for _, level, _, _ in order]
+    edge = axes.get_xlim()[1]
+    for place, (end, level, name, colour) in zip(
+        _apart(wanted, 12.5 / points_high), order, strict=True
+    ):
         axes.annotate(
-            name, (1.0, level), (1.028, place), xycoords=("axes fraction", "data"),
+            name, (edge if end is None else end, level), (1.028, place), xycoords="data",
             textcoords="axes fraction", va="center", fontsize=9, color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6,
                         "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
