@@ -126,7 +126,7 @@ def test_rare_second_choices_are_used() -> None:
 
 def test_clients_with_nothing_to_train_on_decline_and_others_do_not() -> None:
     made = CBAFed(**COMMON)
-    with pytest.raises(Decline, match=r"0 example\(s\) to train on"):
+    with pytest.raises(Decline, match=r"0 examples to train on"):
         trained(made, [-1] * 12, NOTHING)
     assert trained(made, [-1] * 12, ALL)["used"] == 12
     assert trained(made, [0, 1, 2] * 4, ALL)["accepted"].sum() == 0

@@ -389,7 +389,7 @@ def test_any_plan_is_a_recipe_or_one_clear_error(canary: Path, plan: Any) -> Non
         (Policy(kinds=("weights",)), {}, "`loss` of the kind scalar .* but `kinds` allows only w"),
         (Policy(epochs=1), {}, "has local.epochs=2, but `epochs` is 1"),
         (Policy(rounds=19), {}, "has rounds=20, but `rounds` is 19"),
-        (Policy(pictures=101), {}, r"runs on 100 picture\(s\), but `pictures` asks for 101"),
+        (Policy(pictures=101), {}, r"runs on 100 pictures, but `pictures` asks for 101"),
         (Policy(), {"objective": "supervised"}, "reads labels, but `labels` is false"),
         (Policy(plans=("0" * 64,)), {}, "has the digest .* but `plans` does not list it"),
         (Policy(secure_aggregation=True), {}, "single answers, but `secure_aggregation` is true"),

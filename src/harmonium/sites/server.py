@@ -22,7 +22,7 @@ import filelock
 
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
-from harmonium.errors import ConfigError, NotEnoughReplies, StoreError
+from harmonium.errors import ConfigError, NotEnoughReplies, StoreError, counted
 from harmonium.federation.drive import Turn
 from harmonium.federation.masking import STEPS
 from harmonium.federation.sampling import Participation
@@ -297,7 +297,7 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
         if plan.privacy.masks is not None:
             plan.privacy.masks.check(method_of(plan), wanted)
     except ConfigError as error:
-        raise NotEnoughReplies(f"too few sites take part, {len(roll)}: {error}") from None
+        raise NotEnoughReplies(f"{counted(len(roll), 'site')} came, too few: {error}") from None
 
 
 def is_loopback(host: str) -> bool:
