@@ -178,6 +178,11 @@ means over seeds; chance is 10. A difference is paired by seed, to weights as th
 standard error of a mean over seeds. Megabytes are what the ledger counted, a client and round.
 """
 CAME = """
+What came out: 16 bits halve what goes up, 8 bits make a quarter of it, and neither costs accuracy
+that three seeds could show. Of the sixteen differences to weights as they are, one is beyond two
+standard errors (SCAFFOLD up in 16 bits, linear), and 8 bits do not repeat it. Error feedback makes
+no difference that could be told here; it is the default because it costs no bytes and keeps small
+steps from being lost for good.
 """
 ROUNDING = """
 `python benchmarks/transport.py --part rounding`
@@ -186,6 +191,9 @@ What clients changed in round 5 of `demo`, seed 100, rounded to 8 bits in four w
 Euclid's norm of what rounding took over that of the changes: of single answers, and of their sum.
 """
 CHOICE = """
+Taken: to the nearest, with a scale for every row. Where rows of a tensor differ in size, as after
+SGD, a scale for each more than halves the error for 1.7 percent more bytes. Rounding by chance is
+right on average, but the average is over ten clients only, and there its error is still larger.
 """
 
 
