@@ -27,13 +27,17 @@ def evaluate(
         if not as_json:
             say(text, err)
 
-    with decoding(err, silent=as_json):
-        found = evaluate_run(*words, out=folder, note=note)
+    try:
+        with decoding(err, silent=as_json):
+            found = evaluate_run(*words, out=folder, note=note)
+    except KeyboardInterrupt:
+        note("nothing is lost: the same command takes features and finished trainings from disk")
+        raise
     if as_json:
         print(json.dumps(found.plain()))
         return
     for title, rows, digits in (*found.tables, *found.over_seeds):
-        show_table(rows, title, digits=digits, unbroken=["set"])
+        show_table(rows, title, digits=digits, unbroken=["on", "set", "labels"])
     for text in found.legends:
         say(text)
     for text in found.notes:

@@ -106,13 +106,20 @@ def unknown(key: str, known: Iterable[str]) -> str:
 
     >>> unknown("alpha", ["rounds", "split.alpha", "method.alpha"])
     "unknown key 'alpha': did you mean 'method.alpha' or 'split.alpha'?"
+    >>> unknown("semi.shares", ["semi.seed", "semi.fractions", "rounds"])
+    "unknown key 'semi.shares': semi has fractions, seed"
     """
     names = sorted(known)
     # `alpha` should find `split.alpha`, so compare with the whole key and with its last word.
     by_word: dict[str, list[str]] = {}
     for name in names:
         by_word.setdefault(name.rpartition(".")[2], []).append(name)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+    section, _, last = key.rpartition(".")
+    inside = [word for word, some in by_word.items() if section and f"{section}.{word}" in some]
+    near = [f"{section}.{word}" for word in difflib.get_close_matches(last, inside, n=1)]
+    if inside and not near and last not in by_word:
+        return f"unknown key '{key}': {section} has {', '.join(inside)}"
+    near = near or difflib.get_close_matches(key, names, n=1, cutoff=0.75)
     if not near:
         words = difflib.get_close_matches(key.rpartition(".")[2], by_word, n=1, cutoff=0.6)
         near = [name for word in words for name in by_word[word]]

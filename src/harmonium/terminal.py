@@ -28,10 +28,14 @@ err = Console(stderr=True)
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:
     """Print rows as `report.tables.table` draws them; nothing where there are none."""
+    from rich.text import Text
+
     from harmonium.report.tables import table
 
     if rows:
-        out.print(table(rows, title=title, **how))
+        if title:  # above the table, not in it, where it would be as narrow as the table
+            out.print(Text(f"\n{title}", style="italic"))
+        out.print(table(rows, **how))
 
 
 def say(text: str, console: Console = out) -> None:

@@ -339,8 +339,8 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_comparing_files_and_pictures_without_labels(tmp_path: Path, call: Call) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.yaml").write_text("method: fedavg\n")
+    for name, method in (("a", "fedavg"), ("b", "fedprox")):
+        (tmp_path / f"{name}.yaml").write_text(f"method: {method}\n")
     files = [str(tmp_path / f"{name}.yaml") for name in ("a", "b")]
     words = [*SMALL, "data.unlabelled=true", "--out", str(tmp_path / "c")]
     said, _ = call("compare", *files, *words)
