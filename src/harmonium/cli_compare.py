@@ -117,7 +117,7 @@ def show(
     else:
         show_table(found.shown(), found.title, digits=1 if found.has_accuracy else 2)
         for title, rows, digits in more_tables(found):
-            show_table(rows, title, digits=digits, unbroken=["method"])
+            show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
         for label, warning in found.warnings.items():
             say(f"warning  {label}: {warning}")
         for note in found.notes:

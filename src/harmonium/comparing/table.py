@@ -94,6 +94,8 @@ class Comparison:
     def beside(self) -> Rows:
         """Methods against the first, by kNN or what there is instead; empty for a single seed."""
         scale = 100 if self.details["probe"] in PROBES else 1
+        each = [its.get("difference", {}) for its in self.details["rows"].values()]
+        fewer = any(one.get("seeds", math.inf) < len(self.details["seeds"]) for one in each)
         shown: Rows = []
         for label, its in self.details["rows"].items():
             if "rank" not in its and "difference" not in its:
@@ -106,7 +108,7 @@ class Comparison:
                     "difference": scale * apart["mean"],
                     "95 % interval": f"{low:.1f} to {high:.1f}",
                     "p (Holm)": f"{apart['p']:.3f}",
-                    "seeds": apart["seeds"],
+                    **({"seeds": apart["seeds"]} if fewer else {}),
                 }
             shown.append(row)
         return shown if any("difference" in row for row in shown) else []
