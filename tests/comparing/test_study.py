@@ -137,6 +137,21 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
         split.write_bytes(kept[1])
 
 
+def test_seeds_on_other_pictures_are_refused(compared: Path):
+    abouts = list(compared.glob("*/seed-1/about.json"))
+    kept = {path: path.read_bytes() for path in abouts}
+    try:
+        for path, text in kept.items():
+            path.write_text(json.dumps({**json.loads(text), "data": "other"}))
+        with pytest.raises(
+            DataError, match="some seeds ran on different pictures than others, for"
+        ):
+            harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
+    finally:
+        for path, text in kept.items():
+            path.write_bytes(text)
+
+
 def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path: Path):
     (tmp_path / "longer.yaml").write_text("method: fedprox\nrounds: 2\n")
     words = ("fedavg", str(tmp_path / "longer.yaml"), *(w for w in TINY if "rounds" not in w))

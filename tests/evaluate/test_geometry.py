@@ -315,3 +315,10 @@ def test_refusals():
         health(gaussian(5), gaussian(6))
     with pytest.raises(DataError, match="at least 2 pictures"):
         health(gaussian(1), gaussian(1))
+
+
+def test_features_that_are_all_zero_are_not_uniform() -> None:
+    assert uniformity(torch.zeros(5, 3)) == pytest.approx(0.0)
+    some = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
+    wanted = math.log((1 + 2 * math.exp(-2)) / 3)  # distances 0, 1 and 1
+    assert uniformity(some) == pytest.approx(wanted)

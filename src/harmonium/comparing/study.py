@@ -151,6 +151,8 @@ def _same_ground(results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
                 if its[what] != theirs[what] and not (what == "split" and both):
                     words = {"data": "on different pictures", "split": "with different splits"}
                     apart.append(f"{other} and {label} ran {words[what]} (seed {seed})")
+    if not apart and len({its["data"] for its in about.values()}) > 1:
+        apart.append("some seeds ran on different pictures than others")
     if apart and not allow:
         raise DataError(
             f"{apart[0]}, for those changed in between: compare again with another --out, or with "

@@ -56,10 +56,12 @@ def uniformity(features: Tensor, t: float = 2.0, chunk: int = 1000) -> float:
         chunk: rows at a time; memory is `chunk * n` numbers.
     """
     unit = _unit(_several(features))
+    length = unit.any(dim=1).double()  # 1, but 0 of features that are all 0
     total = torch.tensor(-math.inf, dtype=torch.float64)
     for start in range(0, len(unit), chunk):
         rows = unit[start : start + chunk]
-        exponent = -t * (2.0 - 2.0 * (rows @ unit.T)).clamp_min(0.0)
+        sides = length[start : start + chunk, None] + length
+        exponent = -t * (sides - 2.0 * (rows @ unit.T)).clamp_min(0.0)
         exponent[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = -math.inf
         total = torch.logaddexp(total, exponent.flatten().logsumexp(dim=0))
     return float(total) - math.log(len(unit) * (len(unit) - 1))
