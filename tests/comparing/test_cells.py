@@ -135,6 +135,11 @@ def test_what_methods_have_beside_is_told():
     recipes = {name: Recipe.of(name) for name in ("fedsimclr", "fedca", "semifed", "supervised")}
     told = fairness.remarks(recipes)
     assert len(told) == 3
+    more = {"ditto": Recipe.of("ditto", "method.personal_epochs=3"), "fedrep": Recipe.of("fedrep")}
+    assert fairness.remarks(more) == [
+        "ditto trains for 2.5 passes where others have one",
+        "fedrep trains for 2 passes where others have one",
+    ]
     assert "fedca also has public pictures (shapes)" in told
     assert "semifed is trained with labels (split.labels=0.1) of its clients' pictures" in told
     assert "supervised is trained with all labels of its clients' pictures" in told

@@ -12,7 +12,7 @@ from harmonium.comparing import study
 from harmonium.data.partition import Split, make_split
 from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.hosts import read_recipe
-from harmonium.life import Life, Watcher
+from harmonium.life import Life, Result, Watcher
 
 TINY = (
     "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
@@ -135,6 +135,18 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
     finally:
         about.write_bytes(kept[0])
         split.write_bytes(kept[1])
+
+
+def test_a_run_that_ended_early_is_named(compared: Path, monkeypatch: pytest.MonkeyPatch):
+    def stopped(result: Result) -> str:
+        return "the budget is spent" if result.recipe.method.name == "fedprox" else ""
+
+    monkeypatch.setattr(Result, "stopped", property(stopped))
+    found = harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
+    why = "after 0 of 1 rounds: the budget is spent"
+    assert [note for note in found.notes if "early" in note] == [
+        f"ended early: fedprox, seed {seed}: {why}" for seed in (0, 1)
+    ]
 
 
 def test_seeds_on_other_pictures_are_refused(compared: Path):

@@ -80,9 +80,9 @@ def test_means_of_other_seeds_are_told(tmp_path: Path):
     del some.figures["fedprox", 1]
     some.failed["fedprox", 1] = "the disk is gone"
     some.figures["fedbyol", 2] = {**some.figures["fedbyol", 2], "knn": None, "linear": None}
-    some.stopped["fedavg", 0] = "round 3 of 20: the budget is spent"
+    some.stopped["fedavg", 0] = "after 3 of 20 rounds: the budget is spent"
     made = written(tmp_path, some)
-    assert "ended early: fedavg, seed 0: round 3 of 20: the budget is spent" in made.notes
+    assert "ended early: fedavg, seed 0: after 3 of 20 rounds: the budget is spent" in made.notes
     assert "diverged: fedbyol, seed 2: left out of its mean" in made.notes
     assert not any("diverged: fedprox" in note for note in made.notes)
     short = [note.partition(":")[0] for note in made.notes if "means are of 2 of 3 seeds" in note]

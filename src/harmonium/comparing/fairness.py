@@ -80,7 +80,7 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
 
 
 def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
-    """What some methods have beside the pictures of their clients."""
+    """What some methods have beside the pictures of their clients, and how much more they train."""
     found = []
     for label, recipe in recipes.items():
         method = recipe.method_for((32, 32, 3), classes=2)
@@ -90,6 +90,8 @@ def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
             share = recipe.split.labels
             some = "all labels" if share == 1 else f"labels (split.labels={share:g})"
             found.append(f"{label} is trained with {some} of its clients' pictures")
+        if method.workload != 1:
+            found.append(f"{label} trains for {method.workload:g} passes where others have one")
         if recipe.privacy.epsilon is not None:
             found.append(f"{label} keeps to a budget of epsilon {recipe.privacy.epsilon:g}")
     return found

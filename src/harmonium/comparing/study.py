@@ -168,7 +168,7 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
         found.figures[label, seed] = result.figures
         found.figures.setdefault((UNTRAINED, seed), result.untrained)
         if result.stopped:
-            last = f"round {result.rounds[-1]['round']} of {result.recipe.rounds}"
+            last = f"after {result.rounds[-1]['round'] - 1} of {result.recipe.rounds} rounds"
             found.stopped[label, seed] = f"{last}: {result.stopped}"
         if label not in found.plan.methods:
             continue
