@@ -171,13 +171,6 @@ def test_a_single_seed_has_neither_intervals_nor_tests():
     assert apart["b"].p is None and "c" not in apart
 
 
-def test_equal_figures_are_no_difference():
-    same = statistics.differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}}, "a")["b"]
-    assert (same.mean, same.p) == (0.0, 1.0)
-    always = statistics.differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 3.0}}, "a")["b"]
-    assert always.p == 0.0
-
-
 def test_a_run_is_as_slow_as_its_slowest_client(tmp_path: Path):
     rows = [{"round": 0, "knn": 0.1}, {"round": 1}, {"round": 2, "knn": 0.4}]
     ledger = [

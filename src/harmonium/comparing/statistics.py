@@ -15,6 +15,7 @@ import numpy as np
 from harmonium.report.tables import estimate
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-9  # of the figures; differences that vary less are the same
 
 Figures = Mapping[int, float]
 """A figure by seed; seeds whose run failed are not in it."""
@@ -38,7 +39,7 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
-    p: float | None  # corrected; none: fewer than two seeds
+    p: float | None  # corrected; none: a single seed, or the same difference with every seed
     seeds: int
 
 
@@ -71,8 +72,10 @@ def differences(rows: Mapping[str, Figures], base: str) -> dict[str, Difference]
         if label == base or not shared:
             continue
         apart = summary({seed: figures[seed] - rows[base][seed] for seed in shared})
-        found[label] = Difference(apart.mean, apart.low, apart.high, None, apart.seeds)
-        if apart.stderr is not None:
+        found[label] = Difference(apart.mean, None, None, None, apart.seeds)
+        size = max(abs(some[seed]) for some in (figures, rows[base]) for seed in shared)
+        if apart.stderr is not None and apart.stderr > ROUNDING * size:
+            found[label] = Difference(apart.mean, apart.low, apart.high, None, apart.seeds)
             raw[label] = _p(apart.mean, apart.stderr, apart.seeds)
     for label, p in holm(raw).items():
         one = found[label]
@@ -113,8 +116,6 @@ def mean_ranks(rows: Mapping[str, Figures]) -> dict[str, float]:
 def _p(mean: float, stderr: float, seeds: int) -> float:
     from scipy.stats import t
 
-    if stderr == 0:
-        return 0.0 if mean else 1.0
     return float(2 * t.sf(abs(mean) / stderr, seeds - 1))
 
 

@@ -102,14 +102,13 @@ class Comparison:
                 continue
             row: dict[str, Any] = {"method": label, "mean rank": its.get("rank")}
             apart = its.get("difference", {})
-            if apart.get("low") is not None:
-                low, high = scale * apart["low"], scale * apart["high"]
-                row |= {
-                    "difference": scale * apart["mean"],
-                    "95 % interval": f"{low:.1f} to {high:.1f}",
-                    "p (Holm)": f"{apart['p']:.3f}",
-                    **({"seeds": apart["seeds"]} if fewer else {}),
-                }
+            if apart.get("seeds", 0) > 1:
+                row |= {"difference": scale * apart["mean"], "95 % interval": "the same each time"}
+                if apart["p"] is not None:
+                    low, high = scale * apart["low"], scale * apart["high"]
+                    row["95 % interval"] = f"{low:.1f} to {high:.1f}"
+                    row["p (Holm)"] = f"{apart['p']:.3f}" if apart["p"] >= 0.001 else "< 0.001"
+                row |= {"seeds": apart["seeds"]} if fewer else {}
             shown.append(row)
         return shown if any("difference" in row for row in shown) else []
 
