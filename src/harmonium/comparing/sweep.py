@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.comparing.cells import is_name, plan
+from harmonium.comparing.cells import PIXELS, UNTRAINED, is_name, plan
 from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, NoneFinished, suggest
@@ -237,9 +237,14 @@ def _written(made: Sweep) -> Sweep:
         ]
         for row in rows
     }
+    levels: dict[str, float] = {}
+    for label in (UNTRAINED, PIXELS):  # the same at every value, if pictures and encoder are
+        points = series.get(label, [])
+        if points and len({point[1] for point in points}) == 1:
+            levels[label] = series.pop(label)[0][1]
     assert made.picture is not None
     ylabel = f"{heading(made.probe)}{' (%)' if made.probe in PROBES else ''}"
-    curves(made.picture, series, made.key, ylabel, made.title, ticks=made.values)
+    curves(made.picture, series, made.key, ylabel, made.title, levels, ticks=made.values)
     notes = "".join(f"- {note}\n" for note in made.notes)
     apart = dict.fromkeys(x for one in made.found.values() for x in one.details["unfair"])
     unfair = {"unfair": "; ".join(apart)} if apart else {}

@@ -20,7 +20,7 @@ import numpy as np
 from harmonium.errors import ConfigError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#8C564B")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one fewer than colours: 56 lines differ
 INK, PALE, GRID = "#222222", "#6b6b6b", "#e3e3e3"
 DPI = 140  # 7.2 inches wide make a picture of about 1000 pixels
 WIDTH = 7.2
