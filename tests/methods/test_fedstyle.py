@@ -424,7 +424,7 @@ def test_a_client_with_one_picture_declines(plain: Trial) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": "swav", "views": "orchestra_three"}, "swav with 3 view.s.; set objective="),
+        ({"objective": "swav", "views": "orchestra_three"}, "swav with 3 views; set objective="),
         ({"strength": -0.1}, "method.strength is -0.1; it must be 0 or more"),
         ({"strength": math.inf}, "method.strength is inf"),
         ({"style_epochs": -1}, "method.style_epochs is -1; it must be 0 or more"),
