@@ -172,7 +172,12 @@ def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path
     assert not (tmp_path / "o").exists()
 
 
-def test_pixels_are_judged_anew_where_pictures_or_probes_are_others(compared: Path, tmp_path: Path):
+def test_pixels_are_judged_anew_where_pictures_or_probes_are_others(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr("harmonium.comparing.drawing.draw", lambda *_: None)
+
     def pixels(label: str, *words: str) -> Any:
         keys = {word.partition("=")[0] for word in words}
         others = [word for word in TINY if word.partition("=")[0] not in keys]
