@@ -65,6 +65,23 @@ def few(made: Made) -> Path:
     return made("fedavg", data=DATA, split={"name": "iid", "labels": 0.2}, rounds=1)
 
 
+def test_probes_learn_from_turned_pictures_or_from_upright_ones(
+    made: Made, plain: Path, opened: Opened, tmp_path: Path
+) -> None:
+    split = {"name": "rotation", "alpha": 0.1, "labels": 0.5}
+    path = made("fedavg", data=DATA, split=split, rounds=1)
+    run = opened(path)
+    as_read, held = run.dataset.train.pixels, run.ground().data.train.pixels
+    assert not np.array_equal(held, as_read)
+    upright = run.ground("upright").data
+    assert np.array_equal(upright.train.pixels, as_read)
+    assert len(upright.labelled or ()) == len(run.ground().data.labelled or ()) > 0
+    found = harmonium.evaluate_run(path, "knn", "on=own,upright", out=tmp_path / "out")
+    assert list(found.figures["knn"]["run"]["sets"]) == ["own", "upright"]
+    with pytest.raises(ConfigError, match="holds turned pictures: on=own"):
+        harmonium.evaluate_run(plain, "knn", "on=upright")
+
+
 def test_lp_000_learns_from_the_labels_that_clients_saw(
     few: Path, plain: Path, opened: Opened
 ) -> None:

@@ -22,7 +22,9 @@ from harmonium.errors import ConfigError, DataError, suggest
 from harmonium.recipe_text import apply_changes
 from harmonium.settings import choose
 
-OWN = "own"
+OWN = "own"  # the run's pictures, the training part as clients hold it
+UPRIGHT = "upright"  # the same, not turned where clients hold turned ones
+THEIRS = (OWN, UPRIGHT)
 FIXED = ("size", "channels")  # given by the encoder
 
 
@@ -116,17 +118,17 @@ def sets_of(changes: Sequence[str]) -> tuple[Sets, list[str]]:
     if not isinstance(found, list) or not found or not all(isinstance(n, str) for n in found):
         raise ConfigError(f"on is {found!r}: name data sets, e.g. on=mnist or on=[{OWN},mnist]")
     called = tuple(name.strip() for name in found)
-    known = [OWN, *datasets.table()]
+    known = [*THEIRS, *datasets.table()]
     for name in called:
         if name not in known and ":" not in name:
             raise ConfigError(f"on={name}: unknown data set: {suggest(name, known)}")
     if len(set(called)) < len(called):
         raise ConfigError(f"on names a set twice: {', '.join(called)}")
-    if OWN in tree:
-        raise ConfigError(f"on.{OWN} has no settings: its pictures are as the run has them")
+    if own := [name for name in THEIRS if name in tree]:
+        raise ConfigError(f"on.{own[0]} has no settings: its pictures are as the run has them")
     sets = Sets(called, tree)
     for name in (*tree, *called):
-        if name != OWN:
+        if name not in THEIRS:
             sets.spec(name)  # refuses slips before anything is read
     return sets, rest
 

@@ -22,7 +22,7 @@ from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluate.linear import linear_probe
 from harmonium.measures import measures
 from harmonium.measures.draws import Drawn
-from harmonium.measures.grounds import OWN, Ground, labels_of
+from harmonium.measures.grounds import THEIRS, Ground, labels_of
 from harmonium.measures.opened import Run
 from harmonium.measures.probing import Frozen
 
@@ -74,7 +74,7 @@ class Linear(Frozen):
 
     def _bank(self, run: Run, ground: Ground) -> Images:
         """The pictures to learn from; by lp_000 those whose labels clients saw, if not all did."""
-        if self.protocol != "lp_000" or ground.name != OWN or run.split.labelled is None:
+        if self.protocol != "lp_000" or ground.name not in THEIRS or run.split.labelled is None:
             return ground.bank
         seen = run.split.seen(ground.data.train)
         return seen.subset(np.flatnonzero(seen.labels != UNKNOWN))

@@ -7,7 +7,7 @@ can be measured as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from harmonium.federation.wire import ClientId
 from harmonium.hosts import opened, read_about
 from harmonium.life import as_drawn
 from harmonium.measures.draws import Drawn, Finished
-from harmonium.measures.grounds import OWN, Ground, Sets
+from harmonium.measures.grounds import OWN, UPRIGHT, Ground, Sets
 from harmonium.recipe import Recipe
 from harmonium.runs import judged_on
 from harmonium.settings import plain
@@ -73,11 +73,18 @@ class Run:
 
     @cached_property
     def _grounds(self) -> dict[str, Ground]:
-        return {OWN: Ground(OWN, judged_on(self.dataset, self.split))}
+        found = {OWN: Ground(OWN, judged_on(self.dataset, self.split))}
+        if self.split.angles is not None:
+            found[UPRIGHT] = Ground(
+                UPRIGHT, judged_on(self.dataset, replace(self.split, angles=None))
+            )
+        return found
 
     def ground(self, name: str = OWN) -> Ground:
         """What to judge on: the run's own pictures, or another set in the shape of these."""
         if name not in self._grounds:
+            if name == UPRIGHT:
+                raise ConfigError(f"no client of {self.path} holds turned pictures: on={OWN}")
             self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
         return self._grounds[name]
 

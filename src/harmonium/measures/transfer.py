@@ -17,7 +17,7 @@ from typing import Any
 from harmonium.data.datasets import datasets
 from harmonium.errors import ConfigError, counted, suggest
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.grounds import OWN, Ground
+from harmonium.measures.grounds import THEIRS, Ground
 from harmonium.measures.opened import Run
 from harmonium.measures.probing import CHANCE, barred, by_set, called, shown
 from harmonium.measures.tuned import Tunes
@@ -43,7 +43,7 @@ class Transfer(Tunes):
 
     def needs(self, names: Sequence[str]) -> list[str]:
         """Its own, or all that are not the runs' own."""
-        found = [self.data] if self.data else [name for name in names if name != OWN]
+        found = [self.data] if self.data else [name for name in names if name not in THEIRS]
         if not found:
             raise ConfigError("transfer needs another data set: transfer.data=mnist, or on=mnist")
         return found
