@@ -62,7 +62,7 @@ def sweep(
     from harmonium.comparing.cells import plan
     from harmonium.comparing.sweep import new_folder, read
     from harmonium.comparing.sweep import sweep as sweep_methods
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
 
     if dry_run:
         from harmonium.comparing.forecast import forecast_sweep
@@ -74,7 +74,7 @@ def sweep(
     if not as_json:
         made = plan(asked.at(asked.values[0]), allow_unfair=allow_unfair or asked.own_views)
         say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
-    with _going_on(folder, as_json), decoding(err, silent=as_json):
+    with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = sweep_methods(
             *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
         )
@@ -102,13 +102,13 @@ def show(
     from harmonium.comparing.study import compare as compare_methods
     from harmonium.comparing.study import new_folder
     from harmonium.comparing.table import more_tables
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
 
     made = plan(words, allow_unfair=allow_unfair)
     folder = folder or new_folder(list(made.methods))
     if not as_json:
         say(made.said, err)
-    with _going_on(folder, as_json), decoding(err, silent=as_json):
+    with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = compare_methods(
             *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
         )

@@ -220,9 +220,9 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
 
 
 def _load(recipe: Recipe, silent: bool) -> Dataset:
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
 
-    with decoding(err, silent=silent):
+    with long_work(err, silent=silent):
         return recipe.data.load()
 
 

@@ -26,7 +26,7 @@ def diagnose(
     """
     from harmonium.diagnosis.finding import diagnose as ask
     from harmonium.diagnosis.finding import diagnose_run
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
 
     names = [word for word in words if "=" not in word] or ["fedavg"]
     if len(names) > 1:
@@ -35,7 +35,7 @@ def diagnose(
     if not changes and Path(names[0]).is_dir():
         found = diagnose_run(names[0])
     else:
-        with decoding(err, silent=as_json):
+        with long_work(err, silent=as_json):
             found = ask(names[0], *changes)
     if as_json:
         print(json.dumps(found.plain()))

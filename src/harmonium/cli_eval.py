@@ -21,14 +21,14 @@ def evaluate(
     For example: harmonium eval runs/first knn linear on=own,mnist
     """
     from harmonium.measures.evaluation import evaluate_run
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
 
     def note(text: str) -> None:
         if not as_json:
             say(text, err)
 
     try:
-        with decoding(err, silent=as_json):
+        with long_work(err, silent=as_json):
             found = evaluate_run(*words, out=folder, note=note)
     except KeyboardInterrupt:
         note("nothing is lost: the same command takes features and finished trainings from disk")

@@ -257,7 +257,7 @@ def attend(
 
     For example: harmonium client start --data folder:/data/scans
     """
-    from harmonium.report.progress import decoding
+    from harmonium.report.progress import long_work
     from harmonium.sites.client import Pictures, attend
     from harmonium.sites.kit import Kit
 
@@ -272,7 +272,7 @@ def attend(
     for text in held.notes:
         note(text)
     _obey_sigterm()
-    with decoding(err):
+    with long_work(err):
         attend(held, pictures, note, address=address, insecure=insecure, once=once)
 
 

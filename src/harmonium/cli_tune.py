@@ -39,7 +39,7 @@ def tune(
     For example: harmonium tune fedbyol grid.local.lr=0.03,0.01 grid.objective.momentum=0.9,0.99
     """
     from harmonium.life import Watcher
-    from harmonium.report.progress import decoding, watcher_for
+    from harmonium.report.progress import long_work, watcher_for
     from harmonium.tuning.study import new_folder
     from harmonium.tuning.study import tune as study
 
@@ -58,7 +58,7 @@ def tune(
             say(f"note: {text}", err)
 
     try:
-        with decoding(err, silent=as_json):
+        with long_work(err, silent=as_json):
             found = study(
                 names[0],
                 *(word for word in words if "=" in word),

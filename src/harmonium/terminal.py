@@ -47,11 +47,11 @@ def say(text: str, console: Console = out) -> None:
 def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]:
     """A watcher for a run; when the run fails, say how to go on with it."""
     from harmonium.life import Watcher
-    from harmonium.report.progress import decoding, watcher_for
+    from harmonium.report.progress import long_work, watcher_for
 
     watcher = Watcher() if as_json else watcher_for(err)
     try:
-        with decoding(err, silent=as_json):
+        with long_work(err, silent=as_json):
             yield watcher
     except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)

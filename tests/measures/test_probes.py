@@ -38,6 +38,7 @@ from harmonium.measures.retrieval import Retrieving
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
 from harmonium.runs import judged_on
+from harmonium.telling import listening
 
 from .conftest import SMALL
 
@@ -419,6 +420,18 @@ def test_data_without_labels_are_refused_by_name(made: Made, opened: Opened) -> 
         with pytest.raises(DataError, match="shapes"):
             measure.look(run)
     assert Geometry(pictures=20, clients=0).look(run).plain["sets"]["own"]["spread"] > 0
+
+
+def test_long_work_is_told_from_first_to_last(plain: Path, home: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None, str]] = []
+    words = ["semi", "semi.fractions=[0.3]", "semi.draws=1", "semi.epochs=2", "knn", "linear"]
+    words += ["linear.protocol=lp_fedca", "linear.epochs=3", "geometry", "geometry.clients=2"]
+    with listening(lambda *heard: told.append(heard)):
+        harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
+    ends = {(what, total, unit) for what, done, total, unit in told if done == total}
+    assert {("fine-tuning", 2, "epochs"), ("a classifier", 3, "epochs")} <= ends
+    assert {("features", 40, "pictures"), ("a further round", 2, "clients")} <= ends
+    assert ("fine-tuning", 1, 2, "epochs") in told
 
 
 # ---- what a killed call keeps ----------------------------------------------------------------

@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 from rich.progress import Progress
 
-from harmonium.data import store
+from harmonium import telling
 from harmonium.data.sets.shapes import Shapes
 from harmonium.federation.drive import Reply
 from harmonium.report import progress
@@ -37,15 +37,14 @@ def decode(count, seconds, monkeypatch, total=None):
     """A made-up decoding of `count` pictures, one every `seconds`."""
     clock = iter(range(10_000, 20_000))
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock) * seconds)
-    listener = store._listener.get()
     for done in range(1, count + 1):
-        listener("photos", done, total)
-    listener("photos", count, count)
+        telling.tell("decoding photos", done, total)
+    telling.tell("decoding photos", count, count)
 
 
 def test_long_decoding_is_told_in_plain_lines(monkeypatch):
     console = Console(file=StringIO(), width=100)
-    with progress.decoding(console):
+    with progress.long_work(console):
         decode(30, 1.0, monkeypatch, total=30_000)
     assert console.file.getvalue().splitlines() == [
         f"decoding photos: {done} of 30,000 pictures" for done in (3, 14, 25)
@@ -55,14 +54,14 @@ def test_long_decoding_is_told_in_plain_lines(monkeypatch):
 def test_quick_decoding_is_not_worth_a_line(monkeypatch):
     for terminal in (False, True):
         console = Console(file=StringIO(), force_terminal=terminal)
-        with progress.decoding(console):
+        with progress.long_work(console):
             decode(30, 0.05, monkeypatch)
         assert console.file.getvalue() == ""
 
 
 def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch):
     console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
-    with progress.decoding(console):
+    with progress.long_work(console):
         decode(20, 1.0, monkeypatch)
         with Progress(console=console):  # a run's own bar finds the place free
             pass
@@ -71,10 +70,12 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch):
 
 def test_real_decoding_is_told_from_first_to_last(home):
     told = []
-    with store.listening(lambda *words: told.append(words)):
+    with telling.listening(lambda *words: told.append(words)):
         Shapes(count=600, test_count=5, size=8).load()
         Shapes(count=600, test_count=5, size=8).load()  # decoded already
-    assert told == [("shapes", n, None) for n in (512, 600, 605)] + [("shapes", 605, 605)]
+    what, unit = "decoding shapes", "pictures"
+    parts = [(what, n, None, unit) for n in (512, 600, 605)]
+    assert told == [*parts, (what, 605, 605, unit)]
 
 
 def test_a_client_that_does_not_answer_is_named_once_with_the_reason():

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -28,27 +27,13 @@ from harmonium.data.images import Images, Integers, Pixels, check_pixels
 from harmonium.data.picture import shaped
 from harmonium.errors import DataError, StoreError
 from harmonium.home import home, make_folder
+from harmonium.telling import tell
 
 FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
 PIECE_BYTES = 1 << 25  # of pictures shaped and written at once
 _LEFTOVER_SECONDS = 24 * 3600
-
-Listener = Callable[[str, int, int | None], None]
-"""Told the data set, the pictures decoded so far, and all of them where known; equal at the end."""
-
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Have a listener told of whatever is decoded meanwhile."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
 
 
 def fetched_folder(name: str | None = None) -> Path:
@@ -164,8 +149,7 @@ class Writer:
             self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
         self._parts[part].append(pixels, labels, factors)
         self.count += len(pixels)
-        if listener := _listener.get():
-            listener(self._name, self.count, self.expected)
+        tell(f"decoding {self._name}", self.count, self.expected)
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Write the columns and `meta.json`, after which the folder is whole."""
@@ -268,8 +252,7 @@ def decoded(
             writer.finish({"name": name, "key": key, "identity": identity})
         finally:
             writer.close()
-            if listener := _listener.get():
-                listener(name, writer.count, writer.count)
+            tell(f"decoding {name}", writer.count, writer.count)
     stored = _open(folder, key)
     if stored is None:
         raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.linear import standard
+from harmonium.telling import tell
 from harmonium.threads import single_thread
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
@@ -243,6 +244,7 @@ def _regression(
                     first += step
                     step = first
                 weights -= rate * step
+            tell("a classifier", epoch + 1, protocol.epochs, "epochs")
     return torch.from_numpy(weights.T.copy())
 
 
@@ -275,6 +277,7 @@ def _beside(
             scores = _scores((adapter(x) - shift) / scale, weights)
             functional.cross_entropy(scores, y).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
+        tell("a classifier", epoch + 1, protocol.epochs, "epochs")
     return weights.detach().clone()
 
 

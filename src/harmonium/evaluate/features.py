@@ -39,6 +39,7 @@ def embed(
     batch: int = 500,
     *,
     views: Callable[[Tensor, int], Tensor] | None = None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
     """Frozen features of pictures, on all cores.
 
@@ -52,6 +53,7 @@ def embed(
         batch: pictures per forward pass; bounds memory and does not change the result.
         views: instead of `prepare`, for random views: is told the number of the batch's first
             picture as well, to draw by, for batches come in any order. With it `batch` matters.
+        watch: told how many pictures are done, of how many.
 
     Returns:
         Float32 features `(n, dim)` on the CPU, free of any autograd history.
@@ -81,5 +83,9 @@ def embed(
     with evaluating(encoder), single_thread():
         starts = range(0, len(pixels), batch)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, len(starts))) as threads:
+            parts = []
+            for start, part in zip(starts, threads.map(features_of, starts), strict=True):
+                parts.append(part)
+                watch(min(start + batch, len(pixels)), len(pixels))
             # The copy is made outside inference mode, so that later code may use autograd.
-            return torch.cat(list(threads.map(features_of, starts))).clone()
+            return torch.cat(parts).clone()

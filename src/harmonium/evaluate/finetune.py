@@ -27,6 +27,7 @@ from harmonium.data.view import View
 from harmonium.descent import SGD, Adam
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.features import embed, evaluating
+from harmonium.telling import tell
 from harmonium.threads import single_thread
 
 Head = Literal["linear", "mlp"]
@@ -125,6 +126,7 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
                 loss = functional.cross_entropy(whole(seen), wanted[rows])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
+            tell("fine-tuning", epoch + 1, how.epochs, "epochs")
     return Tuned(whole.eval().requires_grad_(False), classes)
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from harmonium.data.store import digest_of
 from harmonium.errors import StoreError, WireError
 from harmonium.evaluate.features import embed
 from harmonium.home import home
+from harmonium.telling import tell
 
 FORMAT = 1  # raise it when features would come out differently
 MOST = 4 << 30  # bytes of all files
@@ -114,7 +116,7 @@ class Kept:
         if (held := _read(path, len(images))) is not None:
             self.found += len(images)
             return held
-        made = embed(encoder, images, prepare, views=views)
+        made = embed(encoder, images, prepare, views=views, watch=partial(tell, "features"))
         self.computed += len(images)
         self._write(path, made)
         return made

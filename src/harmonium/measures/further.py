@@ -36,6 +36,7 @@ from harmonium.hosts import make_host
 from harmonium.measures.opened import Run
 from harmonium.recipe import Recipe
 from harmonium.settings import plain
+from harmonium.telling import tell
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,11 @@ def _workers(recipe: Recipe, clients: int) -> int:
 
 
 def _telling(run: Run, clients: Collection[ClientId]) -> Callable[[Reply], None]:
+    heard = set[ClientId]()
+
     def watch(reply: Reply) -> None:
+        heard.update({reply.client} & set(clients))
+        tell("a further round", len(heard), len(clients), "clients")
         if reply.up is None and reply.client in clients:
             run.note(f"{run.label}: client {reply.client} did not train: {reply.why}")
 

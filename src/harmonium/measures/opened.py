@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from harmonium.measures.grounds import OWN, UPRIGHT, Ground, Sets
 from harmonium.recipe import Recipe
 from harmonium.runs import judged_on
 from harmonium.settings import plain
+from harmonium.telling import tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +228,8 @@ class Run:
 
     def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
         """Frozen features of pictures, refused where they are no numbers."""
-        return self._sound(embed(encoder, pictures, self.method.views.plain), whose)
+        watch = partial(tell, "features")
+        return self._sound(embed(encoder, pictures, self.method.views.plain, watch=watch), whose)
 
     def _sound(self, found: Tensor, whose: str) -> Tensor:
         if not bool(found.isfinite().all()):

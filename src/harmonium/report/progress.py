@@ -18,10 +18,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from harmonium.data.store import listening
 from harmonium.errors import counted
 from harmonium.evaluate.geometry import tuning_score
 from harmonium.life import Watcher
+from harmonium.telling import listening
 
 if TYPE_CHECKING:
     from harmonium.federation.drive import Reply
@@ -234,12 +234,12 @@ def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None
 
 
 @contextmanager
-def decoding(console: Console, silent: bool = False) -> Iterator[None]:
-    """Show how far a data set is decoded, wherever that takes longer than a moment."""
+def long_work(console: Console, silent: bool = False) -> Iterator[None]:
+    """Show how far decoding, features or trainings are, wherever they take more than a moment."""
     if silent:
         yield
         return
-    shown = _Decoding(console)
+    shown = _LongWork(console)
     try:
         with listening(shown):
             yield
@@ -247,7 +247,7 @@ def decoding(console: Console, silent: bool = False) -> Iterator[None]:
         shown.stop()
 
 
-class _Decoding:
+class _LongWork:
     """A bar on a terminal, a line now and then elsewhere, nothing in the first two seconds."""
 
     def __init__(self, console: Console) -> None:
@@ -255,7 +255,7 @@ class _Decoding:
         self._name, self._began, self._told = "", 0.0, 0.0
         self._bar: Progress | None = None
 
-    def __call__(self, name: str, done: int, total: int | None) -> None:
+    def __call__(self, name: str, done: int, total: int | None, unit: str) -> None:
         now = time.perf_counter()
         if done == total:
             return self.stop()
@@ -265,25 +265,25 @@ class _Decoding:
         if now - self._began < 2:
             return None
         if self._console.is_terminal:
-            return self._draw(done, total)
+            return self._draw(done, total, unit)
         if now - self._told > 10:
             self._told = now
             whole = f" of {total:,}" if total else ""
-            text = f"decoding {name}: {done:,}{whole} pictures"
+            text = f"{name}: {done:,}{whole} {unit}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         return None
 
-    def _draw(self, done: int, total: int | None) -> None:
+    def _draw(self, done: int, total: int | None, unit: str) -> None:
         if self._bar is None:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.add_task("")
             self._bar.start()
-        words = f"decoding {self._name}: {done:,} pictures"
+        words = f"{self._name}: {done:,} {unit}"
         self._bar.update(self._bar.task_ids[0], description=words, completed=done, total=total)
 
     def stop(self) -> None:
-        """Take the bar away; the next data set begins anew."""
+        """Take the bar away; the next work begins anew."""
         self._name, self._told = "", 0.0
         if self._bar is not None:
             self._bar.stop()
