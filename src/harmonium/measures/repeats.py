@@ -74,6 +74,6 @@ def _mean(values: Sequence[Any]) -> Any:
     """
     numbers = [value[0] if isinstance(value, tuple) else value for value in values]
     if all(isinstance(value, Real) for value in numbers):
-        whole = all(isinstance(value, int) for value in numbers) and len(set(numbers)) == 1
-        return numbers[0] if whole else estimate([float(value) for value in numbers])
+        same = len(set(numbers)) == 1 and len(numbers) > 1
+        return numbers[0] if same else estimate([float(value) for value in numbers])
     return values[0] if all(value == values[0] for value in values) else None
