@@ -130,8 +130,8 @@ means over seeds; ± is the standard error. *Untrained* and *from scratch* are n
 kind that learnt nothing before. Published figures are of the full size.
 """
 CAME = """
-What came out, of FedCA's tables: with few labels, networks that learnt by SimCLR or FedCA before are
-2.1 to 2.7 points ahead of untrained ones, those of rotation prediction 1.5, those of the
+What came out, of FedCA's tables: with few labels, networks that learnt by SimCLR or FedCA before
+are 2.1 to 2.7 points ahead of untrained ones, those of rotation prediction 1.5, those of the
 autoencoder 0.5 at best. FedCA's lead over FedSimCLR (2.9 and 3.3 points there) does not come out:
 they are level. On Fashion-MNIST all starts are within their errors; the paper's gains are of about
 one point.
