@@ -27,7 +27,9 @@ from harmonium.report.tables import markdown
 
 # References, no method, fedsimclr by another name, and one that needs a third view.
 AMISS = {*BY_ITSELF, "diagnosis", "fedavg", "semifed"}
-NAMES = ["fedsimclr", *sorted({*methods.table(), *baselines()} - {*AMISS, "fedsimclr"})]
+ROUNDED = ["fedsimclr,transport.up=fp16", "fedsimclr,transport.up=int8"]
+OTHERS = sorted({*methods.table(), *baselines()} - {*AMISS, "fedsimclr"})
+NAMES = ["fedsimclr", *ROUNDED, *OTHERS]
 BUDGET = (
     "data=digits views=digits clients=4 split=dirichlet split.alpha=0.3 split.labels=0.2 rounds=2 "
     "local.epochs=2 local.for_clients=none local.batch=32 encoder.width=8 encoder.out=32 "
@@ -107,7 +109,7 @@ def main() -> None:
         after = complete(folder)
         touched = [name for name, about in before.items() if after.get(name) != about]
         told = (
-            f"{len(NAMES)} methods and short cuts with {given.seeds} seeds and three references: "
+            f"{len(NAMES)} methods, short cuts and rounded weights with {given.seeds} seeds and three references: "
             f"{runs} runs in {seconds / 60:.0f} minutes. It was killed when {count} runs were "
             f"complete and begun again by the same command: {len(touched)} of the "
             f"{len(before)} files of complete runs were written again."
