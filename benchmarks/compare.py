@@ -109,8 +109,8 @@ def main() -> None:
         after = complete(folder)
         touched = [name for name, about in before.items() if after.get(name) != about]
         told = (
-            f"{len(NAMES)} methods, short cuts and rounded weights with {given.seeds} seeds and three references: "
-            f"{runs} runs in {seconds / 60:.0f} minutes. It was killed when {count} runs were "
+            f"{len(NAMES)} methods, short cuts and rounded weights with {given.seeds} seeds and "
+            f"three references: {runs} runs in {seconds / 60:.0f} minutes. It was killed when {count} runs were "
             f"complete and begun again by the same command: {len(touched)} of the "
             f"{len(before)} files of complete runs were written again."
         )
