@@ -110,9 +110,9 @@ def main() -> None:
         touched = [name for name, about in before.items() if after.get(name) != about]
         told = (
             f"{len(NAMES)} methods, short cuts and rounded weights with {given.seeds} seeds and "
-            f"three references: {runs} runs in {seconds / 60:.0f} minutes. It was killed when {count} runs were "
-            f"complete and begun again by the same command: {len(touched)} of the "
-            f"{len(before)} files of complete runs were written again."
+            f"three references: {runs} runs in {seconds / 60:.0f} minutes. It was killed when "
+            f"{count} runs were complete and begun again by the same command: {len(touched)} of "
+            f"the {len(before)} files of complete runs were written again."
         )
         made = json.loads(done.stdout)
     text = page(made, told)
