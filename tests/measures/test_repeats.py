@@ -51,10 +51,12 @@ def test_single_runs_have_no_means_over_seeds(study: Path, tmp_path: Path) -> No
 
 def test_repeats_have_the_same_recipe() -> None:
     one, other = Recipe.of("fedavg"), Recipe.of("fedavg", "local.lr=0.5")
-    runs = {"a/seed-0": one, "a/seed-1": one.changed(seed=1), "b": other}
+    runs = {"a/seed-0": (one, 5), "a/seed-1": (one.changed(seed=1), 5), "b": (other, 5)}
     assert repeats(runs) == {"a": ["a/seed-0", "a/seed-1"], "b": ["b"]}
-    assert repeats({"a": one, "b": other}) == {}
-    others = {"a1": one, "a2": one.changed(seed=1), "a3": other, "a4": other.changed(seed=1)}
+    assert repeats({"a": (one, 5), "b": (other, 5)}) == {}
+    assert repeats({"a": (one, 5), "b": (one.changed(seed=1), 4)}) == {}  # stopped a round before
+    two, another = one.changed(seed=1), other.changed(seed=1)
+    others = {"a1": (one, 5), "a2": (two, 5), "a3": (other, 5), "a4": (another, 5)}
     assert list(repeats(others)) == ["a1, a2", "a3, a4"]
 
 

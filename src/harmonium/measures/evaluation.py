@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,8 @@ from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
 from harmonium.measures.repeats import over_seeds, repeats
-from harmonium.recipe_text import apply_changes
+from harmonium.recipe_text import apply_changes, as_words
+from harmonium.report.tables import markdown
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
 
@@ -59,15 +60,18 @@ def evaluate_run(
     *words: str | Path,
     out: str | Path | None = None,
     note: Callable[[str], None] = lambda text: None,
+    **settings: Any,
 ) -> Evaluation:
     """Measure runs from their folders, which stay as they are.
 
     `evaluate_run("runs/a", "runs/b", "angles", "angles.pictures=200", out="figures")` does what the
     command does with the same words: folders of runs, or of comparisons, the first of them first;
     names of measures; settings of these measures, or of the engine; `on=[own,mnist]` and
-    `on.mnist.key=value` for other pictures than the runs' own. `note` is told what takes time.
+    `on.mnist.key=value` for other pictures than the runs' own. Settings can be given by name, too:
+    `**{"knn.k": 5}`. `note` is told what takes time.
     """
-    paths, names, changes = _sorted(words)
+    words = (*words, *as_words(settings))
+    paths, names, changes, unfinished = _sorted(words)
     sets, changes = sets_of(changes)
     asked, engine = _asked(names, changes)
     needed = _needed(sets, asked)
@@ -83,19 +87,22 @@ def evaluate_run(
             run.ground(name)
     if out is not None:  # what cannot be written, too
         make_folder(folder)
-    found, lost = dict[str, dict[str, Figures]](), list[str]()
+    found, lost = dict[str, dict[str, Figures]](), list(unfinished)
+    why: ConfigError | DataError | None = None
     for name, measure in asked.items():
         found[name] = {}
         for label, run in runs.items():
             try:
                 found[name][label] = measure.look(run)
-            except DataError as error:  # of one run among several; the others are measured
-                if len(runs) == 1:
+            except (ConfigError, DataError) as error:  # of one among several; others are measured
+                if len(runs) == len(asked) == 1:
                     raise
+                why = why or error
                 lost.append(f"{label}: {name} is left out: {error}")
                 note(lost[-1])
-        if not found[name]:
-            raise DataError(lost[-1])
+    asked = {name: measure for name, measure in asked.items() if found[name]}
+    if not asked and why is not None:
+        raise why
     spared = {
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
@@ -103,20 +110,33 @@ def evaluate_run(
     return _written(make_folder(folder), runs, asked, found, spared, lost)
 
 
-def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], list[str]]:
-    """Folders by label, names of measures, and settings."""
+def _sorted(
+    words: Sequence[str | Path],
+) -> tuple[dict[str, Path], list[str], list[str], list[str]]:
+    """Folders by label, names of measures, settings, and what is left out of folders of runs."""
+    if wrong := [word for word in words if not isinstance(word, str | Path)]:
+        raise ConfigError(
+            f"{wrong[0]!r} is no word: name folders, measures and settings one by one"
+        )
     changes = [word for word in words if isinstance(word, str) and "=" in word]
     rest = [word for word in words if word not in changes]
     if not rest or (rest[0] in measures.table() and not Path(rest[0]).is_dir()):
         raise ConfigError("name a run's folder first, e.g. `harmonium eval runs/a angles`")
     if not Path(rest[0]).is_dir():
         raise ConfigError(f"there is no folder {rest[0]}: name a run's folder first")
-    folders, names = _runs_in(Path(rest[0])), list[str]()
+    folders, names, unfinished = list[Path](), list[str](), list[str]()
+
+    def take(folder: Path) -> None:
+        done, begun = _runs_in(folder)
+        folders.extend(done)
+        unfinished.extend(f"{path} is left out: it did not come to its end" for path in begun)
+
+    take(Path(rest[0]))
     for word in rest[1:]:
         if isinstance(word, str) and (word in measures.table() or ":" in word):
             names.append(word)
         elif Path(word).is_dir():
-            folders += _runs_in(Path(word))
+            take(Path(word))
         else:
             near = suggest(str(word), measures.table())
             raise ConfigError(f"'{word}' is neither a run's folder nor a measure: {near}")
@@ -126,16 +146,18 @@ def _sorted(words: Sequence[str | Path]) -> tuple[dict[str, Path], list[str], li
     given = [*map(str, (folder.resolve() for folder in folders)), *names]
     if twice := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{twice[0]} is named twice")
-    return dict(zip(_labels(folders), folders, strict=True)), names, changes
+    return dict(zip(_labels(folders), folders, strict=True)), names, changes, unfinished
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    """The folder of a run; or, of one that holds runs, all of them that have committed a round."""
+def _runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The folder of a run; or, of one that holds runs, those that are complete and those not."""
     if (folder / "recipe.yaml").exists():
-        return [folder]
+        return [folder], []
     inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
-    begun = [path for path in inside if any((path / "commits").glob("*.json"))]
-    return begun or [folder]  # which is refused as no run
+    done = [path for path in inside if (path / "result.json").exists()]
+    if inside and not done:
+        raise ConfigError(f"{folder} holds no complete run: let its command go on first")
+    return done or [folder], [path for path in inside if path not in done]  # else refused as no run
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
@@ -208,7 +230,7 @@ def _written(
         if measure.draw(path, found[name]):
             pictures[name] = path
         tables += measure.tables(found[name])
-        notes += [f"{label}: {note}" for label, one in found[name].items() for note in one.notes]
+        notes += _shared(found[name])
     about = {
         label: {
             "folder": str(run.path),
@@ -224,7 +246,7 @@ def _written(
         for name, each in found.items()
     }
     told = tuple(dict.fromkeys(notes))
-    groups = repeats({label: run.recipe for label, run in runs.items()})
+    groups = repeats({label: (run.recipe, run.commit.round) for label, run in runs.items()})
     means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
     legends = list(dict.fromkeys(one.legend for one in asked.values() if one.legend))
     more: dict[str, Any] = {**spared, "over_seeds": means, "legends": legends}
@@ -232,4 +254,19 @@ def _written(
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
     store.write_atomic(folder / "eval.json", f"{text}\n".encode())
+    parts = [
+        f"## {one.title}\n\n{markdown(one.rows, digits=one.digits)}" for one in (*tables, *means)
+    ]
+    said = "".join(f"- {line}\n" for line in (*legends, *told))
+    store.write_atomic(folder / "eval.md", "\n".join([*parts, said]).encode())
     return made
+
+
+def _shared(found: Mapping[str, Figures]) -> Iterator[str]:
+    """The notes of a measure, each once, with the runs that it is of."""
+    whose: dict[str, list[str]] = {}
+    for label, one in found.items():
+        for note in one.notes:
+            whose.setdefault(note, []).append(label)
+    for note, labels in whose.items():
+        yield note if len(labels) == len(found) > 1 else f"{', '.join(labels)}: {note}"

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from harmonium.data.images import Images
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, DataError
 from harmonium.measures import Figures, Measure, Shown
 from harmonium.measures.grounds import OWN, Ground
 from harmonium.measures.opened import Run
@@ -34,8 +34,14 @@ class Probe(Measure):
     def look(self, run: Run) -> Figures:
         """The figures of one run on every set."""
         names = self.needs(run.sets.names)
-        found = {name: self.judge(run, run.ground(name)) for name in names}
-        several = len(found) > 1
+        several, found, lost = len(names) > 1, dict[str, Figures](), list[str]()
+        for name in names:
+            try:
+                found[name] = self.judge(run, run.ground(name))
+            except DataError as error:  # of one set among several
+                if not several or (name == names[-1] and not found):
+                    raise
+                lost.append(f"{self.name} is left out: {error}")
         return Figures(
             {
                 "round": run.commit.round,
@@ -46,7 +52,8 @@ class Probe(Measure):
                 f"{name}: {note}" if several else note
                 for name, one in found.items()
                 for note in (*run.overlap(name), *one.notes)
-            ],
+            ]
+            + lost,
             {f"{name}/{key}": v for name, one in found.items() for key, v in one.arrays.items()},
         )
 

@@ -17,12 +17,15 @@ Groups = Mapping[str, Sequence[str]]
 """Labels of runs by what tables call them together."""
 
 
-def repeats(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
-    """The runs, by label, in groups whose recipes differ in the seed only; none without repeats."""
-    groups: dict[str, list[str]] = {}
-    for label, recipe in recipes.items():
-        groups.setdefault(recipe.changed(seed=0).digest, []).append(label)
-    if len(groups) == len(recipes):
+def repeats(runs: Mapping[str, tuple[Recipe, int]]) -> dict[str, list[str]]:
+    """The runs, by label, in groups that differ in the seed only; none where nothing is repeated.
+
+    A run is its recipe and how many rounds it has had.
+    """
+    groups: dict[tuple[str, int], list[str]] = {}
+    for label, (recipe, done) in runs.items():
+        groups.setdefault((recipe.changed(seed=0).digest, done), []).append(label)
+    if len(groups) == len(runs):
         return {}
     names = [_shared(labels) for labels in groups.values()]
     return {
