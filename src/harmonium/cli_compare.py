@@ -159,7 +159,12 @@ def _going_on(folder: Path, as_json: bool) -> Iterator[None]:
 
 def _complain(failed: Sequence[Mapping[str, Any]], folder: Path) -> None:
     if failed:
-        names = ", ".join(f"{one['encoder']} (seed {one['seed']})" for one in failed)
+        own = ("encoder", "seed", "why")  # beside these, the value of a sweep
+        at = ["".join(f"{k}={v}, " for k, v in one.items() if k not in own) for one in failed]
+        names = ", ".join(
+            f"{one['encoder']} ({value}seed {one['seed']})"
+            for one, value in zip(failed, at, strict=True)
+        )
         raise HarmoniumError(
             f"{len(failed)} of the runs failed: {names}. The same command with --out {folder} "
             "tries them again"

@@ -95,13 +95,20 @@ def _yaml_files(*path: str) -> dict[str, Any]:
 def as_words(settings: Mapping[str, Any]) -> list[str]:
     """Settings as a command line has them.
 
-    >>> as_words({"seeds": 3, "data": "digits", "local.lr": None})
-    ['seeds=3', 'data=digits', 'local.lr=null']
+    >>> as_words({"seeds": 3, "data": "digits", "local.lr": None, "compare": {"up": 5}})
+    ['seeds=3', 'data=digits', 'local.lr=null', 'compare.up=5']
+    >>> as_words({"sweep.local.lr": [0.05, 0.1]})
+    ['sweep.local.lr=0.05,0.1']
     """
-    return [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in settings.items()
-    ]
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and "name" not in value:
+            words += as_words({f"{key}.{one}": its for one, its in value.items()})
+        elif key.startswith("sweep.") and isinstance(value, list | tuple):
+            words.append(f"{key}={','.join(map(str, value))}")
+        else:
+            words.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return words
 
 
 def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

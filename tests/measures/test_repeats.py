@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import harmonium
+from harmonium.errors import ConfigError, DataError
 from harmonium.measures import Shown
 from harmonium.measures.repeats import over_seeds, repeats
 from harmonium.recipe import Recipe
@@ -42,6 +43,33 @@ def test_a_folder_of_runs_is_measured_and_repeats_are_averaged(study: Path, tmp_
     assert knn.rows[1]["accuracy"][1] is None and len(angles.rows) == 2
     kept = json.loads((tmp_path / "out" / "eval.json").read_text())["over_seeds"]
     assert kept[0]["rows"][0]["accuracy"] == pytest.approx(row["accuracy"])
+    left = f"{study / 'fedprox' / 'seed-1'} is left out: it did not come to its end"
+    assert left in found.notes
+    assert "means over seeds" in (tmp_path / "out" / "eval.md").read_text()
+
+
+def test_what_no_run_or_no_set_can_give_is_left_out(
+    made: Callable[..., Path], study: Path, tmp_path: Path
+) -> None:
+    found = harmonium.evaluate_run(study, "knn", "styles", out=tmp_path / "out", **{"knn.k": 3})
+    assert (
+        list(found.figures) == ["knn"] and sum("styles is left out" in n for n in found.notes) == 3
+    )
+    bare = made("fedavg")  # without labels
+    found = harmonium.evaluate_run(
+        bare, "knn", "on=own,digits", "on.digits.limit=60", out=tmp_path / "bare"
+    )
+    assert list(found.figures["knn"]["run"]["sets"]) == ["digits"]
+    assert any("knn is left out: shapes" in note for note in found.notes)
+    with pytest.raises(DataError, match="shapes"):
+        harmonium.evaluate_run(bare, "knn", "retrieval", out=tmp_path / "none")
+
+
+def test_a_folder_without_a_complete_run_is_refused(study: Path) -> None:
+    for path in study.rglob("result.json"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="holds no complete run"):
+        harmonium.evaluate_run(study, "knn")
 
 
 def test_single_runs_have_no_means_over_seeds(study: Path, tmp_path: Path) -> None:

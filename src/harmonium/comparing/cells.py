@@ -135,8 +135,10 @@ def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
     if isinstance(asked, str):
         asked = [int(one) if one.isdigit() else one for one in asked.split(",")]
     listed = asked if isinstance(asked, list) else []
+    if twice := [one for one in listed if listed.count(one) > 1]:
+        raise ConfigError(f"seeds names {twice[0]} twice")
     if listed and all(type(one) is int and one >= 0 for one in listed):
-        return tuple(dict.fromkeys(listed))
+        return tuple(listed)
     raise ConfigError(f"seeds is {asked}; give a number, e.g. seeds=5, or a list, e.g. seeds=0,7")
 
 

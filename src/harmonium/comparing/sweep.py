@@ -80,7 +80,13 @@ class Sweep:
         """What a reader of the figures should know, each once."""
         lost = dict.fromkeys((one[self.key], one["why"]) for one in self.lost)
         told = [f"left out: {self.key}={value}: {why}" for value, why in lost]
-        return list(dict.fromkeys([n for made in self.found.values() for n in made.notes] + told))
+        warned = [
+            f"(!) {label} at {self.key}={value}: {text}"
+            for value, made in self.found.items()
+            for label, text in made.warnings.items()
+        ]
+        notes = [note for made in self.found.values() for note in made.notes]
+        return list(dict.fromkeys([*warned, *notes, *told]))
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:
@@ -228,7 +234,8 @@ def _written(made: Sweep) -> Sweep:
     from harmonium.report.plots import curves
 
     rows = made.shown()
-    places = {value: number for number, value in enumerate(made.values)}
+    known = [value for value in made.values if any(value in row for row in rows)]
+    places = {value: number for number, value in enumerate(known)}
     series = {
         str(row["encoder"]): [
             (places[value], *(cell if isinstance(cell, tuple) else (cell,)))
@@ -244,7 +251,7 @@ def _written(made: Sweep) -> Sweep:
             levels[label] = series.pop(label)[0][1]
     assert made.picture is not None
     ylabel = f"{heading(made.probe)}{' (%)' if made.probe in PROBES else ''}"
-    curves(made.picture, series, made.key, ylabel, made.title, levels, ticks=made.values)
+    curves(made.picture, series, made.key, ylabel, made.title, levels, ticks=known)
     notes = "".join(f"- {note}\n" for note in made.notes)
     apart = dict.fromkeys(x for one in made.found.values() for x in one.details["unfair"])
     unfair = {"unfair": "; ".join(apart)} if apart else {}

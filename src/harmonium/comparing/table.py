@@ -106,7 +106,8 @@ class Comparison:
                 row |= {"difference": scale * apart["mean"], "95 % interval": "the same each time"}
                 if apart["p"] is not None:
                     low, high = scale * apart["low"], scale * apart["high"]
-                    row["95 % interval"] = f"{low:.1f} to {high:.1f}"
+                    digits = 1 if self.has_accuracy else 3
+                    row["95 % interval"] = f"{low:.{digits}f} to {high:.{digits}f}"
                     row["p (Holm)"] = f"{apart['p']:.3f}" if apart["p"] >= 0.001 else "< 0.001"
                 row |= {"seeds": apart["seeds"]} if fewer else {}
             shown.append(row)
@@ -325,9 +326,10 @@ def _write(made: Comparison, runs: Rows) -> None:
     for title, rows, digits in shown:
         parts += [f"## {title}\n", markdown(rows, digits=digits)]
         tex.append(latex(rows, title if tex else ". ".join([title, *said]), digits=digits))
-    notes = "".join(f"- {note}\n" for note in made.notes)
+    warned = [f"(!) {label}: {text}" for label, text in made.warnings.items()]
+    notes = "".join(f"- {note}\n" for note in (*warned, *made.notes))
     texts["compare.md"] = "\n".join([*parts, notes]).rstrip() + "\n"
-    texts["compare.tex"] = "\n".join([*(f"% {note}" for note in made.notes), *tex])
+    texts["compare.tex"] = "\n".join([*(f"% {note}" for note in (*warned, *made.notes)), *tex])
     for name, text in texts.items():
         store.write_atomic(made.folder / name, text.encode())
 
@@ -340,7 +342,7 @@ def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
     if (target := details["target"]) is not None:
         cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
     tables = [
-        (beside, made.beside(), 1),
+        (beside, made.beside(), 1 if made.has_accuracy else 3),
         (cost, made.costs(), 2),
         ("Megabytes of one client in one round by component, down / up", made.sent(), 2),
         ("Published, and why it is another figure here", made.papers(), 1),

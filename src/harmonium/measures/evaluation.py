@@ -244,6 +244,7 @@ def _written(
     figures = {
         name: {label: dict(one.plain) for label, one in each.items()}
         for name, each in found.items()
+        if each
     }
     told = tuple(dict.fromkeys(notes))
     groups = repeats({label: (run.recipe, run.commit.round) for label, run in runs.items()})
