@@ -132,7 +132,14 @@ class Life:
 
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
-        if complete := (self.path / "result.json").exists():
+        try:
+            complete = bool(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return False
+        except ValueError:
+            self.watcher.note(f"{self.path}: result.json is damaged: its encoder is judged again")
+            return False
+        if complete:
             self.watcher.note(f"{self.path} is complete already")
         return complete
 

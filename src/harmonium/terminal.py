@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,17 @@ Changes = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
-out = Console()
-err = Console(stderr=True)
+WIDE = 160  # columns of what goes to a file or a program, where nothing would be cut for a screen
+
+
+def _console(**how: Any) -> Console:
+    made = Console(**how)
+    bounded = made.is_terminal or "COLUMNS" in os.environ
+    return made if bounded else Console(width=WIDE, **how)
+
+
+out = _console()
+err = _console(stderr=True)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:

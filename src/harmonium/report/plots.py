@@ -24,6 +24,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one fewer than colours: 56 line
 INK, PALE, GRID = "#222222", "#6b6b6b", "#e3e3e3"
 DPI = 140  # 7.2 inches wide make a picture of about 1000 pixels
 WIDTH = 7.2
+LONG = 44  # letters of a name; of a longer one both ends are shown
 
 Point = tuple[float, ...]
 
@@ -106,7 +107,7 @@ def bars(
                     _short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
                     textcoords="offset points", fontsize=8, color=INK,
                 )  # fmt: skip
-        axes.set_yticks(range(len(groups)), list(groups))
+        axes.set_yticks(range(len(groups)), [_brief(name) for name in groups])
         axes.set_ylim(len(groups) - 0.45, -0.55)  # the first group on top
         axes.margins(x=0.09)
         headline(figure, title)
@@ -230,6 +231,15 @@ def _line(
     return x[-1], y[-1], name, colour
 
 
+def _brief(name: str) -> str:
+    """A name that leaves room for the picture.
+
+    >>> _brief("fedavg objective.norm=none privacy.epsilon=2.5 privacy.noise=simulated")
+    'fedavg objective.norm=n … cy.noise=simulated'
+    """
+    return name if len(name) <= LONG else f"{name[:23]} … {name[-18:]}"
+
+
 def _end_labels(figure: Any, axes: Any, labels: Sequence[Label]) -> None:
     """Names in the right margin, led to by the lines' ends, pushed apart where they meet."""
     if not labels:
@@ -244,7 +254,7 @@ def _end_labels(figure: Any, axes: Any, labels: Sequence[Label]) -> None:
         _apart(wanted, 12.5 / points_high), order, strict=True
     ):
         axes.annotate(
-            name, (edge if end is None else end, level), (1.028, place), xycoords="data",
+            _brief(name), (edge if end is None else end, level), (1.028, place), xycoords="data",
             textcoords="axes fraction", va="center", fontsize=9, color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6,
                         "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, object]
 Columns = Sequence[str] | Mapping[str, str]
 MISSING = "–"
+LEAST = 10  # letters of a text that stay beside each other in the narrowest table
 
 
 def estimate(values: Sequence[float]) -> tuple[float, float | None]:
@@ -79,6 +80,7 @@ def table(
             Text(heading),
             justify="right" if right else "left",
             no_wrap=right or key in unbroken,
+            min_width=None if right else min(LEAST, max(len(_text(r.get(key), 0)) for r in rows)),
             overflow="ellipsis" if right else "fold",
         )
     for cells in _cells(rows, names, digits, by_row):
