@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
-from harmonium.errors import ConfigError, UnknownSetting
+from harmonium.errors import ConfigError, UnknownSetting, counted
 from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
 from harmonium.settings import make, plain, unknown
@@ -62,7 +62,7 @@ class Plan:
         recipe = next(iter(self.methods.values()))
         count = len(self.rows) * len(self.seeds)
         rows, seeds = ", ".join(self.rows), ", ".join(map(str, self.seeds))
-        each = f"{count} runs of {recipe.rounds} rounds on {recipe.data.name}"
+        each = f"{counted(count, 'run')} of {counted(recipe.rounds, 'round')} on {recipe.data.name}"
         return f"{each}: {rows}; seeds {seeds}"
 
     def cells(self) -> Iterator[tuple[str, int, Recipe]]:

@@ -76,7 +76,8 @@ def evaluate_run(
     asked, engine = _asked(names, changes)
     needed = _needed(sets, asked)
     recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
-    folder = _folder(out, paths, list(asked))
+    first = next(Path(word) for word in words if "=" not in str(word))
+    folder = _folder(out, first, paths, list(asked))
     kept, finished = Kept(note=note), Finished(home() / "draws")
     more: dict[str, Any] = {"sets": sets, "kept": kept, "finished": finished}
     runs = {
@@ -200,12 +201,13 @@ def _needed(sets: Sets, asked: Mapping[str, Measure]) -> list[str]:
     return list(dict.fromkeys(each))
 
 
-def _folder(out: str | Path | None, paths: Mapping[str, Path], names: Sequence[str]) -> Path:
+def _folder(
+    out: str | Path | None, first: Path, paths: Mapping[str, Path], names: Sequence[str]
+) -> Path:
     """Where to write, which is never inside a run."""
     if out is None:
         stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
-        first = next(iter(paths.values())).resolve().name
-        return home() / "evaluations" / "-".join([stamp, first, *names])
+        return home() / "evaluations" / "-".join([stamp, first.resolve().name, *names])
     folder = Path(out)
     within = [path for path in paths.values() if folder.resolve().is_relative_to(path.resolve())]
     if within or (folder / "recipe.yaml").exists():
