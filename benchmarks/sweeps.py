@@ -61,6 +61,13 @@ frozen encoders. With one seed a difference of a point or two says nothing: this
 sweeps run, and what is larger than that.
 """
 CAME = """
+What came out: training with labels suffers most where clients hold few classes, from 43.9 down to
+20.7; methods without labels lose 4 points at most there, as the paper says. In twelve short rounds
+SimCLR is ahead of Orchestra at every heterogeneity, number of clients and participation but one,
+against the paper. Numbers of clusters make no difference, nor do numbers of clients where the
+training stays the same in all; the fewest clients a round are the worst for SimCLR and for rotation
+prediction. Raw pixels are ahead of every encoder by nearest neighbours: 16 pixels and this little
+training leave much to learn.
 """
 
 
