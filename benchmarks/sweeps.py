@@ -66,8 +66,8 @@ What came out: training with labels suffers most where clients hold few classes,
 SimCLR is ahead of Orchestra at every heterogeneity, number of clients and participation but one,
 against the paper. Numbers of clusters make no difference, nor do numbers of clients where the
 training stays the same in all; the fewest clients a round are the worst for SimCLR and for rotation
-prediction. Raw pixels are ahead of every encoder by nearest neighbours: 16 pixels and this little
-training leave much to learn.
+prediction. More labels help those who train with nothing else. By nearest neighbours raw pixels are
+ahead of every encoder that learnt without labels: this little training leaves much to learn.
 """
 
 
