@@ -110,19 +110,37 @@ def test_threads_do_not_matter():
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_path_leads_to_each_solution_and_is_shorter(monkeypatch):
+PATH = [1.0, 0.1, 0.01, 0.001]
+
+
+def test_a_path_leads_to_each_solution():
     features, labels = problem(n=600)
+    path = regressions(features, labels, 4, PATH)
+    for strength, one in zip(PATH, path, strict=True):
+        (alone,) = regressions(features, labels, 4, [strength])
+        gap = objective(features, labels, one, strength)[0]
+        assert gap == pytest.approx(objective(features, labels, alone, strength)[0], abs=1e-5)
+
+
+def test_a_path_is_shorter_than_its_solutions_alone(monkeypatch):
+    features, labels = problem(n=logistic.MANY)
     passes = []
     counted = logistic._look
     monkeypatch.setattr(logistic, "_look", lambda *a: passes.append(1) or counted(*a))
-    strengths = [1.0, 0.1, 0.01, 0.001]
-    path = regressions(features, labels, 4, strengths)
+    regressions(features, labels, 4, PATH)
     along, passes[:] = len(passes), []
-    alone = [regressions(features, labels, 4, [strength])[0] for strength in strengths]
-    for strength, one, other in zip(strengths, path, alone, strict=True):
-        gap = objective(features, labels, one, strength)[0]
-        assert gap == pytest.approx(objective(features, labels, other, strength)[0], abs=1e-5)
+    for strength in PATH:
+        regressions(features, labels, 4, [strength])
     assert along < len(passes)
+
+
+def test_few_pictures_are_solved_further():
+    features, labels = problem(n=600)
+    for strength in PATH:
+        (found,) = regressions(features, labels, 4, [strength])
+        (best,) = regressions(features, labels, 4, [strength], tolerance=1e-9)
+        values = [objective(features, labels, one, strength)[0] for one in (found, best)]
+        assert values[0] - values[1] < logistic.TOLERANCE
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e-12])

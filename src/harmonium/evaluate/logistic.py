@@ -24,6 +24,7 @@ from torch import Tensor
 from harmonium.threads import single_thread
 
 TOLERANCE = 1e-5  # nats a picture by which a further step would lower the objective: good enough
+MANY = 10_000  # pictures; of fewer, each counts more and passes are cheap: they are solved further
 PASSES = 200  # over the data at one strength, at most
 BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
@@ -75,6 +76,7 @@ def regressions(
             return _look(features, labels, weights, share)
 
         moments = _moments(features)
+        tolerance *= min(1.0, len(features) / MANY)
         weights = torch.zeros(classes, features.shape[1] + 1, dtype=torch.float64)
         found = []
         for strength in strengths:
