@@ -28,7 +28,7 @@ def section(name: str, seeds: int, folder: Path, workers: int | None) -> str:
     made = sweep(f"{name}@cpu", f"seeds={seeds}", *own, out=folder / name)
     what, paper = about(sweeps()[name])
     words = f"`harmonium sweep {name}@cpu seeds={seeds}`"
-    return f"\n## {name}\n\n{what} ({paper}). {words}\n\n{markdown(made.shown(), digits=1)}"
+    return f"\n## {name}\n\n{what} {paper}.\n{words}\n\n{markdown(made.shown(), digits=1)}"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -56,18 +56,20 @@ ABOUT = """# Sweeps of the papers
 `python benchmarks/sweeps.py --seeds {seeds}{only}`
 
 Each is one recipe, here at the size of a laptop: CIFAR-10, 5,000 training pictures at 16 pixels, a
-small CNN, 12 rounds (50 of Federated SimCLR's). Figures are kNN on test pictures in percent, of
+small CNN, 12 rounds (50 in Federated SimCLR's). Figures are kNN on test pictures in percent, of
 frozen encoders. With one seed a difference of a point or two says nothing: this page shows that the
 sweeps run, and what is larger than that.
+
+![kNN over heterogeneity, a line a method](../images/sweep.png)
 """
 CAME = """
 What came out: training with labels suffers most where clients hold few classes, from 43.9 down to
 20.7; methods without labels lose 4 points at most there, as the paper says. In twelve short rounds
 SimCLR is ahead of Orchestra at every heterogeneity, number of clients and participation but one,
-against the paper. Numbers of clusters make no difference, nor do numbers of clients where the
-training stays the same in all; the fewest clients a round are the worst for SimCLR and for rotation
-prediction. More labels help those who train with nothing else. By nearest neighbours raw pixels are
-ahead of every encoder that learnt without labels: this little training leaves much to learn.
+against the paper. Numbers of clusters show no trend, nor do numbers of clients where the training
+stays the same in all; the fewest clients a round are the worst for SimCLR and for rotation
+prediction. By nearest neighbours raw pixels are ahead of every encoder that learnt without labels:
+this little training leaves much to learn.
 """
 
 
