@@ -9,7 +9,6 @@ command repeats nothing. Needs CIFAR-10 and, for FedCA, Fashion-MNIST (`harmoniu
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from harmonium import compare, evaluate_run
 from harmonium.recipe_text import read_yaml
 from harmonium.report.tables import markdown
+from stored import studies
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,7 @@ def beside(row: Mapping[str, Any], told: Mapping[tuple[str, str], float]) -> dic
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES))
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--write", type=Path)
-    asked = parser.parse_args(words)
+    asked = studies(__doc__, STUDIES, list(STUDIES), seeds=3).parse_args(words)
     with tempfile.TemporaryDirectory() as passing:
         folder = asked.out or Path(passing)
         parts = [judged(name, asked.seeds, folder, asked.workers) for name in asked.only]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,19 @@ def arguments(
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
     parser.add_argument("--write", type=Path, help="where the page goes")
     parser.add_argument("--json", action="store_true", help="print runs, a line each, and no page")
+    return parser
+
+
+def studies(
+    doc: str | None, names: Collection[str], usual: Sequence[str], seeds: int
+) -> argparse.ArgumentParser:
+    """The same for those whose runs stay in a folder, where they are found again."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--only", nargs="+", choices=names, default=list(usual))
+    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
+    parser.add_argument("--out", type=Path, help="where the runs stay; else they go")
+    parser.add_argument("--write", type=Path, help="where the page goes")
     return parser
 
 

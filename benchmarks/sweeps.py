@@ -10,7 +10,6 @@ the Digit archives and are left out unless named; docs/results/fedstyle.md has t
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from harmonium import sweep
 from harmonium.recipe_text import about, sweeps
 from harmonium.report.tables import markdown
+from stored import studies
 
 OTHERS = ("lambda", "style-epochs")
 
@@ -33,14 +33,8 @@ def section(name: str, seeds: int, folder: Path, workers: int | None) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     usual = [name for name in sweeps() if name not in OTHERS]
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=sweeps(), default=usual)
-    parser.add_argument("--workers", type=int, help="worker processes; 0: in this process")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--write", type=Path)
-    asked = parser.parse_args(words)
+    asked = studies(__doc__, sweeps(), usual, seeds=1).parse_args(words)
     with tempfile.TemporaryDirectory() as passing:
         folder = asked.out or Path(passing)
         parts = [section(name, asked.seeds, folder, asked.workers) for name in asked.only]

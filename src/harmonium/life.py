@@ -132,16 +132,16 @@ class Life:
 
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
-        try:
-            complete = bool(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        path = self.path / "result.json"
+        if not path.exists():
             return False
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             self.watcher.note(f"{self.path}: result.json is damaged: its encoder is judged again")
             return False
-        if complete:
-            self.watcher.note(f"{self.path} is complete already")
-        return complete
+        self.watcher.note(f"{self.path} is complete already")
+        return True
 
     def play(self, ground: Ground, engine: RunEngine, *, simulate: bool = True) -> Result:
         """All rounds that are left, on any engine, then the verdict."""

@@ -23,8 +23,7 @@ AXES: dict[str, tuple[str, Callable[[Point], float]]] = {
 
 def draw(made: Comparison, found: Found) -> None:
     """Bars of accuracies; kNN over rounds, bytes and modelled time."""
-    if made.picture is None:
-        return
+    assert made.picture is not None
     recipe = next(iter(found.plan.methods.values()))
     name = f"{recipe.data.name}, {counted(len(found.plan.seeds), 'seed')}"
     name += ", unfair: budgets differ" if found.unfair else ""

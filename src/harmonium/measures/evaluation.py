@@ -89,21 +89,23 @@ def evaluate_run(
     if out is not None:  # what cannot be written, too
         make_folder(folder)
     found, lost = dict[str, dict[str, Figures]](), list(unfinished)
-    why: ConfigError | DataError | None = None
+    broken: dict[str, ConfigError | DataError] = {}
     for name, measure in asked.items():
-        found[name] = {}
+        found[name], broken = {}, {}
         for label, run in runs.items():
             try:
                 found[name][label] = measure.look(run)
             except (ConfigError, DataError) as error:  # of one among several; others are measured
-                if len(runs) == len(asked) == 1:
-                    raise
-                why = why or error
-                lost.append(f"{label}: {name} is left out: {error}")
-                note(lost[-1])
+                broken[label] = error
+        why = next(iter(broken.values()), None)
+        if why and not found[name] and (len(asked) == 1 or isinstance(why, ConfigError)):
+            raise why  # a slip of the caller's, or nothing else was asked for
+        for label, fault in broken.items():
+            lost.append(f"{label}: {name} is left out: {fault}")
+            note(lost[-1])
     asked = {name: measure for name, measure in asked.items() if found[name]}
-    if not asked and why is not None:
-        raise why
+    if not asked:
+        raise next(iter(broken.values()))
     spared = {
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
