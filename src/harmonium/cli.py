@@ -5,7 +5,6 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -163,44 +162,38 @@ def explain(
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods, and the short cuts to baselines of the papers."""
-    from harmonium.methods import methods as registry
+    from harmonium.listing import listed
     from harmonium.recipe_text import about, baselines
 
     found = {name: about(file) for name, file in baselines().items()}
-    for name, cls in registry.table().items():
-        line = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
-        found.setdefault(name, (line.partition(": ")[2] or line, cls.paper))
+    for name, one in listed("methods").items():
+        found.setdefault(name, (one.module.partition(": ")[2] or one.module, one.paper))
     _list({name: {"what": what, "paper": paper} for name, (what, paper) in found.items()}, as_json)
 
 
 @app.command()
 def objectives(as_json: Json = False) -> None:
     """List the objectives."""
-    from harmonium.objectives import objectives as registry
+    from harmonium.listing import listed
 
-    found = {
-        name: {"what": (cls.__doc__ or "").strip().partition("\n")[0], "paper": cls.paper}
-        for name, cls in registry.table().items()
-    }
-    _list(found, as_json)
+    found = listed("objectives")
+    _list({name: {"what": one.what, "paper": one.paper} for name, one in found.items()}, as_json)
 
 
-def _lists(kind: str, module: str, what: str) -> None:
+def _lists(kind: str, what: str) -> None:
     """A command that lists a registry: `harmonium encoders` and its like."""
 
     @app.command(kind, help=f"List {what}.")
     def command(as_json: Json = False) -> None:
-        table = getattr(importlib.import_module(module), kind).table()
-        lines = {
-            name: (cls.__doc__ or "").strip().partition("\n")[0] for name, cls in table.items()
-        }
-        _list({name: {"what": line} for name, line in lines.items()}, as_json)
+        from harmonium.listing import listed
+
+        _list({name: {"what": one.what} for name, one in listed(kind).items()}, as_json)
 
 
-_lists("encoders", "harmonium.encoders", "the encoders")
-_lists("measures", "harmonium.measures", "what `harmonium eval` can measure of runs")
+_lists("encoders", "the encoders")
+_lists("measures", "what `harmonium eval` can measure of runs")
 app.command()(datasets)
-_lists("splits", "harmonium.data.partition", "the ways to share pictures out among clients")
+_lists("splits", "the ways to share images out among clients")
 
 
 @app.command()

@@ -12,15 +12,7 @@ from typing import Any
 import yaml
 
 from harmonium import recipe_tables
-from harmonium.data.sets.digits import Digits
-from harmonium.data.splits.iid import IID
-from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, suggest
-from harmonium.federation.aggregate import Mean
-from harmonium.federation.optimiser import Average
-from harmonium.methods import methods
-from harmonium.methods.fedavg import FedAvg
-from harmonium.objectives.simclr import SimCLR
 
 
 def load_tree(name: str) -> dict[str, Any]:
@@ -36,6 +28,8 @@ def load_tree(name: str) -> dict[str, Any]:
     shipped = shipped_recipes()
     if name in shipped:
         return read_yaml(shipped[name].read_text(encoding="utf-8"), name)
+    from harmonium.methods import methods  # here, for torch comes with it, and lists need none
+
     if ":" in name or name in methods.table():  # a name, or the way to import a class
         return {"method": name}
     table, slash, _ = name.partition("/")
@@ -152,14 +146,14 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
     return changed
 
 
-_CHOICES = {
-    "method": FedAvg.name,
-    "objective": SimCLR.name,
-    "encoder": CnnSmall.name,
-    "data": Digits.name,
-    "split": IID.name,
-    "aggregation": Mean.name,
-    "server": Average.name,
+_CHOICES = {  # the recipe's defaults, by name: their classes would bring torch into every list
+    "method": "fedavg",
+    "objective": "simclr",
+    "encoder": "cnn-small",
+    "data": "digits",
+    "split": "iid",
+    "aggregation": "mean",
+    "server": "average",
 }
 
 
