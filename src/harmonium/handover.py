@@ -4,55 +4,260 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from harmonium import store
+from harmonium.data.decoder import Order
+from harmonium.data.decoding import Decoders
+from harmonium.data.images import Pixels
+from harmonium.data.inputs import (
+    Layout,
+    channels_last,
+    check_strict,
+    is_array,
+    is_float,
+    kind,
+    read_images,
+)
+from harmonium.data.pictures import ENDINGS, is_picture
+from harmonium.data.store import printable
+from harmonium.data.view_checks import normalise
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
-from harmonium.errors import DataError, StoreError, counted
+from harmonium.errors import ConfigError, DataError, StoreError, counted
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.settings import choose, plain
 
+FORMAT = 2
+DECODED = 16  # image files decoded by one process at once
+LAYOUT = 'load_encoder(..., layout="NCHW")'  # where the order of axes is in doubt
+
 
 class LoadedEncoder(nn.Module):
-    """An encoder that takes pictures as they are stored."""
+    """A trained encoder that takes images as they are and prepares them as training did.
 
-    def __init__(self, network: nn.Module, about: dict[str, Any]) -> None:
-        """Wrap a network; `about` says what it was trained on and how to prepare pictures."""
+    Attributes:
+        size: height and width of the images it was trained on; others are resized to it.
+        channels: 1 (grey) or 3 (colour).
+        features: length of a feature vector.
+        mean: subtracted from values between 0 and 1; one number or one for each channel.
+        std: divided by, likewise.
+        method: the method that trained it.
+        data: the name of the data it was trained on.
+        recipe: the digest of its recipe.
+        digest: SHA-256 of the file it comes from.
+        network: the network itself, for prepared images `(n, channels, height, width)`.
+        about: everything that its file says of it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        about: dict[str, Any],
+        digest: str = "",
+        *,
+        layout: Layout | None = None,
+        strict: bool = False,
+        value_range: tuple[float, float] | None = None,
+    ) -> None:
+        """Wrap a network; `about` says what it was trained on and how to prepare images."""
         super().__init__()
-        self.network = network
-        self.about = about
+        self.network, self.about, self.digest = network, about, digest
+        self.layout, self.strict, self.value_range = layout, strict, value_range
         view = about["prepare"]
-        self._mean, self._std = (view[key] and tuple(view[key]) for key in ("mean", "std"))
-        self._size = view["size"]
+        self.mean, self.std = (view[key] and tuple(view[key]) for key in ("mean", "std"))
+        self._side = view["size"]  # to which views are resized; None: as images are
+        # Files of format 1 do not name the size of the images, only that of the views.
+        self.size: tuple[int, int] = tuple(about.get("size") or (about["side"], about["side"]))
+        self.channels: int = about["channels"]
+        self.features: int = about["features"]
+        self.depth: int = about.get("depth", 16)  # bits that 16-bit grey images use
+        self.method, self.data, self.recipe = about["method"], about["data"], about["recipe"]
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Features (n, dim) of uint8 pictures (n, height, width, channels)."""
-        channels = self.about["channels"]
-        if pixels.ndim == 4 and pixels.shape[3] != channels:
-            raise DataError(
-                f"this encoder takes pictures of {counted(channels, 'channel')}, "
-                f"got {pixels.shape[3]}"
-            )
-        features: Tensor = self.network(plain_pictures(pixels, self._mean, self._std, self._size))
+    def __repr__(self) -> str:
+        height, width = self.size
+        return (
+            f"LoadedEncoder({self.about['encoder']['name']}, trained by {self.method} on "
+            f"{self.data}: {height} x {width} x {self.channels} -> {self.features})"
+        )
+
+    def forward(self, images: Any) -> Tensor:
+        """Features `(n, features)` of images.
+
+        Args:
+            images: uint8 `(n, height, width, channels)` as an array or a tensor, a PIL image, or a
+                list of these of any sizes. Images of another size or with other channels are
+                brought to those of training, unless the encoder was loaded with `strict=True`.
+                Floats are taken only at the network's own size and with `value_range`.
+
+        Returns:
+            One row for each image. Gradients flow into the network.
+        """
+        return self._features(images, self.layout)
+
+    def prepare(self, images: Any) -> Tensor:
+        """Images as the network takes them: float32 `(n, channels, height, width)`, normalised."""
+        return self._prepared(images, self.layout)
+
+    def _features(self, images: Any, layout: Layout | None) -> Tensor:
+        prepared = self._prepared(images, layout)
+        parameter = next(self.network.parameters(), None)
+        if parameter is not None:
+            prepared = prepared.to(parameter.device, parameter.dtype)
+        features: Tensor = self.network(prepared)
         return features
 
+    def _prepared(self, images: Any, layout: Layout | None) -> Tensor:
+        if is_float(images):
+            return self._scaled(torch.as_tensor(images), layout)
+        shape = (*self.size, self.channels)
+        if isinstance(images, Tensor) and images.dtype == torch.uint8:
+            pixels = channels_last(images, layout, "images", LAYOUT)
+            if tuple(pixels.shape[1:]) == shape:  # stays where it is, e.g. on a GPU
+                return plain_pictures(pixels.contiguous(), self.mean, self.std, self._side)
+        # Copied into the usual strides, for kernels are chosen by them and round differently.
+        made = np.array(read_images(images, shape, layout, self.strict, self.depth), order="C")
+        return plain_pictures(torch.from_numpy(made), self.mean, self.std, self._side)
 
-def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, method: Method, data: str) -> None:
-    """Write an encoder with its architecture, its recipe's digest and the name of its data."""
+    def _scaled(self, images: Tensor, layout: Layout | None) -> Tensor:
+        """Floating-point images of a stated range, which are never resized."""
+        if self.value_range is None:
+            raise DataError(
+                f"images are a {kind(images)}, but should be uint8 from 0 to 255: convert them, or "
+                "name their range, e.g. load_encoder(..., value_range=(0, 1))"
+            )
+        pixels = channels_last(images, layout, "images", LAYOUT).float()
+        side = (self._side, self._side) if self._side else self.size
+        if tuple(pixels.shape[1:]) != (*side, self.channels):
+            raise DataError(
+                f"images are a {kind(images)}, but floats are taken only as {side[0]} x {side[1]} "
+                f"with {counted(self.channels, 'channel')}: resize them, or give uint8 images, "
+                "which are resized as in training"
+            )
+        low, high = self.value_range
+        seen = pixels.detach()
+        least, most = (float(seen.min()), float(seen.max())) if len(seen) else (low, high)
+        slack = 1e-3 * (high - low)
+        if not low - slack <= least <= most <= high + slack:  # also if one is not a number
+            raise DataError(
+                f"images run from {least:g} to {most:g}, but value_range is {low:g} to {high:g}"
+            )
+        made = (pixels - low) / (high - low)
+        normalise(made, self.mean, self.std)
+        prepared: Tensor = made.permute(0, 3, 1, 2)
+        return prepared
+
+    def embed(self, images: Any, batch: int = 256) -> Tensor:
+        """Features of many images, a batch at a time, in evaluation mode and without gradients.
+
+        Args:
+            images: what `forward` takes, of any length; also a memory-mapped array, an iterable of
+                single images, a folder of image files (sorted by path, subfolders included), or a
+                list of files.
+            batch: how many images are in memory at once.
+
+        Returns:
+            float32 `(n, features)` on the CPU, in the order of the images.
+        """
+        if batch < 1:
+            raise ConfigError(f"batch is {batch}; it must be at least 1")
+        was = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                pieces = self._batches(images, batch)
+                found = [self._features(some, layout).float().cpu() for some, layout in pieces]
+        finally:
+            self.train(was)
+        return torch.cat(found) if found else torch.empty(0, self.features)
+
+    def _batches(self, images: Any, batch: int) -> Iterator[tuple[Any, Layout | None]]:
+        """Some images at a time, and the order of their axes."""
+        if isinstance(images, str | Path):
+            images = image_files(Path(images))
+        if isinstance(images, list | tuple) and images and isinstance(images[0], str | Path):
+            yield from ((some, "NHWC") for some in self._decoded(images, batch))
+        elif is_array(images):
+            pixels = channels_last(images, self.layout, "images", LAYOUT)
+            for start in range(0, len(pixels), batch):
+                yield pixels[start : start + batch], "NHWC"
+        elif hasattr(images, "__iter__"):  # a PIL image is no iterable
+            rest = iter(images)
+            while some := list(islice(rest, batch)):
+                yield some, self.layout
+        else:
+            yield images, self.layout
+
+    def _decoded(self, files: Sequence[str | Path], batch: int) -> Iterator[Pixels]:
+        """The pixels of image files, decoded as a data set's are, in processes of their own."""
+        size = None if self.strict else self.size
+        order = Order(size=size, channels=self.channels, depth=self.depth)
+        paths, held = iter(files), list[Pixels]()
+        with Decoders() as decoders:
+            for answers in decoders.run([str(file) for file in files], order, DECODED):
+                for answer in answers:
+                    file = printable(str(next(paths)))
+                    if answer.error or answer.pixels is None:
+                        raise DataError(f"{file} cannot be read: {answer.error}")
+                    check_strict(self.strict, answer.pixels.shape, (*self.size, self.channels))
+                    held.append(answer.pixels)
+                    if len(held) == batch:
+                        yield np.stack(held)
+                        held.clear()
+        if held:
+            yield np.stack(held)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files of a folder and its subfolders, in the order in which `embed` reads them."""
+    if not folder.exists():
+        raise DataError(f"{folder}: there is no such file or folder")
+    if folder.is_file():
+        return [folder]
+    found = sorted(path for path in folder.rglob("*") if is_picture(path))
+    if not found:
+        raise DataError(f"{folder} holds no images ({' '.join(ENDINGS)})")
+    return found
+
+
+def save_encoder(
+    path: Path,
+    encoder: nn.Module,
+    recipe: Recipe,
+    method: Method,
+    data: str,
+    shape: tuple[int, int, int],
+) -> None:
+    """Write an encoder with all that `load_encoder` needs to rebuild and to feed it.
+
+    Args:
+        path: the file.
+        encoder: the trained network.
+        recipe: what it was trained by.
+        method: the method with the facts of the run.
+        data: the name of the data.
+        shape: height, width and channels of the images before any view.
+    """
     view = recipe.views.build().pipelines[0]
     about = {
-        "format": 1,
+        "format": FORMAT,
         "encoder": plain(recipe.encoder),
         "channels": method.world.channels,
         "side": method.world.side,
+        "size": shape[:2],
+        "resize": "bicubic, scaled to cover, centre cut out",
+        "depth": getattr(recipe.data, "depth", 16),
+        "features": method.encoder.features,
         "prepare": {"mean": view.mean, "std": view.std, "size": view.size},
         "data": data,
         "method": recipe.method.name,
@@ -63,26 +268,59 @@ def save_encoder(path: Path, encoder: nn.Module, recipe: Recipe, method: Method,
     store.write_atomic(path, frame)
 
 
-def load_encoder(path: str | Path) -> LoadedEncoder:
-    """The encoder of a run's folder or of an `encoder.safetensors`, ready for pictures.
+def load_encoder(
+    path: str | Path,
+    *,
+    layout: Layout | None = None,
+    strict: bool = False,
+    value_range: tuple[float, float] | None = None,
+) -> LoadedEncoder:
+    """The encoder of a finished run, as an `nn.Module` that takes images as they are.
 
-    Features of uint8 pictures (n, height, width, channels) are `load_encoder(run)(pixels)`. An
-    encoder that is not ours needs its module to be imported already.
+    Args:
+        path: a run's folder or an `encoder.safetensors`.
+        layout: the order of the axes of arrays and tensors, "NHWC" or "NCHW". Without it channels
+            are last, and an array that could be read otherwise is refused.
+        strict: refuse images of another size or with other channels than those of training,
+            instead of resizing them as in training.
+        value_range: least and greatest value of floating-point images, e.g. `(0, 1)`; without it
+            they are refused.
+
+    Returns:
+        The encoder in evaluation mode. `encoder(images)` are features with gradients, for
+        fine-tuning; `encoder.embed(images)` are those of many images, of a folder or of files.
+
+    An encoder that is not Harmonium's own needs its module to be imported already, for a file must
+    not choose what runs.
+
+    >>> import harmonium, numpy as np
+    >>> small = {"rounds": 1, "clients": 2, "encoder.width": 4, "engine.workers": 0}
+    >>> result = harmonium.run("demo", **small)
+    >>> encoder = harmonium.load_encoder(result.folder)
+    >>> encoder.size, encoder.channels
+    ((8, 8), 1)
+    >>> encoder.embed(np.zeros((5, 28, 28, 3), np.uint8)).shape  # resized, in grey
+    torch.Size([5, 128])
     """
+    if layout not in (None, "NHWC", "NCHW"):
+        raise ConfigError(f'layout is {layout!r}: give "NHWC" (channels last) or "NCHW"')
+    if value_range is not None:
+        value_range = _checked_range(value_range)
     path = Path(path)
     path = path / "encoder.safetensors" if path.is_dir() else path
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["harmonium"])
-            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        data = path.read_bytes()
+        weights = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["harmonium"])
+        name = str(about["encoder"]["name"])
     except FileNotFoundError:
         done = (path.parent / "result.json").exists()
         why = "its clients keep their own" if done else "has the run finished?"
         why = why if path.parent.exists() else "nor such a folder"
         raise StoreError(f"there is no encoder {path}: {why}") from None
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
-    name = str(about["encoder"]["name"])
     if (
         ":" in name and name.partition(":")[0] not in sys.modules
     ):  # a file must not choose what runs
@@ -90,9 +328,25 @@ def load_encoder(path: str | Path) -> LoadedEncoder:
             f"{path} is an encoder of {name}, which is not part of Harmonium: import that module "
             "first, if you trust it"
         )
-    with torch.random.fork_rng(devices=[]):
-        network = choose("encoder", encoders, about["encoder"]).build(
-            about["channels"], about["side"]
-        )
-    network.load_state_dict(weights)
-    return LoadedEncoder(network.eval(), about).eval()
+    settings = choose("encoder", encoders, about["encoder"])
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network = settings.build(about["channels"], about["side"])
+        network.load_state_dict(weights)
+        about.setdefault("features", settings.features)
+        how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+        return LoadedEncoder(network, about, store.digest_of(data), **how).eval()
+    except (KeyError, TypeError, RuntimeError) as error:
+        line = str(error).splitlines()[0]
+        raise StoreError(f"{path} does not fit the encoder {name} that it names: {line}") from None
+
+
+def _checked_range(given: Any) -> tuple[float, float]:
+    """Two numbers, the first below the second."""
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low = high = 0.0
+    if not low < high:
+        raise ConfigError(f"value_range is {given!r}: give least and greatest value, e.g. (0, 1)")
+    return low, high

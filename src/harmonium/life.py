@@ -123,6 +123,12 @@ def as_drawn(method: Method, dataset: Dataset) -> nn.Module:
     return encoder
 
 
+def _planned_shape(recipe: Recipe, method: Method) -> tuple[int, int, int]:
+    """Of the images at sites: a plan names the size to which every site brings its own."""
+    side = recipe.data.size or method.world.side
+    return side, side, method.world.channels
+
+
 class Life:
     """One process's work on a run."""
 
@@ -160,7 +166,8 @@ class Life:
         if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
-            save_encoder(path / "encoder.safetensors", encoder, recipe, method, name)
+            shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
+            save_encoder(path / "encoder.safetensors", encoder, recipe, method, name, shape)
         engine.finish(server.model, server.memory.get("statistics", {}))
         self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)

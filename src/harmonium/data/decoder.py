@@ -23,7 +23,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 from harmonium.data.images import Pixels
-from harmonium.data.picture import kind_of, read_picture, upright
+from harmonium.data.picture import Size, kind_of, read_picture, upright
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")  # no others: some run programs
 SECONDS = 120.0  # of processor time for one picture
@@ -34,7 +34,7 @@ class Order(NamedTuple):
     """What is wanted of a picture."""
 
     head: bool = False  # only its kind and size, without decoding it
-    size: int | None = None
+    size: Size = None
     channels: int = 3
     depth: int = 16  # bits that 16-bit grey uses
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
@@ -39,7 +41,11 @@ def kind_of(image: Image.Image) -> str:
     return words.get(image.mode, image.mode)
 
 
-def read_picture(image: Image.Image, size: int | None, channels: int, depth: int = 16) -> Pixels:
+Size = int | Sequence[int] | None
+"""What an image is scaled to: a square's side, height and width, or None for as it is."""
+
+
+def read_picture(image: Image.Image, size: Size, channels: int, depth: int = 16) -> Pixels:
     """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked.
 
     Grey with 16 bits uses the lowest `depth` of them; what is brighter is white.
@@ -57,35 +63,39 @@ def read_picture(image: Image.Image, size: int | None, channels: int, depth: int
         image = Image.alpha_composite(paper, image)
     image = image.convert("L" if channels == 1 else "RGB")
     if size is not None:
-        image = _square(image, size)
+        image = _fitted(image, *((size, size) if isinstance(size, int) else size))
     pixels = np.asarray(image)
     return pixels[..., None] if channels == 1 else pixels
 
 
-def _square(image: Image.Image, size: int) -> Image.Image:
-    """Shorter side to `size`, then the middle; one resampling for both."""
-    width, height = image.size
-    shorter = min(width, height)
-    left, top = (width - shorter) / 2, (height - shorter) / 2
-    box = (left, top, left + shorter, top + shorter)
-    if image.size == (size, size):
+def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Scaled until it just covers height and width, then the middle; one resampling for both."""
+    if image.size == (width, height):
         return image
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    across, down = image.size
+    narrow = across * height <= down * width
+    long, high = (across, across * height / width) if narrow else (down * width / height, down)
+    left, top = (across - long) / 2, (down - high) / 2
+    box = (left, top, left + long, top + high)
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
-def shaped(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
-    """Many pictures (n, height, width, channels) with this size and these channels.
+def shaped(pixels: Pixels, size: Size, channels: int | None) -> Pixels:
+    """Many images (n, height, width, channels) with this size and these channels.
 
     >>> shaped(np.zeros((2, 28, 20, 1), np.uint8), 32, 3).shape
     (2, 32, 32, 3)
+    >>> shaped(np.zeros((2, 28, 20, 3), np.uint8), (16, 24), 1).shape
+    (2, 16, 24, 1)
     """
-    size_fits = size is None or pixels.shape[1:3] == (size, size)
+    sides = (size, size) if isinstance(size, int) else size and tuple(size)
+    size_fits = sides is None or pixels.shape[1:3] == sides
     if size_fits and channels in (None, pixels.shape[3]):
         return pixels
     channels = channels or pixels.shape[3]
     squeezed = pixels[..., 0] if pixels.shape[3] == 1 else pixels
-    height, width = (size, size) if size else pixels.shape[1:3]
+    height, width = sides or pixels.shape[1:3]
     made = np.empty((len(pixels), height, width, channels), np.uint8)
     for row, one in enumerate(squeezed):
-        made[row] = read_picture(Image.fromarray(one), size, channels)
+        made[row] = read_picture(Image.fromarray(one), sides, channels)
     return made

@@ -127,7 +127,7 @@ def take_home(
     server = Server({}, told["model"], memory={"statistics": told["statistics"]})
     path = folder / "encoder.safetensors"
     encoder = host.method.represent(server, kept)
-    save_encoder(path, encoder, plan, host.method, plan.data.name)
+    save_encoder(path, encoder, plan, host.method, plan.data.name, host.images.shape)
     store.write_atomic(folder / "recipe.yaml", plan.yaml().encode())
     return path
 

@@ -1,0 +1,175 @@
+"""Images as a Python program holds them: arrays, tensors, PIL images, lists of these.
+
+Everything becomes uint8 `(n, height, width, channels)`. The order of the axes is never guessed: an
+array that could be read in two ways is refused with a line that names the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from torch import Tensor
+
+from harmonium.data.images import Pixels
+from harmonium.data.picture import read_picture, shaped
+from harmonium.errors import DataError, counted
+
+Layout = Literal["NHWC", "NCHW"]
+CHANNELS = (1, 3)
+
+
+def kind(value: Any) -> str:
+    """What a value is, in a few words and without its content.
+
+    >>> kind(np.zeros((2, 8, 8), np.float32)), kind([1, 2]), kind(None)
+    ('float32 array of shape (2, 8, 8)', 'list of 2', 'NoneType')
+    """
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} array of shape {value.shape}"
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Image.Image):
+        return f"PIL image of {value.width} x {value.height} ({value.mode})"
+    if isinstance(value, list | tuple | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a NumPy array or a torch tensor."""
+    return isinstance(value, np.ndarray | Tensor)
+
+
+def as_numpy(value: Any) -> npt.NDArray[Any]:
+    """A tensor as an array that shares its memory where it can; an array as it is."""
+    array: npt.NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    return array
+
+
+def is_float(value: Any) -> bool:
+    """Whether an array or a tensor holds floating-point numbers."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any:
+    """An array or a tensor of images with its axes as (n, height, width, channels).
+
+    Args:
+        value: two axes are one grey image; three are one image or several grey ones; four are
+            several images.
+        layout: the order of the axes; None takes channels last, and refuses what may be otherwise.
+        what: how a message calls the images.
+        fix: what to do where the order is not the usual one, e.g. `give layout="NCHW"`.
+
+    Returns:
+        A view of the same array or tensor.
+    """
+    shape = tuple(value.shape)
+    if value.ndim not in (2, 3, 4) or 0 in shape[1:]:
+        raise DataError(
+            f"{what} have shape {shape}; give (n, height, width, channels), "
+            "or (n, height, width) for grey images"
+        )
+    if value.ndim == 2:
+        return value[None, ..., None]
+    first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
+    if value.ndim == 3:
+        if layout is None and first and (last or shape[0] > 1):  # (1, h, w) is the same either way
+            raise DataError(
+                f"{what} have shape {shape}, which may be one image or {counted(shape[0], 'image')}"
+                f" without channels; give (n, height, width, channels), or {fix}"
+            )
+        single = first if layout == "NCHW" else last
+        if not single:
+            return value[..., None]
+        value = value[None]
+    if layout is None and first:
+        seen = "may have its channels first or last" if last else "has its channels first"
+        raise DataError(
+            f"{what} have shape {shape}, which {seen}; give (n, height, width, channels), or {fix}"
+        )
+    if not (first if layout == "NCHW" else last):
+        order = (
+            "(n, channels, height, width)" if layout == "NCHW" else "(n, height, width, channels)"
+        )
+        raise DataError(f"{what} have shape {shape}; give {order} with 1 or 3 channels")
+    if layout != "NCHW":
+        return value
+    return value.permute(0, 2, 3, 1) if isinstance(value, Tensor) else value.transpose(0, 2, 3, 1)
+
+
+def check_uint8(value: Any, what: str, fix: str = "") -> None:
+    """Refuse an array or a tensor of anything but bytes."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype == "uint8":
+        return
+    convert = "(x * 255).round().astype('uint8') where x lies between 0 and 1"
+    if isinstance(value, Tensor):
+        convert = "(x * 255).round().to(torch.uint8) where x lies between 0 and 1"
+    if not is_float(value):
+        convert = "x.astype('uint8') where x lies between 0 and 255"
+    raise DataError(
+        f"{what} are {dtype}, but should be uint8 from 0 to 255: convert them, e.g. {convert}{fix}"
+    )
+
+
+def read_images(
+    images: Any, shape: tuple[int, int, int], layout: Layout | None, strict: bool, depth: int = 16
+) -> Pixels:
+    """Images of any size as uint8 of one shape, scaled as a data set's decoding scales them.
+
+    Args:
+        images: an array, a tensor, a PIL image, or a list of these, one image each.
+        shape: height, width and channels of the result.
+        layout: of arrays and tensors; see `channels_last`.
+        strict: refuse images of another size or with other channels.
+        depth: bits that 16-bit grey PIL images use.
+    """
+    if isinstance(images, Sequence) and not isinstance(images, str):
+        pixels = np.empty((len(images), *shape), np.uint8)
+        for row, image in enumerate(images):
+            found = read_images(image, shape, layout, strict, depth)
+            if len(found) != 1 or (is_array(image) and image.ndim > 3):
+                raise DataError(
+                    f"image {row} of the list is a {kind(image)}: give one image each, "
+                    "or one array for all"
+                )
+            pixels[row] = found[0]
+        return pixels
+    height, width, channels = shape
+    if isinstance(images, Image.Image):
+        bands = 3 if images.mode == "RGB" else 1 if images.mode == "L" else 0
+        check_strict(strict, (images.height, images.width, bands or channels), shape)
+        return read_picture(images, (height, width), channels, depth)[None]
+    if not is_array(images):
+        raise DataError(
+            f"images are {kind(images)}: give a uint8 array or tensor (n, height, width, "
+            "channels), a PIL image, or a list of images"
+        )
+    check_uint8(
+        images, "images", "; or name their range, e.g. load_encoder(..., value_range=(0, 1))"
+    )
+    pixels = as_numpy(channels_last(images, layout, "images", 'load_encoder(..., layout="NCHW")'))
+    check_strict(strict, pixels.shape[1:], shape)
+    return shaped(pixels, (height, width), channels)
+
+
+def check_strict(strict: bool, seen: Sequence[int], shape: Sequence[int]) -> None:
+    """Refuse images of another shape than an encoder was trained on, where that is asked for."""
+    if strict and tuple(seen) != tuple(shape):
+        raise DataError(
+            f"images are {_named(seen)}, but this encoder was trained on {_named(shape)}: resize "
+            "them, or load it without strict=True, which resizes as in training"
+        )
+
+
+def _named(shape: Sequence[int]) -> str:
+    height, width, channels = shape
+    return f"{height} x {width} with {counted(channels, 'channel')}"
