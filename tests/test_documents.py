@@ -20,6 +20,7 @@ from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
 from harmonium.measures.evaluation import _asked, _needed
 from harmonium.measures.grounds import sets_of
+from harmonium.overrides import changes_of
 from harmonium.recipe import Recipe, known_keys
 from harmonium.recipe_text import apply_changes
 
@@ -131,7 +132,7 @@ def test_the_commands_of_the_page_on_measuring_are_known() -> None:
                 word for word in rest if "=" not in word and not word.startswith(("runs/", "--"))
             ]
             names = [word for word in bare if word != "figures"]
-            sets, settings = sets_of(changes)
+            sets, settings = sets_of(changes_of(changes))
             made, _ = _asked(names, settings)
             _needed(sets, made)
             asked |= set(made)

@@ -35,11 +35,6 @@ def test_nothing_that_is_read_can_execute(path: Path) -> None:
             assert ast.literal_eval(safe[0].value) is False
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_stay_readable(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-
-
 def test_numbers_have_their_words_in_full() -> None:
     """`counted` writes "1 seed" and "2 seeds"; nothing says "seed(s)"."""
     for path in FILES:

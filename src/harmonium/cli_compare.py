@@ -59,7 +59,6 @@ def sweep(
 
     For example: harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits rounds=5
     """
-    from harmonium.comparing.cells import plan
     from harmonium.comparing.sweep import new_folder, read
     from harmonium.comparing.sweep import sweep as sweep_methods
     from harmonium.report.progress import long_work
@@ -72,7 +71,7 @@ def sweep(
     asked = read(words)
     folder = folder or new_folder(words)
     if not as_json:
-        made = plan(asked.at(asked.values[0]), allow_unfair=allow_unfair or asked.own_views)
+        made = asked.plan(asked.values[0], allow_unfair=allow_unfair)
         say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = sweep_methods(

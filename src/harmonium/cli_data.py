@@ -210,8 +210,8 @@ def _held(found: Heterogeneity, dataset: Dataset) -> Held:
 
 
 def _recipe(name: str, changes: list[str] | None) -> Recipe:
+    from harmonium.overrides import apply_changes
     from harmonium.recipe import Recipe
-    from harmonium.recipe_text import apply_changes
 
     for change in changes or []:
         if change.startswith("data="):

@@ -189,13 +189,11 @@ def resume(
 
 def _plan(what: str, changes: list[str]) -> Recipe:
     """The recipe as typed; where it names no data, the pictures are at the sites."""
+    from harmonium.overrides import apply_changes
     from harmonium.recipe import Recipe
-    from harmonium.recipe_text import apply_changes, load_tree
+    from harmonium.recipe_text import load_tree
 
-    tree = load_tree(what)
-    if "data" not in tree and not any(change.startswith("data=") for change in changes):
-        tree["data"] = "sites"
-    return Recipe.from_tree(apply_changes(tree, changes))
+    return Recipe.from_tree(apply_changes({"data": "sites", **load_tree(what)}, changes))
 
 
 def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:

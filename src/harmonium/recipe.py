@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,8 +48,9 @@ from harmonium.methods.centralised import Centralised
 from harmonium.methods.fedavg import FedAvg
 from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
+from harmonium.overrides import Change, apply_changes, changes_of
 from harmonium.privacy.settings import Privacy
-from harmonium.recipe_text import apply_changes, load_tree
+from harmonium.recipe_text import load_tree
 from harmonium.registry import Registry, recipe_name
 from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
 from harmonium.terms import Term, terms
@@ -82,8 +83,6 @@ class ViewsChoice:
 def _method(value: Any) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
-    if isinstance(value, type) and issubclass(value, Method):
-        return _choice(value, {})
     found, options = named("method", methods, value)
     return _choice(found, check_fields(found, options, "method", SUPPLIED))
 
@@ -206,9 +205,34 @@ class Recipe(BaseModel):
     seed: int = Setting(0, ge=0)
 
     @classmethod
-    def of(cls, name: str, *changes: str) -> Recipe:
-        """A recipe from a method's name, a shipped recipe's or a YAML file, and `key=value`s."""
-        return cls.from_tree(apply_changes(load_tree(name), changes))
+    def of(cls, base: Recipe | str | type[Method], *words: str | Change, **settings: Any) -> Recipe:
+        """A recipe with changes: what every command and function resolves its settings with.
+
+        Args:
+            base: a recipe, a method's name or class, a shipped recipe's name, or a YAML file.
+            words: `key=value`, as on the command line.
+            settings: the same by name. `split="dirichlet"` chooses, `evaluate={"every": 1}` changes
+                the keys that it names, `**{"split.alpha": 0.5}` one. Settings objects and classes
+                may stand for a choice: `objective=SimCLR(temperature=0.2)`.
+
+        A key that is given twice, with different values, is refused.
+        """
+        changes = changes_of(words, settings)
+        if isinstance(base, Recipe):
+            return base.with_changes(changes)
+        tree = {"method": base} if isinstance(base, type) else load_tree(base)
+        return cls.from_tree(apply_changes(tree, changes))
+
+    def with_changes(self, changes: Sequence[Change]) -> Recipe:
+        """This recipe with changes; sections that they leave alone stay the objects they are."""
+        if not changes:
+            return self
+        touched, plainly = {change.section for change in changes}, self.tree()
+        tree = {
+            key: plainly[key] if key in touched else getattr(self, key)
+            for key in type(self).model_fields
+        }
+        return type(self).from_tree(apply_changes(tree, changes))
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Recipe:
@@ -306,7 +330,8 @@ class Recipe(BaseModel):
 
     def changed(self, **sections: Any) -> Recipe:
         """The same recipe with some top-level sections replaced."""
-        return type(self).from_tree({**self.tree(), **sections})
+        held = {key: getattr(self, key) for key in type(self).model_fields}
+        return type(self).from_tree({**held, **sections})
 
     def build_method(self, dataset: Dataset) -> Method:
         """The method with everything the other sections give it."""

@@ -1,9 +1,7 @@
-"""From names, files and `key=value` words to a recipe's tree of plain values."""
+"""From names and files to a recipe's tree of plain values."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,6 +32,8 @@ def load_tree(name: str) -> dict[str, Any]:
         return {"method": name}
     table, slash, _ = name.partition("/")
     if slash and table in tables():
+        from harmonium.overrides import apply_changes  # pydantic comes with it
+
         tree: dict[str, Any] = {}
         for words in recipe_tables.layers(name, table, _source(tables()[table])):
             tree = apply_changes(tree, words)
@@ -84,77 +84,6 @@ def _yaml_files(*path: str) -> dict[str, Any]:
     folder = resources.files("harmonium").joinpath(*path)
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     return {file.name[: -len(".yaml")]: file for file in sorted(files, key=lambda f: f.name)}
-
-
-def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as a command line has them.
-
-    >>> as_words({"seeds": 3, "data": "digits", "local.lr": None, "compare": {"up": 5}})
-    ['seeds=3', 'data=digits', 'local.lr=null', 'compare.up=5']
-    >>> as_words({"sweep.local.lr": [0.05, 0.1]})
-    ['sweep.local.lr=0.05,0.1']
-    """
-    words = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and "name" not in value:
-            words += as_words({f"{key}.{one}": its for one, its in value.items()})
-        elif key.startswith("sweep.") and isinstance(value, list | tuple):
-            words.append(f"{key}={','.join(map(str, value))}")
-        else:
-            words.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
-    return words
-
-
-def apply_changes(tree: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The tree with `key=value` changes; a new choice drops the settings of the old one.
-
-    >>> apply_changes({"data": {"name": "npz", "path": "a"}}, ["data.limit=5", "data=digits"])
-    {'data': {'name': 'digits', 'limit': 5}}
-    """
-    changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
-    pairs: list[tuple[list[str], Any]] = []
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"'{change}' is no setting: write key=value, e.g. rounds=10")
-        if key in (".".join(path) for path, _ in pairs):
-            raise ConfigError(f"{key} is given twice: leave one out")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        pairs.append((key.split("."), text if isinstance(value, bytes) else value))
-    for path, value in sorted(pairs, key=lambda pair: len(pair[0])):  # choices before settings
-        spot = changed
-        for step in path[:-1]:
-            held = spot.get(step)
-            if isinstance(held, str):  # a bare name: of a choice, or of a term
-                held = {held: {}} if path[0] == "terms" else {"name": held}
-            if not isinstance(held, Mapping | None):
-                raise ConfigError(
-                    f"{step} is {held!r}, which has no setting '{'.'.join(path[1:])}'"
-                )
-            spot[step] = dict(held or {})
-            spot = spot[step]
-        held = spot.get(path[-1])
-        same = isinstance(held, Mapping) and "name" in held and held["name"] == value
-        if not same:
-            spot[path[-1]] = value
-    for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
-        if isinstance(value, dict) and "name" not in value and key in _CHOICES:
-            changed[key] = {"name": _CHOICES[key], **value}
-    return changed
-
-
-_CHOICES = {  # the recipe's defaults, by name: their classes would bring torch into every list
-    "method": "fedavg",
-    "objective": "simclr",
-    "encoder": "cnn-small",
-    "data": "digits",
-    "split": "iid",
-    "aggregation": "mean",
-    "server": "average",
-}
 
 
 def read_yaml(text: str, name: str) -> dict[str, Any]:

@@ -38,15 +38,15 @@ from harmonium.hosts import (
     read_recipe,
 )
 from harmonium.life import Ground, Life, Result, RunEngine, Watcher
+from harmonium.overrides import Change, changes_of
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import apply_changes, load_tree
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
 
 
 def run(
-    recipe: Recipe | str,
-    *changes: str,
+    recipe: Recipe | str | type[Method],
+    *words: str,
     out: str | Path | None = None,
     watcher: Watcher | None = None,
     **settings: Any,
@@ -54,33 +54,25 @@ def run(
     """Run a recipe to its end and return what it has to show.
 
     `run("fedavg", "rounds=5", out="runs/first")` does what the command line does with the same
-    words; whole sections can be given by name: `run("fedavg", data="digits", rounds=5)`, and single
-    settings as `**{"encoder.width": 8}`. If `out` holds this very run already, it is continued, or
-    simply returned when it is complete.
+    words; settings can be given by name as well: `run("fedavg", data="digits", rounds=5)`,
+    `evaluate={"every": 1}`, `**{"encoder.width": 8}`. `Recipe.of` says how they are read. If `out`
+    holds this very run already, it is continued, or simply returned when it is complete.
     """
-    recipe = resolved(recipe, changes, settings)
+    recipe = Recipe.of(recipe, *words, **settings)
     folder = Path(out) if out is not None else new_folder(recipe)
     with locked(folder):
         _begin(folder, recipe)
         return _complete(Life(folder, recipe, watcher or Watcher()))
 
 
-def resolved(recipe: Recipe | str, changes: Sequence[str], settings: Mapping[str, Any]) -> Recipe:
-    """A recipe or its name with `key=value` words and settings by name, dotted or whole."""
-    if not isinstance(recipe, str) and not changes and not settings:
-        return recipe
-    dotted = [f"{key}={json.dumps(value)}" for key, value in settings.items() if "." in key]
-    whole = {key: value for key, value in settings.items() if "." not in key}
-    tree = load_tree(recipe) if isinstance(recipe, str) else recipe.tree()
-    return Recipe.from_tree({**apply_changes(tree, [*changes, *dotted]), **whole})
-
-
-def resume(folder: str | Path, *changes: str, watcher: Watcher | None = None) -> Result:
+def resume(
+    folder: str | Path, *words: str, watcher: Watcher | None = None, **settings: Any
+) -> Result:
     """Continue a run that stopped; only settings that cannot change its result may change."""
     folder = Path(folder)
     if why := of_many(folder):
         raise ConfigError(why)
-    changed = changed_recipe(folder, changes)
+    changed = changed_recipe(folder, changes_of(words, settings))
     if read_about(folder)["federation"]:
         raise ConfigError(
             f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
@@ -95,6 +87,8 @@ def of_many(folder: Path) -> str:
         return ""
     if (folder / COMMAND).exists():
         command = (folder / COMMAND).read_text(encoding="utf-8").strip()
+        if "=<" in command:  # an object from Python, which no word can name
+            return f"{folder} holds several runs; they go on with the same call and out='{folder}'"
         return f"{folder} holds several runs; they go on with: {command} --out {folder}"
     inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
     if not inside:
@@ -105,10 +99,10 @@ def of_many(folder: Path) -> str:
     )
 
 
-def changed_recipe(folder: Path, changes: Sequence[str]) -> Recipe:
+def changed_recipe(folder: Path, changes: Sequence[str | Change]) -> Recipe:
     """The recipe of a run that goes on, with changes that cannot change its result."""
     recipe = read_recipe(folder)
-    changed = Recipe.from_tree(apply_changes(recipe.tree(), changes))
+    changed = Recipe.of(recipe, *changes)
     if changed.digest != recipe.digest:
         raise ConfigError(
             "a resumed run keeps its recipe, else its result would belong to neither: only "

@@ -29,14 +29,19 @@ def choose(section: str, registry: Registry[T], value: Any) -> T:
 
 
 def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dict[str, Any]]:
-    """The class a section names, and the settings beside the name."""
-    if isinstance(value, str):
+    """The class a section names, or is given, and the settings beside the name."""
+    if isinstance(value, str | type):
         value = {"name": value}
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+    name = value.get("name") if isinstance(value, Mapping) else None
+    if isinstance(name, type) and issubclass(name, registry.base):
+        cls: type[T] = name
+    elif isinstance(name, str):
+        cls = registry[name]
+    else:
         raise UnknownSetting(
             f"{section} is {value!r}; give one of these names: {', '.join(registry.table())}"
         )
-    return registry[value["name"]], {k: v for k, v in value.items() if k != "name"}
+    return cls, {k: v for k, v in value.items() if k != "name"}
 
 
 def make(cls: type[T], options: Mapping[str, Any], section: str, skip: Collection[str] = ()) -> T:

@@ -37,6 +37,7 @@ from harmonium.measures.opened import Run
 from harmonium.measures.retrieval import Retrieving
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
+from harmonium.overrides import changes_of
 from harmonium.runs import judged_on
 from harmonium.telling import listening
 
@@ -369,10 +370,11 @@ def test_other_sets_come_in_the_encoders_shape_with_their_own_parts(
 
 
 def test_words_for_sets() -> None:
-    sets, rest = sets_of(["on=digits,own", "knn.k=3", "on.digits.limit=5"])
-    assert sets.names == ("digits", "own") and rest == ["knn.k=3"]
+    sets, rest = sets_of(changes_of(["on=digits,own", "knn.k=3", "on.digits.limit=5"]))
+    assert sets.names == ("digits", "own") and rest == changes_of(["knn.k=3"])
     assert sets.spec("digits") == Digits(limit=5)
-    assert sets_of([])[0].names == ("own",) and sets_of(["on=[digits]"])[0].names == ("digits",)
+    assert sets_of([])[0].names == ("own",)
+    assert sets_of(changes_of(["on=[digits]"]))[0].names == ("digits",)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from harmonium.cli import main
 from harmonium.errors import ConfigError
 from harmonium.evaluate.judge import Judge
 from harmonium.life import Watcher
+from harmonium.overrides import changes_of
 from harmonium.recipe import Recipe
 from harmonium.tuning.grid import points, split_values
 from harmonium.tuning.study import spearman, tune
@@ -283,7 +284,7 @@ def test_the_commands_of_the_documents_are_known(page: str) -> None:
     for _, _, what, *rest in commands:
         words = [word for word in rest if "=" in word]
         grid = [word for word in words if word.startswith("grid.")]
-        found = points(what, [word for word in words if word not in grid], grid)
+        found = points(what, changes_of([word for word in words if word not in grid]), grid)
         assert len(found) > 1 and all(point.recipe for point in found)
 
 

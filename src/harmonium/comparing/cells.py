@@ -15,13 +15,14 @@ from typing import Any, Literal
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError, UnknownSetting, counted
+from harmonium.overrides import apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
-from harmonium.recipe_text import apply_changes
 from harmonium.settings import make, plain, unknown
 from harmonium.tuning.grid import split_values
 
 UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
+OWN = ("compare", "seeds")  # settings of a comparison; all others are of its runs
 Wanted = Literal["each", "first", "none"]
 
 
@@ -72,22 +73,26 @@ class Plan:
                 yield label, seed, recipe.changed(seed=seed)
 
 
-def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
+def plan(
+    words: Sequence[str], settings: Mapping[str, Any] = {}, *, allow_unfair: bool = False
+) -> Plan:
     """From the words of a command to its runs: names of methods or recipes, then settings.
 
-    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`.
+    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. From
+    Python, settings of all may be given by name.
     """
     names = [word for word in words if is_name(word)]
     if not names:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
     if given := set(BY_ITSELF) & set(names):
         raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
-    own = apply_changes({}, [w for w in words if w.startswith(("compare.", "seeds="))])
-    rest = [w for w in words if w not in names and not w.startswith(("compare.", "seeds="))]
-    for key in (word.partition("=")[0] for word in rest):
-        if key.partition(".")[0] not in Recipe.model_fields:
+    changes = changes_of([word for word in words if not is_name(word)], settings)
+    own = apply_changes({}, [change for change in changes if change.section in OWN])
+    rest = [change for change in changes if change.section not in OWN]
+    for change in rest:
+        if change.section not in Recipe.model_fields:
             own_keys = ["seeds", *(f"compare.{one.name}" for one in fields(Settings))]
-            raise UnknownSetting(unknown(key, [*known_keys(), *own_keys]))
+            raise UnknownSetting(unknown(change.key, [*known_keys(), *own_keys]))
     recipes = {}
     for word in names:
         if not all(word.split(",")):
@@ -103,13 +108,13 @@ def plan(words: Sequence[str], *, allow_unfair: bool = False) -> Plan:
     for one, other in itertools.combinations(methods, 2):
         if methods[one].digest == methods[other].digest:
             raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
-    settings = make(Settings, own.get("compare", {}), "compare")
-    beside = references(methods, settings.references)
+    made = make(Settings, own.get("compare", {}), "compare")
+    beside = references(methods, made.references)
     return Plan(
         methods,
         beside,
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
-        settings,
+        made,
         tuple(fairness.check(methods, allow=allow_unfair)),
         (*fairness.remarks(methods), *_more_seen(methods, beside)),
     )

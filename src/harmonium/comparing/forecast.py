@@ -92,10 +92,7 @@ def forecast_sweep(
 ) -> Forecast:
     """The same for `sweep`: all values together."""
     asked = read(words)
-    plans = [
-        plan(asked.at(value), allow_unfair=allow_unfair or asked.own_views)
-        for value in asked.values
-    ]
+    plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
     said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
     places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
     return _of(said, list(zip(plans, places, strict=True)))

@@ -31,8 +31,8 @@ from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
 from harmonium.life import Result, Watcher
 from harmonium.methods.centralised import Centralised
+from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import as_words
 from harmonium.runs import COMMAND, holds, pixels_verdict, run
 from harmonium.settings import plain
 
@@ -67,15 +67,14 @@ def compare(
     that differ are refused, with the reason, unless `allow_unfair`. If `out` holds some of these
     runs already, they are continued or simply read.
     """
-    words = (*words, *as_words(settings))
-    made = planned(words, allow_unfair=allow_unfair)
+    made = planned(words, settings, allow_unfair=allow_unfair)
     if not next(iter(made.methods.values())).data.load().train.labelled:
         unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
         made = replace(made, references=unlabelled)
     folder = Path(out) if out is not None else new_folder(list(made.methods))
     cells = list(made.cells())
     _refuse_others(folder, cells)
-    note_command(folder, "compare", words, allow_unfair=allow_unfair)
+    note_command(folder, "compare", words, settings, allow_unfair=allow_unfair)
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
     names = dict(zip(made.methods, filter(is_name, words), strict=True))
@@ -115,10 +114,19 @@ def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> No
             holds(place, recipe)
 
 
-def note_command(folder: Path, kind: str, words: Sequence[str], *, allow_unfair: bool) -> None:
+def note_command(
+    folder: Path,
+    kind: str,
+    words: Sequence[str],
+    settings: Mapping[str, Any] = {},
+    *,
+    allow_unfair: bool,
+) -> None:
     """Write down the command that goes on with a folder: all of it but --out."""
     flags = ["--allow-unfair"] if allow_unfair else []
-    text = shlex.join(["harmonium", kind, *words, *flags])
+    keys = {word.partition("=")[0] for word in words}
+    more = [one for one in changes_of([], settings) if one.key not in keys]
+    text = shlex.join(["harmonium", kind, *words, *as_words(more), *flags])
     store.write_atomic(make_folder(folder) / COMMAND, f"{text}\n".encode())
 
 

@@ -9,23 +9,25 @@ Orchestra does, budgets differ, and the result says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.comparing.cells import PIXELS, UNTRAINED, is_name, plan
+from harmonium.comparing.cells import PIXELS, UNTRAINED, Plan, is_name, plan
 from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
 from harmonium.life import Watcher
+from harmonium.overrides import changes_of
 from harmonium.recipe_tables import FULL, SMALL
-from harmonium.recipe_text import as_words, read_yaml, sweeps
+from harmonium.recipe_text import read_yaml, sweeps
 from harmonium.report.figures import PROBES, heading
 from harmonium.report.tables import csv_text, latex, markdown
+from harmonium.settings import plain
 from harmonium.tuning.grid import split_values
 
 PREFIX = "sweep."
@@ -41,10 +43,16 @@ class Asked:
     words: tuple[str, ...]  # for every run
     own_views: bool  # a paper's methods may differ in their budget
     beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # that change with the key
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for every run, by name
+
+    def plan(self, value: str, *, allow_unfair: bool = False) -> Plan:
+        """The comparison at one value."""
+        return plan(self.at(value), self.settings, allow_unfair=allow_unfair or self.own_views)
 
     def at(self, value: str) -> list[str]:
         """The words of the comparison at one value."""
-        references = [] if any(w.startswith("compare.references=") for w in self.words) else [NONE]
+        given = _keys(self.words, self.settings)
+        references = [] if "compare.references" in given else [NONE]
         place = self.values.index(value)
         beside = [f"{key}={its[place]}" for key, its in self.beside.items()]
         return [*self.names, f"{self.key}={value}", *beside, *references, *self.words]
@@ -138,13 +146,13 @@ def sweep(
     "sweep.local.epochs=1,5", "data=digits")` any other; both do what the command does. Settings can
     be given by name, too: `seeds=3, data="digits"`.
     """
-    words = (*words, *as_words(settings))
-    asked = read(words)
+    words, settings = _swept(words, settings)
+    asked = read(words, settings)
     allow = allow_unfair or asked.own_views
     for value in asked.values:  # slips are refused before anything runs
-        plan(asked.at(value), allow_unfair=allow)
+        asked.plan(value, allow_unfair=allow)
     folder = Path(out) if out is not None else new_folder(words)
-    note_command(folder, "sweep", words, allow_unfair=allow_unfair)
+    note_command(folder, "sweep", words, settings, allow_unfair=allow_unfair)
     found: dict[str, Comparison] = {}
     lost: list[dict[str, Any]] = []
     for value in asked.values:
@@ -154,9 +162,11 @@ def sweep(
 
         place = folder / f"{asked.key}={value}"
         try:
-            found[value] = compare(*asked.at(value), out=place, allow_unfair=allow, watcher=teller)
+            found[value] = compare(
+                *asked.at(value), out=place, allow_unfair=allow, watcher=teller, **asked.settings
+            )
         except NoneFinished as error:  # at other values some may
-            made = plan(asked.at(value), allow_unfair=allow)
+            made = asked.plan(value, allow_unfair=allow)
             cells = [(label, seed) for label in made.methods for seed in made.seeds]
             lost += [
                 {asked.key: value, "encoder": label, "seed": seed, "why": str(error)}
@@ -168,8 +178,30 @@ def sweep(
     return _written(Sweep(folder, asked.key, asked.values, found, picture, tuple(lost)))
 
 
-def read(words: Sequence[str]) -> Asked:
-    """From the words of a command to what it goes over."""
+def _swept(
+    words: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """`sweep.*` that is given by name as words; the other settings stay what they are.
+
+    >>> _swept(["fedavg"], {"sweep.local.lr": [0.05, 0.1], "seeds": 3})
+    (('fedavg', 'sweep.local.lr=0.05,0.1'), {'seeds': 3})
+    """
+    mine = {k: v for k, v in settings.items() if k.partition(".")[0] == "sweep"}
+    more = []
+    for change in changes_of([], mine):
+        values = change.value if isinstance(change.value, list | tuple) else [change.value]
+        texts = [v if isinstance(v, str) else json.dumps(plain(v)) for v in values]
+        more.append(f"{change.key}={','.join(texts)}")
+    return (*words, *more), {k: v for k, v in settings.items() if k not in mine}
+
+
+def _keys(words: Sequence[str], settings: Mapping[str, Any]) -> set[str]:
+    return {word.partition("=")[0] for word in words} | {c.key for c in changes_of([], settings)}
+
+
+def read(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> Asked:
+    """From the words of a command, and settings by name, to what it goes over."""
+    settings = settings or {}
     names = [word for word in words if is_name(word)]
     over = [word for word in words if word.startswith(PREFIX)]
     rest = [word for word in words if word not in [*names, *over]]
@@ -182,8 +214,8 @@ def read(words: Sequence[str]) -> Asked:
         if not key or not equals:
             raise ConfigError(f"'{over[0]}' is no sweep: write sweep.key=value,value")
         values = tuple(split_values(key, text, PREFIX))
-        _check(key, rest)
-        return Asked(tuple(names), key, values, tuple(rest), own_views=False)
+        _check(key, _keys(rest, settings))
+        return Asked(tuple(names), key, values, tuple(rest), own_views=False, settings=settings)
     if len(names) != 1 or over:
         raise ConfigError(
             "name a sweep, e.g. `harmonium sweep heterogeneity@cpu`, or methods and a setting, "
@@ -205,7 +237,7 @@ def read(words: Sequence[str]) -> Asked:
 
     beside = {key: sized(listed) for key, listed in tree.get("with", {}).items()}
     for key in (tree["key"], *beside):
-        _check(key, rest)
+        _check(key, _keys(rest, settings))
     return Asked(
         tuple(f"{one}{at}{size}" for one in sized(tree["methods"])),
         tree["key"],
@@ -213,11 +245,12 @@ def read(words: Sequence[str]) -> Asked:
         (*tree.get("words", ()), *rest),
         own_views=True,
         beside=beside,
+        settings=settings,
     )
 
 
-def _check(key: str, words: Sequence[str]) -> None:
-    if any(word.partition("=")[0] == key for word in words):
+def _check(key: str, given: Collection[str]) -> None:
+    if key in given:
         raise ConfigError(f"{key} is both swept and set to one value: leave one out")
     if key in ("seeds", "seed") or key.startswith("compare."):
         raise ConfigError(f"{key} cannot be swept: it is the same for all methods, e.g. seeds=3")

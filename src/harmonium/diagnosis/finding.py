@@ -14,7 +14,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from harmonium.federation.method import Server
 from harmonium.hosts import make_host
 from harmonium.methods.diagnosis import Diagnosis, sums_of
 from harmonium.recipe import Recipe
-from harmonium.runs import resolved
 
 CHANCE = 4.0  # a score below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
@@ -155,19 +154,19 @@ def find(sums: Sums, **facts: Any) -> Finding:
     return Finding(verdict, sums.groups, sums.pictures, whole, content, **facts)
 
 
-def diagnose(recipe: Recipe | str = "fedavg", *changes: str, **settings: Any) -> Finding:
+def diagnose(recipe: Recipe | str = "fedavg", *words: str, **settings: Any) -> Finding:
     """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
 
     `diagnose("data=digits", "split=rotation", clients=5)`; a recipe's name or file may stand
     before the settings. Only its data, split, clients, seed and privacy matter.
     """
     if isinstance(recipe, str) and "=" in recipe:
-        recipe, changes = "fedavg", (recipe, *changes)
-    asked = resolved(recipe, changes, settings)
+        recipe, words = "fedavg", (recipe, *words)
+    asked = Recipe.of(recipe, *words, **settings)
     if asked.training < 2:
         raise ConfigError(f"clients is {asked.training}; to compare clients, at least 2 are needed")
-    kept = {key: value for key, value in asked.tree().items() if key in SECTIONS}
-    kept["privacy"]["epsilon"] = None  # its sums have no noise
+    kept = {key: getattr(asked, key) for key in SECTIONS}
+    kept["privacy"] = replace(asked.privacy, epsilon=None)  # its sums have no noise
     plain = Recipe.from_tree({**kept, "method": Diagnosis, "rounds": 1})
     dataset = plain.data.load()
     split = make_split(plain.split, dataset, None, plain.clients, plain.seed)

@@ -18,7 +18,7 @@ from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
 from harmonium.measures.repeats import over_seeds, repeats
-from harmonium.recipe_text import apply_changes, as_words
+from harmonium.overrides import Change, apply_changes, changes_of
 from harmonium.report.tables import markdown
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
@@ -70,9 +70,8 @@ def evaluate_run(
     `on.mnist.key=value` for other pictures than the runs' own. Settings can be given by name, too:
     `**{"knn.k": 5}`. `note` is told what takes time.
     """
-    words = (*words, *as_words(settings))
-    paths, names, changes, unfinished = _sorted(words)
-    sets, changes = sets_of(changes)
+    paths, names, chosen, unfinished = _sorted(words)
+    sets, changes = sets_of(changes_of(chosen, settings))
     asked, engine = _asked(names, changes)
     needed = _needed(sets, asked)
     recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
@@ -177,9 +176,11 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _asked(names: Sequence[str], changes: Sequence[str]) -> tuple[dict[str, Measure], list[str]]:
+def _asked(
+    names: Sequence[str], changes: Sequence[Change]
+) -> tuple[dict[str, Measure], list[Change]]:
     """The measures with their settings, and what is set of the engine."""
-    engine = [change for change in changes if change.startswith("engine.")]
+    engine = [change for change in changes if change.section == "engine"]
     tree = apply_changes({}, [change for change in changes if change not in engine])
     chosen = {name.rpartition(":")[2]: measures[name] for name in names}
     keys = [f"{name}.{one.name}" for name, cls in chosen.items() for one in fields(cls)]

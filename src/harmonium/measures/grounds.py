@@ -19,7 +19,7 @@ from torch import Tensor
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.errors import ConfigError, DataError, suggest
-from harmonium.recipe_text import apply_changes
+from harmonium.overrides import Change, apply_changes
 from harmonium.settings import choose
 
 OWN = "own"  # the run's pictures, the training part as clients hold it
@@ -98,12 +98,12 @@ class Sets:
         return self._loaded[key]
 
 
-def sets_of(changes: Sequence[str]) -> tuple[Sets, list[str]]:
-    """The sets that `on` words name, and the other words."""
-    mine = [word for word in changes if word.partition("=")[0].partition(".")[0] == "on"]
-    rest = [word for word in changes if word not in mine]
-    names = [word for word in mine if word.startswith("on=")]
-    tree = apply_changes({}, [word for word in mine if word not in names]).get("on", {})
+def sets_of(changes: Sequence[Change]) -> tuple[Sets, list[Change]]:
+    """The sets that `on` names, and the other changes."""
+    mine = [change for change in changes if change.section == "on"]
+    rest = [change for change in changes if change.section != "on"]
+    names = [change for change in mine if change.key == "on"]
+    tree = apply_changes({}, [change for change in mine if change not in names]).get("on", {})
     for name, settings in tree.items():
         if not isinstance(settings, Mapping):
             raise ConfigError(f"on.{name}={settings} is no setting: write on.SET.key=value")

@@ -21,8 +21,8 @@ from harmonium.federation.method import Server
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
 from harmonium.hosts import load_public
+from harmonium.overrides import apply_changes
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import apply_changes
 from harmonium.settings import choose
 from harmonium.sites.kit import Kit
 from harmonium.sites.plan import classes_of, method_of

@@ -28,7 +28,7 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
             "that has not joined yet"
         )
     dataset = None if isinstance(recipe.data, Sites) else recipe.data.load()
-    tree = recipe.tree() | {"clients": clients}
+    fixed: dict[str, Any] = {"clients": clients}
     if dataset is not None:
         height, width, channels = dataset.train.shape
         if height != width:
@@ -36,8 +36,8 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
                 f"{dataset.name} has pictures of {height} x {width}: name the side to which all "
                 "sites bring theirs, e.g. data.size=64"
             )
-        tree["data"] = {**plain(recipe.data), "size": height, "channels": channels}
-    plan = Recipe.from_tree(tree)
+        fixed["data"] = {**plain(recipe.data), "size": height, "channels": channels}
+    plan = recipe.changed(**fixed)
     if plan.clients != clients:
         raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")
     method = method_of(plan)

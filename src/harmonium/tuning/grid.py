@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harmonium.errors import ConfigError, UnknownSetting
+from harmonium.overrides import Change, as_words
 from harmonium.recipe import Recipe, known_keys
 from harmonium.settings import unknown
 
@@ -38,7 +39,7 @@ class Setting:
         return " ".join(self.words)
 
 
-def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Setting]:
+def points(what: str, changes: Sequence[Change], words: Sequence[str]) -> list[Setting]:
     """Every setting of the grid with its recipe; slips are refused before anything runs."""
     grid: dict[str, list[str]] = {}
     for word in words:
@@ -47,7 +48,7 @@ def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Sett
             raise ConfigError(f"'{word}' is no grid: write grid.key=value,value")
         if key in grid:
             raise ConfigError(f"grid.{key} is given twice: leave one out")
-        if any(change.partition("=")[0] == key for change in changes):
+        if any(change.key == key for change in changes):
             raise ConfigError(f"{key} is both in the grid and set to one value: leave one out")
         section = key.partition(".")[0]
         if section in FIXED:
@@ -56,22 +57,23 @@ def points(what: str, changes: Sequence[str], words: Sequence[str]) -> list[Sett
             raise UnknownSetting(unknown(key, known_keys()))
         grid[key] = split_values(key, text)
     if not grid:
-        several = [word for word in changes if "," in word]
-        for key in (word.partition("=")[0] for word in several):
-            if key.partition(".")[0] not in Recipe.model_fields:
+        listed = [change for change in changes if "," in str(change.value)]
+        for change in listed:
+            if change.section not in Recipe.model_fields:
                 keys = known_keys()
-                raise UnknownSetting(unknown(key, [*keys, *(f"grid.{one}" for one in keys)]))
+                raise UnknownSetting(unknown(change.key, [*keys, *(f"grid.{one}" for one in keys)]))
+        several = as_words(listed)
         several.append("local.lr=0.03,0.01,0.003")
         raise ConfigError(f"there is no grid: name settings to try, e.g. grid.{several[0]}")
-    given = {change.partition("=")[0] for change in changes}
-    common = [*changes, *([] if "rounds" in given else [f"rounds={ROUNDS}"])]
-    common += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
+    given = {change.key for change in changes}
+    study = [] if "rounds" in given else [f"rounds={ROUNDS}"]
+    study += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
     found = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         try:
-            recipe = Recipe.of(what, *common, *(f"{k}={v}" for k, v in chosen.items()))
-            found.append(Setting(chosen, recipe))
+            recipe = Recipe.of(what, *changes, *(f"{k}={v}" for k, v in chosen.items()))
+            found.append(Setting(chosen, Recipe.of(recipe, *study)))
         except UnknownSetting:
             raise
         except ConfigError as error:  # settings that do not go together: the others may

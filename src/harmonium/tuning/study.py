@@ -28,6 +28,7 @@ from harmonium import store
 from harmonium.errors import ConfigError
 from harmonium.home import home
 from harmonium.life import Watcher
+from harmonium.overrides import Change, as_words, changes_of
 from harmonium.report.figures import times
 from harmonium.report.tables import csv_text, markdown
 from harmonium.tuning.grid import points
@@ -105,13 +106,16 @@ def tune(
     share of the distance between the best and the worst score. If `out` holds this very study
     already, it is continued.
     """
-    words = (*words, *(f"{key}={_text(value)}" for key, value in settings.items()))
-    for key, some in (grid or {}).items():
+    grid_words = [word for word in words if word.startswith("grid.")]
+    dotted = {key: some for key, some in settings.items() if key.startswith("grid.")}
+    settings = {key: value for key, value in settings.items() if key not in dotted}
+    tried = [*(grid or {}).items(), *((k.removeprefix("grid."), v) for k, v in dotted.items())]
+    for key, some in tried:
         if isinstance(some, str) or not isinstance(some, Sequence):
             raise ConfigError(f"grid {key!r} is {some!r}; it must be a list, e.g. [0.03, 0.01]")
-        words += (f"grid.{key}={','.join(map(_text, some))}",)
-    changes = [word for word in words if not word.startswith("grid.")]
-    grid_points = points(what, changes, [word for word in words if word.startswith("grid.")])
+        grid_words.append(f"grid.{key}={','.join(map(_text, some))}")
+    changes = changes_of([word for word in words if not word.startswith("grid.")], settings)
+    grid_points = points(what, changes, grid_words)
     playing = Playing(new_folder(what) if out is None else Path(out), grid_points, watcher, note)
     stopping = Stopping(keep, margin, None if check is None else tuple(check))
     checks = [] if keep_all else stopping.rounds(playing.any_recipe)
@@ -136,7 +140,7 @@ _ORDER = ("complete", "stopped", "failed", "refused")
 _ASIDE = ("rounds", "evaluate.tuning", "evaluate.tuning_centre")  # what only the study's runs need
 
 
-def _written(playing: Playing, what: str, changes: Sequence[str]) -> Study:
+def _written(playing: Playing, what: str, changes: Sequence[Change]) -> Study:
     """The study's table, its files and its picture."""
     lines = {number: playing.row(number) for number in range(len(playing.points))}
     order = sorted(lines, key=lambda number: _place(lines[number]))
@@ -145,8 +149,8 @@ def _written(playing: Playing, what: str, changes: Sequence[str]) -> Study:
     healthy = [number for number in through if not lines[number]["warnings"]]
     best, command = next(iter(healthy or through), None), ""
     if best is not None:
-        left = [word for word in changes if word.partition("=")[0] not in _ASIDE]
-        full = ["harmonium", "run", what, *left, *playing.points[best].words]
+        left = [change for change in changes if change.key not in _ASIDE]
+        full = ["harmonium", "run", what, *as_words(left), *playing.points[best].words]
         command = " ".join(map(shlex.quote, full))
     pairs = [(row["score"], row["knn"]) for row in rows if row["state"] == "complete"]
     pairs = [pair for pair in pairs if None not in pair]
