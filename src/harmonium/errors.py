@@ -46,6 +46,10 @@ class BudgetSpent(HarmoniumError):
     """A client's next noisy release would spend more than the recipe's privacy budget."""
 
 
+class CallbackError(HarmoniumError):
+    """A callback of the user's failed; the run is as whole as after its last round."""
+
+
 class NoneFinished(HarmoniumError):
     """No run of any method of a comparison came to its end."""
 

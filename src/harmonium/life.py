@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +16,14 @@ import torch
 from torch import nn
 
 from harmonium import codec, store
+from harmonium.callbacks import Callback
 from harmonium.checkpoint import ASKED, Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average
 from harmonium.federation.batch_norm import measure
-from harmonium.federation.drive import Driver, Engine, Reply, Turn
+from harmonium.federation.drive import Driver, Engine, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.spending import charged, check_first, notes_on_noise, recount
@@ -54,33 +56,16 @@ class RunEngine(Engine, Protocol):
         """The run is over: clients may take the model home."""
 
 
-class Watcher:
-    """What a caller may want to see of a run while it goes; does nothing unless overridden."""
-
-    names: Mapping[ClientId, str] = {}  # of clients that have one
-
-    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
-        """The run starts or continues after `done` rounds."""
-
-    def task(self, reply: Reply) -> None:
-        """A client answered, or did not."""
-
-    def round(self, row: Mapping[str, Any], seconds: float) -> None:
-        """A round was committed; `row` is its line in metrics.jsonl."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-
-    def end(self, result: Result) -> None:
-        """The run is complete."""
-
-    def close(self) -> None:
-        """Nothing more will come, also after an error."""
+Watcher = Callback
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run has to show."""
+    """What a finished run has to show.
+
+    `print(result.summary())` is a run in a few lines, and a notebook shows a table. `metrics` has
+    one flat row a round, `plot` draws them, `load_encoder(result.folder)` is the encoder.
+    """
 
     folder: Path
     recipe: Recipe
@@ -99,6 +84,53 @@ class Result:
     def bounds(self) -> Mapping[str, Any]:
         """Bounds of mutual information at the end, of a run with user verification; else empty."""
         return self.rounds[-1].get("bounds", {}) if self.rounds else {}
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One flat row a round: loss, traffic, and figures where the round was evaluated.
+
+        Nested figures have dotted names, such as `health.spread`.
+        """
+        from harmonium.report.results import tidy
+
+        return [tidy(row) for row in self.rounds]
+
+    def to_pandas(self) -> Any:
+        """`metrics` as a pandas table; pandas is not installed with Harmonium."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError(
+                "to_pandas needs pandas, which is not installed: pip install pandas"
+            ) from None
+        return pandas.DataFrame(self.metrics)
+
+    def plot(self, path: str | Path | None = None) -> Path:
+        """Draw loss and figures over rounds, and return the file.
+
+        Args:
+            path: where to, by its ending PNG or SVG; `run.png` in the run's folder if left out.
+        """
+        place = Path(path) if path is not None else self.folder / "run.png"
+        _draw(place, self.recipe, self.rounds)
+        return place
+
+    def summary(self) -> str:
+        """A few lines of text: figures beside those at initialisation, warnings, notes."""
+        from harmonium.report.results import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        from harmonium.report.results import line
+
+        return line(self)
+
+    def _repr_html_(self) -> str:
+        """A table, as notebooks show it."""
+        from harmonium.report.results import html
+
+        return html(self)
 
 
 @dataclass(frozen=True)
@@ -129,10 +161,18 @@ def _planned_shape(recipe: Recipe, method: Method) -> tuple[int, int, int]:
     return side, side, method.world.channels
 
 
+def _draw(path: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The plot of a run: loss and figures over rounds."""
+    from harmonium.report.plots import run_picture
+
+    title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
+    run_picture(path, rows, title)
+
+
 class Life:
     """One process's work on a run."""
 
-    def __init__(self, folder: Path, recipe: Recipe, watcher: Watcher) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, watcher: Callback) -> None:
         self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
         self.path = folder
 
@@ -364,11 +404,7 @@ class Life:
         return [method.represent(server, engine.state_of(client)) for client in clients or [0]]
 
     def _picture(self) -> None:
-        from harmonium.report.plots import run_picture
-
-        recipe = self.recipe
-        title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
-        run_picture(self.path / "run.png", self.folder.read_log("metrics.jsonl"), title)
+        _draw(self.path / "run.png", self.recipe, self.folder.read_log("metrics.jsonl"))
 
     def result(self) -> Result:
         """What a complete run has to show."""

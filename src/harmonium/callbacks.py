@@ -1,0 +1,142 @@
+"""What a caller sees of a run while it goes: one class to override, and how several are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harmonium.errors import CallbackError, ConfigError, HarmoniumError
+
+if TYPE_CHECKING:
+    from harmonium.federation.drive import Reply
+    from harmonium.federation.wire import ClientId
+    from harmonium.life import Result
+    from harmonium.recipe import Recipe
+
+
+class Callback:
+    """What a caller may want to see of a run while it goes; does nothing unless overridden.
+
+    Pass one or a list of them as `callbacks` to `run`, `resume`, `compare`, `sweep` or `tune`. They
+    see a run and cannot change its result. An exception ends the run with a `CallbackError`; every
+    round that was committed stays, and `resume` goes on from there.
+
+    >>> import harmonium
+    >>> class Losses(harmonium.Callback):
+    ...     def __init__(self):
+    ...         self.seen = []
+    ...     def round(self, row, seconds):
+    ...         self.seen.append(row["loss"])
+    >>> losses = Losses()
+    >>> small = {"rounds": 2, "clients": 2, "encoder.width": 4, "engine.workers": 0}
+    >>> result = harmonium.run("demo", callbacks=losses, **small)
+    >>> len(losses.seen)
+    2
+    """
+
+    names: Mapping[ClientId, str] = {}  # of clients that have one
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        """The run starts, or continues after `done` rounds; `cohort` clients are asked a round."""
+
+    def task(self, reply: Reply) -> None:
+        """A client answered, or did not: `reply.client`, and `reply.why` if it did not."""
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        """A round was committed; `row` is its line in metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self, result: Result) -> None:
+        """The run is complete."""
+
+    def close(self) -> None:
+        """Nothing more will come, also after an error."""
+
+
+Callbacks = Callback | Sequence[Callback] | Callable[[str], Callback] | None
+"""What `callbacks` may be: one, several, or for several runs a function from a run's label."""
+
+
+@contextmanager
+def called(callbacks: Callbacks, label: str = "") -> Iterator[Callback]:
+    """One callback that stands for all that were given, closed at the end whatever happens."""
+    every = _Every(_listed(callbacks, label))
+    try:
+        yield every
+    finally:
+        every.close()
+
+
+def _listed(callbacks: Any, label: str) -> list[Callback]:
+    if callable(callbacks) and not isinstance(callbacks, Callback | type):
+        callbacks = callbacks(label)
+    some = [] if callbacks is None else callbacks
+    some = list(some) if isinstance(some, Sequence) else [some]
+    for one in some:
+        if not isinstance(one, Callback):
+            what = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
+            raise ConfigError(f"callbacks has {what}; give objects of classes that extend Callback")
+    return some
+
+
+class _Every(Callback):
+    """Hands everything on to several; a fault in one of a user's becomes an error with its name."""
+
+    def __init__(self, every: Sequence[Callback]) -> None:
+        self._every = every
+        self._folder: Path | None = None
+        self._done = 0
+
+    @property
+    def names(self) -> Mapping[ClientId, str]:
+        return next((one.names for one in self._every), {})
+
+    @names.setter
+    def names(self, names: Mapping[ClientId, str]) -> None:
+        for one in self._every:
+            one.names = names
+
+    def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
+        self._folder, self._done = folder, done
+        self._call("begin", recipe, folder, done, cohort)
+
+    def task(self, reply: Reply) -> None:
+        self._call("task", reply)
+
+    def round(self, row: Mapping[str, Any], seconds: float) -> None:
+        self._done = row["round"]
+        self._call("round", row, seconds)
+
+    def note(self, text: str) -> None:
+        self._call("note", text)
+
+    def end(self, result: Result) -> None:
+        self._call("end", result)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, name: str, *args: Any) -> None:
+        for one in self._every:
+            try:
+                getattr(one, name)(*args)
+            except HarmoniumError:
+                raise
+            except Exception as error:
+                kind = type(one)
+                if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+                    raise  # a fault of ours keeps its traceback
+                raise CallbackError(
+                    f"{kind.__name__}.{name} raised {type(error).__name__}: {error}{self._left()}"
+                ) from error
+
+    def _left(self) -> str:
+        """How to go on with the run."""
+        if self._folder is None:
+            return ""
+        rounds = f"{self._done} rounds are" if self._done != 1 else "1 round is"
+        return f". {rounds} committed: go on with harmonium.resume('{self._folder}')"
