@@ -24,14 +24,15 @@ class Callback:
     round that was committed stays, and `resume` goes on from there.
 
     >>> import harmonium
-    >>> class Losses(harmonium.Callback):
+    >>> from harmonium.callbacks import Callback
+    >>> class Losses(Callback):
     ...     def __init__(self):
     ...         self.seen = []
     ...     def round(self, row, seconds):
     ...         self.seen.append(row["loss"])
     >>> losses = Losses()
     >>> small = {"rounds": 2, "clients": 2, "encoder.width": 4, "engine.workers": 0}
-    >>> result = harmonium.run("demo", callbacks=losses, **small)
+    >>> result = harmonium.run("demo", watcher=losses, **small)
     >>> len(losses.seen)
     2
     """
