@@ -229,7 +229,7 @@ def _load(recipe: Recipe, silent: bool) -> Dataset:
 def _check_ending(plot: Path | None) -> None:
     """Refuse a picture of another kind before anything is read."""
     if plot is not None:
-        from harmonium.report.plots import picture_kind
+        from harmonium.report.look import picture_kind
 
         picture_kind(plot)
 

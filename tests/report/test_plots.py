@@ -6,7 +6,8 @@ import pytest
 
 from harmonium.errors import ConfigError
 from harmonium.report import tuning_plots
-from harmonium.report.plots import _apart, bars, curves, picture, run_picture
+from harmonium.report.look import brief_names, formats, picture
+from harmonium.report.plots import bars, curves, run_picture
 
 SERIES = {
     "FedSC": [(t, 0.9 - 0.5 * math.exp(-t / 5), 0.01) for t in range(20)],
@@ -27,7 +28,9 @@ ROUNDS = [
     for t in range(4)
 ]
 PICTURES = {
-    "curves": lambda path: curves(path, SERIES, "round", "kNN", "Title", {"untrained": 0.4}),
+    "curves": lambda path: curves(
+        path, SERIES, "round", "kNN", "Title", {"untrained": 0.4}, None, "95 %"
+    ),
     "bars": lambda path: bars(path, GROUPS, "accuracy", "Title"),
     "run": lambda path: run_picture(path, ROUNDS, "Title"),
 }
@@ -38,15 +41,29 @@ def texts(path):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_pictures_are_written_and_the_same_twice(name, kind, tmp_path):
-    first, second = tmp_path / f"one.{kind}", tmp_path / f"two.{kind}"
-    PICTURES[name](first)
-    PICTURES[name](second)
-    assert first.read_bytes() == second.read_bytes()
-    start = first.read_bytes()[:200]
-    assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in first.read_bytes()[:1000]
-    assert len(first.read_bytes()) > 3000
+def test_plots_are_written_in_every_format_and_the_same_twice(name, tmp_path):
+    begins = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
+    with formats("png,pdf,svg"):
+        PICTURES[name](tmp_path / "one.png")
+        PICTURES[name](tmp_path / "two.png")
+    for kind, begin in begins.items():
+        first, second = (tmp_path / f"{stem}.{kind}" for stem in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
+        assert first.read_bytes().startswith(begin) and first.stat().st_size > 3000
+    assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
+    assert b"/FontFile2" in (tmp_path / "one.pdf").read_bytes()  # text, in an embedded font
+    PICTURES[name](tmp_path / "alone.pdf")  # one by its path is the same as one of three
+    assert (tmp_path / "alone.pdf").read_bytes() == (tmp_path / "one.pdf").read_bytes()
+
+
+def test_formats_are_those_of_the_block_and_others_are_refused(tmp_path):
+    with formats(["svg"]):
+        PICTURES["bars"](tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.svg"]
+    PICTURES["bars"](tmp_path / "b.png")
+    assert (tmp_path / "b.png").exists()
+    with pytest.raises(ConfigError, match="'epd'.*'pdf'"), formats("epd"):
+        pass
 
 
 def test_png_width_suits_a_readme(tmp_path):
@@ -58,8 +75,78 @@ def test_png_width_suits_a_readme(tmp_path):
 def test_curves_name_every_line_and_reference(tmp_path):
     PICTURES["curves"](tmp_path / "a.svg")
     words = texts(tmp_path / "a.svg")
-    assert {"FedSC", "alone", "point", "untrained", "Title", "round", "kNN"} <= set(words)
+    assert {"FedSC", "alone", "point", "untrained (0.400)", "Title", "95 %"} <= set(words)
     assert "empty" not in words
+
+
+def drawn(monkeypatch, call):
+    """The figure of a plot, as it was when written."""
+    held = []
+
+    @contextmanager
+    def watched(*words):
+        with picture(*words) as figure:
+            yield figure
+            held.append(figure)
+
+    monkeypatch.setattr(f"{call.__module__}.picture", watched)
+    return held
+
+
+def lines_of(figure):
+    """The lines with data in the first panel of a figure."""
+    return [line for line in figure.axes[0].lines if len(line.get_xdata())]
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_nothing_but_data_and_references_is_drawn_as_a_line(count, tmp_path, monkeypatch):
+    held = drawn(monkeypatch, curves)
+    series = {f"m{k}": [(t, 50.0 + k + t, 1.0) for t in range(3)] for k in range(count)}
+    levels = {"untrained": 49.0, "commonest class": 3.0}
+    curves(tmp_path / "a.svg", series, "round", "kNN (%)", "t", levels, None, "95 % interval")
+    (figure,) = held
+    axes = figure.axes[0]
+    assert len(lines_of(figure)) == count + 1  # 3 % is far below: it is named, with its value
+    assert not axes.texts and not axes.patches
+    words = " ".join(texts(tmp_path / "a.svg"))
+    assert "untrained (49.0)" in words and "commonest class (3.0)," in words and "below" in words
+    assert "95 % interval" in words
+    low, high = axes.get_xlim()
+    assert low < 0 and high > 2  # the first and the last marker are inside
+    assert axes.get_ylim()[0] < 49 and axes.get_ylim()[1] >= 52 + count - 2
+    styles = {
+        (line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines_of(figure)
+    }
+    assert len(styles) == count + 1
+    assert len(figure.axes) == (1 if count == 2 else 2)  # many intervals stand beside, not on top
+
+
+def test_a_missing_value_interrupts_its_line(tmp_path, monkeypatch):
+    held = drawn(monkeypatch, curves)
+    points = [(0, 1.0, 0.1), (1, math.nan), (2, 2.0, 0.1)]
+    curves(tmp_path / "a.svg", {"a": points}, "x", "y", "t")
+    line = lines_of(held[0])[0]
+    assert math.isnan(line.get_ydata()[1])
+
+
+def test_long_names_stay_apart():
+    base = "fedavg objective.norm=none privacy.epsilon=2.5 privacy.noise=simulated local.lr="
+    names = ["fedprox", *(f"{base}{k}" for k in range(3))]
+    made = brief_names(names)
+    assert len(set(made.values())) == 4 and made["fedprox"] == "fedprox"
+    assert all(len(one) < 44 for one in made.values()) and "local.lr=2" in made[names[3]]
+    middle = [f"{'x' * 30}{k}{'y' * 30}" for k in range(2)]
+    assert len(set(brief_names(middle).values())) == 2
+
+
+def test_a_pdf_has_no_title_for_a_caption_has_it(tmp_path, monkeypatch):
+    held = drawn(monkeypatch, curves)
+    with formats("pdf"):
+        PICTURES["curves"](tmp_path / "a.png")
+    assert not held[0].texts[0].get_visible() and held[0].get_suptitle() == "Title"
+    names = {"costs $5 and $6": [(0, 1.0), (1, 2.0)]}  # no formula
+    curves(tmp_path / "b.svg", names, "x", "y", "Title")
+    assert {"costs $5 and $6", "Title"} <= set(texts(tmp_path / "b.svg"))
 
 
 def test_bars_carry_their_values(tmp_path):
@@ -85,21 +172,6 @@ def test_a_run_shows_what_it_has(tmp_path):
     assert "validation kNN (%)" not in words
 
 
-def test_labels_are_pushed_apart():
-    for wanted in (
-        [0.5, 0.5, 0.5],
-        [0.84, 0.99, 1.0],
-        [0.0, 0.01, 0.9, 0.95, 1.0],
-        [0.1, 0.4, 0.8],
-    ):
-        places = _apart(wanted, 0.1)
-        assert all(b - a >= 0.1 - 1e-9 for a, b in zip(places, places[1:], strict=False))
-        assert places[0] >= -1e-9
-        assert places[-1] <= 1 + 1e-9
-    assert _apart([0.1, 0.4, 0.8], 0.1) == [0.1, 0.4, 0.8]
-    assert _apart([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-
-
 def test_no_global_state_is_left(tmp_path):
     import matplotlib
 
@@ -109,7 +181,7 @@ def test_no_global_state_is_left(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ConfigError, match=r"\.png or \.svg"):
+    with pytest.raises(ConfigError, match=r"\.png, \.pdf or \.svg"):
         PICTURES["bars"](tmp_path / "a.jpeg")
     with pytest.raises(ConfigError, match="nothing to draw"):
         run_picture(tmp_path / "a.png", [{"round": 1}])

@@ -75,6 +75,6 @@ def test_a_sheet_shows_the_pictures_with_their_names(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="clients, classes"):
         split_map(tmp_path / "a.png", np.zeros(3))
-    with pytest.raises(ConfigError, match=r"\.png or \.svg"):
-        split_sizes(tmp_path / "a.pdf", np.ones(3))
+    with pytest.raises(ConfigError, match=r"\.png, \.pdf or \.svg"):
+        split_sizes(tmp_path / "a.jpg", np.ones(3))
     assert list(tmp_path.iterdir()) == []

@@ -162,7 +162,7 @@ def barred(path: Path, groups: Bars, title: str) -> bool:
     """Draw accuracies as bars."""
     from harmonium.report.plots import bars
 
-    bars(path, groups, "accuracy in percent", title)
+    bars(path, groups, "accuracy (%)", title, "standard error over draws")
     return True
 
 

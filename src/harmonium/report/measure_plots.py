@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harmonium.data.images import UNKNOWN
-from harmonium.report.plots import COLOURS, INK, PALE, WIDTH, dress, headline, picture
+from harmonium.report.look import COLOURS, INK, PALE, WIDTH, dress, headline, picture
 
 LISTED = 20  # classes up to which a legend names all of them
 ACROSS = 3  # maps beside each other
@@ -47,10 +47,10 @@ def boxes(
     The boxes lie, so that names stay readable however many there are.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         groups: name to values `(n,)`.
         ylabel: what the values are.
-        title: what the picture shows.
+        title: what the plot shows.
         references: name of a group to a level that gives its values a meaning, a grey cross.
         reference: what that level is.
     """
@@ -88,10 +88,10 @@ def strips(
     """Dots of every row on a line of its own, coloured by group, with a bar at their mean.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         rows: name to dots, the first on top.
         xlabel: what the values are.
-        title: what the picture shows.
+        title: what the plot shows.
         apart: what hollow dots are.
     """
     groups = sorted({group for row in rows.values() for group in row.groups if group})
@@ -140,9 +140,9 @@ def maps(path: str | Path, panels: Mapping[str, Panel], title: str) -> None:
     """Points coloured by class, side by side; classes to emphasise are larger and ringed.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         panels: name to map.
-        title: what the picture shows.
+        title: what the plot shows.
     """
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)

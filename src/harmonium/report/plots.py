@@ -1,36 +1,40 @@
-"""Pictures of runs: curves over rounds, bars of methods, and one run at a glance.
-
-PNG or SVG by the ending of the path; the same input gives the same bytes (no dates inside). Each
-function makes its own Figure, so nothing leaks between pictures or into a notebook.
-Colours are Okabe and Ito's, told apart with colour-blind eyes; lines differ by marker as well.
-"""
+"""Curves over rounds, grouped bars, and one run at a glance."""
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harmonium.errors import ConfigError
+from harmonium.report.look import (
+    COLOURS,
+    COLUMN,
+    DASHES,
+    HATCHES,
+    INK,
+    LEVELS,
+    MARKERS,
+    PALE,
+    WIDTH,
+    add_legend,
+    brief_names,
+    dress,
+    headline,
+    legend_rows,
+    picture,
+    short,
+    whole_numbers,
+    wrapped,
+)
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#8C564B")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one fewer than colours: 56 lines differ
-INK, PALE, GRID = "#222222", "#6b6b6b", "#e3e3e3"
-DPI = 140  # 7.2 inches wide make a picture of about 1000 pixels
-WIDTH = 7.2
-LONG = 44  # letters of a name; of a longer one both ends are shown
+BANDS = 5  # lines up to which each has its band; of more, only the last intervals are drawn
+APART = 0.6  # of the range of the lines: references further away are named, but not drawn
 
 Point = tuple[float, ...]
-
-
-Label = tuple[float | None, float, str, str]
-"""Where a line ends (nowhere: at the edge), how high, its name and its colour."""
 
 
 def curves(
@@ -41,34 +45,96 @@ def curves(
     title: str,
     references: Mapping[str, float] | None = None,
     ticks: Sequence[str] | None = None,
+    interval: str = "",
 ) -> None:
-    """Lines over rounds, each named at its right end, with dashed reference levels.
+    """Lines over rounds with their intervals and horizontal reference lines, named in a legend.
 
     Args:
-        path: where to, `.png` or `.svg`.
-        series: name to points `(x, y)`, or `(x, y, standard error)` for a shaded band. Points that
-            are not finite are left out.
+        path: where to, `.png`, `.pdf` or `.svg`.
+        series: name to points `(x, y)`, or `(x, y, half)` for an interval from `y - half` to
+            `y + half`. A y that is not finite interrupts its line.
         xlabel: name of the x axis.
-        ylabel: name of the y axis.
-        title: what the picture shows.
-        references: name to level, such as an untrained encoder or centralised training.
+        ylabel: name of the y axis; with `(%)` it stays between 0 and 100.
+        title: what the plot shows.
+        references: name to level, such as an untrained encoder or centralised training. Levels far
+            from every line are named with their value in the legend, so that lines keep the room.
         ticks: names of the places 0, 1, ... on the x axis, where those are no numbers.
+        interval: what the intervals are, e.g. `mean and 95 % interval over 5 seeds`.
     """
-    with picture(path, WIDTH, 4.1) as figure:
-        axes = figure.add_subplot()
-        labels = [_line(axes, i, name, points) for i, (name, points) in enumerate(series.items())]
-        for name, level in (references or {}).items():
-            axes.axhline(level, color=PALE, linewidth=1.1, dashes=(5, 3), zorder=1)
-            labels.append((None, level, name, PALE))
+    drawn = {name: points for name, points in series.items() if any(map(_finite, points))}
+    levels = {k: level for k, level in (references or {}).items() if math.isfinite(level)}
+    names = brief_names([*drawn, *levels])
+    percent = "(%)" in ylabel
+    below = [names[k] for k in drawn] + [f"{names[k]} (00.0), below" for k in levels]
+    rows = legend_rows([*below, interval], COLUMN)
+    has_bars = any(len(point) > 2 and point[2] > 0 for points in drawn.values() for point in points)
+    few = len(drawn) <= BANDS
+    beside = has_bars and not few  # so many bands would hide each other
+    with picture(path, COLUMN, 2.9 + 0.17 * rows) as figure:
+        axes, *side = figure.subplots(
+            1, 1 + beside, squeeze=False, sharey=True, width_ratios=[1, 0.2][: 1 + beside]
+        )[0]
+        for index, (name, points) in enumerate(drawn.items()):
+            _line(axes, index, wrapped(names[name]), points, band=few)
+            for panel in side:
+                _end(panel, index, points)
+        low, high = bottom, top = axes.get_ylim()
+        for index, (name, level) in enumerate(levels.items()):
+            dashes, colour = LEVELS[index % len(LEVELS)]
+            near = not drawn or low - APART * (high - low) <= level <= high + APART * (high - low)
+            where = "" if near else ", below" if level < low else ", above"
+            said = wrapped(f"{names[name]} ({short(level)}){where}")
+            style: dict[str, Any] = {"color": colour, "linewidth": 1.2, "linestyle": dashes}
+            axes.plot([], [], label=said, **style)
+            for panel in (axes, *side) if near else ():
+                panel.axhline(level, zorder=2, **style)
+                margin = 0.04 * (high - low)
+                bottom, top = min(bottom, level - margin), max(top, level + margin)
+        axes.set_ylim(*(_shares(bottom, top) if percent else (bottom, top)))
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
+        axes.ticklabel_format(axis="y", useOffset=False)
         if ticks is not None:
             axes.set_xticks(range(len(ticks)), list(ticks))
-        places = [point[0] for points in series.values() for point in points]
-        if places and min(places) < max(places):
-            axes.set_xlim(right=max(places))  # lines end at the edge, beside their names
-        _end_labels(figure, axes, [label for label in labels if label is not None])
+        for panel in side:
+            dress(panel, "at the end", "")
+            panel.set_xticks([])
+            panel.tick_params(axis="y", length=0, labelleft=False)
+            panel.margins(x=0.08)
+        if has_bars and interval and few:
+            axes.fill_between([], [], color=PALE, alpha=0.3, linewidth=0, label=wrapped(interval))
+        elif has_bars and interval:
+            mark: dict[str, Any] = {"marker": "|", "linestyle": "none", "markersize": 10}
+            axes.plot([], [], color=PALE, label=wrapped(interval), **mark)
+        add_legend(figure)
+
+
+def _end(axes: Any, index: int, points: Sequence[Point]) -> None:
+    """The last value of a line with its interval, in a column of its own."""
+    point = [one for one in points if _finite(one)][-1]
+    axes.errorbar(
+        index, point[1], yerr=point[2] if len(point) > 2 else None, linewidth=1.2,
+        color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markersize=4,
+    )  # fmt: skip
+
+
+def _finite(point: Point) -> bool:
+    return all(map(math.isfinite, point[:2]))
+
+
+def _shares(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis of percentages: hardly beyond 0 and 100, and no closer than noise is.
+
+    >>> _shares(-40.0, 50.0), _shares(90.0, 90.2)
+    ((-2.0, 50.0), (89.6, 90.6))
+    """
+    if high - low < NARROW:
+        low, high = (low + high - NARROW) / 2, (low + high + NARROW) / 2
+    return max(low, -2.0), min(high, 102.0)
+
+
+NARROW = 1.0  # percentage points that an axis has at least
 
 
 def bars(
@@ -76,19 +142,22 @@ def bars(
     groups: Mapping[str, Mapping[str, tuple[float, float | None]]],
     ylabel: str,
     title: str,
+    interval: str = "",
 ) -> None:
     """Grouped bars with their values: one group a method, one colour a probe.
 
     The bars lie, so that method names and values stay readable however many there are.
 
     Args:
-        path: where to, `.png` or `.svg`.
-        groups: group to bar to `(mean, standard error)`; the error may be None. Groups may lack
+        path: where to, `.png`, `.pdf` or `.svg`.
+        groups: group to bar to `(mean, half)`, an interval of the mean or None. Groups may lack
             bars.
         ylabel: what the bars measure.
-        title: what the picture shows.
+        title: what the plot shows.
+        interval: what the intervals are, for the legend.
     """
     kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
+    names = brief_names(list(groups))
     thick = 0.8 / max(1, len(kinds))
     height = 1.25 + 0.21 * len(groups) * max(len(kinds), 1.6)
     with picture(path, WIDTH, height) as figure:
@@ -99,25 +168,28 @@ def bars(
             means = [mean for _, (mean, _) in rows]
             errors = [error or 0.0 for _, (_, error) in rows]
             colour = COLOURS[i % len(COLOURS)]
-            axes.barh(places, means, thick * 0.88, color=colour, label=kind, zorder=2)
+            axes.barh(
+                places, means, thick * 0.88, color=colour, label=kind, zorder=2,
+                hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0,
+            )  # fmt: skip
             for place, mean, error in zip(places, means, errors, strict=True):
                 if error:
                     axes.errorbar(mean, place, xerr=error, color=INK, linewidth=1, capsize=2.5)
                 axes.annotate(
-                    _short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
+                    short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
                     textcoords="offset points", fontsize=8, color=INK,
                 )  # fmt: skip
-        axes.set_yticks(range(len(groups)), [_brief(name) for name in groups])
+        axes.set_yticks(range(len(groups)), list(names.values()))
         axes.set_ylim(len(groups) - 0.45, -0.55)  # the first group on top
         axes.margins(x=0.09)
         headline(figure, title)
         dress(axes, ylabel, "")
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        if len(kinds) > 1:
-            figure.legend(
-                loc="outside lower center", ncols=min(5, len(kinds)), frameon=False, fontsize=9
-            )
+        if interval and any(error for its in groups.values() for _, error in its.values()):
+            axes.plot([], [], "_", color=INK, markersize=12, label=interval)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            add_legend(figure)
 
 
 def run_picture(
@@ -128,7 +200,7 @@ def run_picture(
     """One run at a glance: kNN, loss, geometry and traffic over rounds.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         metrics: one mapping a round with `round` and any of `knn`, `loss`, `bytes` (or `bytes_up`
             and `bytes_down`), `uniformity`, `alignment`, `effective_rank`, `spread`; the last four
             may also stand inside `health`; bounds of information inside `bounds`. Rounds without a
@@ -173,137 +245,49 @@ def run_picture(
         headline(figure, title)
 
 
-def picture_kind(path: str | Path) -> str:
-    """`png` or `svg`, by the ending of the path."""
-    kind = Path(path).suffix.lower().lstrip(".")
-    if kind not in ("png", "svg"):
-        raise ConfigError(f"a picture is written as .png or .svg, not '{Path(path).name}'")
-    return kind
-
-
-@contextmanager
-def picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
-    """A figure that is written to `path` when the block ends well."""
-    path, kind = Path(path), picture_kind(path)
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    from harmonium.store import write_atomic
-
-    # The salt fixes the ids inside an SVG; text stays text, so that it can be searched.
-    settings: Any = {
-        "svg.hashsalt": "harmonium",
-        "svg.fonttype": "none",
-        "font.family": "DejaVu Sans",
-    }
-    with matplotlib.rc_context(settings):
-        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
-        figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
-        FigureCanvasAgg(figure)
-        yield figure
-        drawn = io.BytesIO()
-        undated = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        figure.savefig(drawn, format=kind, metadata=undated)
-    write_atomic(path, drawn.getvalue())
-
-
 def _line(
-    axes: Any, index: int, name: str, points: Sequence[Point], size: float = 5.0
-) -> Label | None:
-    """Draw one series; gives what its name needs, None if nothing was drawn."""
+    axes: Any,
+    index: int,
+    name: str,
+    points: Sequence[Point],
+    size: float = 5.0,
+    *,
+    band: bool = True,
+) -> None:
+    """Draw one series, with its intervals as a band."""
+    kept = [point for point in points if math.isfinite(point[0])]
+    if not any(map(_finite, kept)):
+        return
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    kept = [point for point in points if all(map(math.isfinite, point[:2]))]
-    if not kept:
-        return None
-    x, y = [point[0] for point in kept], [point[1] for point in kept]
-    every = max(1, len(kept) // 12)  # markers tell lines apart; too many hide them
+    x = [point[0] for point in kept]
+    y = [point[1] if math.isfinite(point[1]) else math.nan for point in kept]
+    whole = len(list(filter(_finite, kept))) == len(kept)
+    step = max(1, len(kept) // 12) if whole else 1  # too many markers hide the line
+    marked = sorted({*range(0, len(kept), step), len(kept) - 1})
     size = size or (4.0 if len(kept) == 1 else 0.0)
     axes.plot(
-        x, y, color=colour, marker=marker, markersize=size, markevery=every, linewidth=1.7,
-        label=name, zorder=3, markeredgecolor="white", markeredgewidth=0.5,
+        x, y, color=colour, marker=marker, markersize=size, markevery=marked, linewidth=1.6,
+        linestyle=DASHES[index // 4 % len(DASHES)], label=name, zorder=3 + 0.01 * index,
+        markeredgecolor="white", markeredgewidth=0.5,
     )  # fmt: skip
-    errors = [point[2] if len(point) > 2 else 0.0 for point in kept]
-    if any(errors):
-        low, high = np.subtract(y, errors), np.add(y, errors)
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
-    return x[-1], y[-1], name, colour
-
-
-def _brief(name: str) -> str:
-    """A name that leaves room for the picture.
-
-    >>> _brief("fedavg objective.norm=none privacy.epsilon=2.5 privacy.noise=simulated")
-    'fedavg objective.norm=n … cy.noise=simulated'
-    """
-    return name if len(name) <= LONG else f"{name[:23]} … {name[-18:]}"
-
-
-def _end_labels(figure: Any, axes: Any, labels: Sequence[Label]) -> None:
-    """Names in the right margin, led to by the lines' ends, pushed apart where they meet."""
-    if not labels:
+    halves = [point[2] if len(point) > 2 else 0.0 for point in kept]
+    if not band or not any(half > 0 for half in halves):
         return
-    low, high = axes.get_ylim()
-    figure.draw_without_rendering()  # the axes' height in points is known only after the layout
-    points_high = axes.get_window_extent().height * 72 / figure.dpi
-    order = sorted(labels, key=lambda label: label[1])
-    wanted = [(level - low) / (high - low) for _, level, _, _ in order]
-    edge = axes.get_xlim()[1]
-    for place, (end, level, name, colour) in zip(
-        _apart(wanted, 12.5 / points_high), order, strict=True
-    ):
-        axes.annotate(
-            _brief(name), (edge if end is None else end, level), (1.028, place), xycoords="data",
-            textcoords="axes fraction", va="center", fontsize=9, color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6,
-                        "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
-        )  # fmt: skip
+    low, high = np.subtract(y, halves), np.add(y, halves)
+    axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=2)
+    for place, level, half, alone in zip(x, y, halves, _alone(y), strict=True):
+        if alone and half > 0:  # a band has no width here
+            axes.errorbar(place, level, yerr=half, color=colour, linewidth=1, capsize=2.5)
 
 
-def _apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places near the sorted `wanted` in [0, 1], neighbours at least `gap` apart.
+def _alone(y: Sequence[float]) -> list[bool]:
+    """Which values have neither a value before nor one after them.
 
-    Labels that would meet form a block around their mean; blocks that then meet are joined.
+    >>> _alone([1.0, 2.0, math.nan, 3.0])
+    [False, False, False, True]
     """
-    blocks: list[tuple[list[float], float]] = []  # members' wishes, and the block's centre
-    for wish in wanted:
-        members, centre = [wish], wish
-        while blocks and centre - blocks[-1][1] < gap * (len(blocks[-1][0]) + len(members)) / 2:
-            members = blocks.pop()[0] + members
-            half = min(0.5, gap * (len(members) - 1) / 2)
-            centre = max(half, min(sum(members) / len(members), 1 - half))
-        blocks.append((members, centre))
-    return [
-        centre + gap * (i - (len(members) - 1) / 2)
-        for members, centre in blocks
-        for i in range(len(members))
-    ]
-
-
-def headline(figure: Any, title: str) -> None:
-    """The title at the left edge, on as many lines as it needs."""
-    if title:
-        lines = textwrap.fill(title, int(10 * figure.get_figwidth()))
-        figure.suptitle(lines, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK)
-
-
-def dress(axes: Any, xlabel: str, ylabel: str) -> None:
-    """The common look: no box, a light grid behind the data."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#9a9a9a")
-    axes.grid(visible=True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=PALE, labelcolor=INK, labelsize=9)
-    axes.set_xlabel(xlabel, fontsize=10, color=INK)
-    axes.set_ylabel(ylabel, fontsize=10, color=INK)
-
-
-def whole_numbers(axes: Any) -> None:
-    """Rounds and clients are counted, so no ticks between whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10]))
+    known = [False, *map(math.isfinite, y), False]
+    return [known[n] and not known[n - 1] and not known[n + 1] for n in range(1, len(known) - 1)]
 
 
 def _columns(
@@ -340,8 +324,3 @@ def _size_text(size: float, _: object = None) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
-
-
-def _short(value: float) -> str:
-    """A bar's value in about three figures."""
-    return f"{value:.3f}" if abs(value) < 1 else f"{value:.1f}"

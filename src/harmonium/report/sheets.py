@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harmonium.report.plots import COLOURS, INK, headline, picture
+from harmonium.report.look import COLOURS, INK, headline, picture
 
 FRAME = 0.07  # of a picture's side
 ACROSS = 2  # sheets beside each other
@@ -27,9 +27,9 @@ def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
     """Sheets side by side; a frame is blue where a picture is of its row's class, else orange.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         panels: name to sheet.
-        title: what the picture shows.
+        title: what the plot shows.
     """
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.errors import ConfigError
-from harmonium.report.plots import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.report.look import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
 
 Counts = npt.NDArray[np.int64]
 
@@ -34,10 +34,10 @@ def split_map(
     can be read one by one.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         counts: pictures `(clients, classes)`.
         names: names of the classes; their numbers when left out.
-        title: what the picture shows.
+        title: what the plot shows.
         what: what the rows are.
     """
     counts = np.asarray(counts)
@@ -91,9 +91,9 @@ def contact_sheet(
     """A few pictures in each row, named at its left.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         rows: names and pictures `(n, height, width, 1 or 3)`; rows may differ in length.
-        title: what the picture shows.
+        title: what the plot shows.
         note: what is left out, below.
     """
     across = max(len(pictures) for _, pictures in rows)

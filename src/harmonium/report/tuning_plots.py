@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.errors import counted
-from harmonium.report.plots import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.report.look import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
 
 OTHERS = "#9db7c9"  # settings without a name
 PALETTE = (COLOURS[1], COLOURS[0], *COLOURS[2:])  # the best first
@@ -26,7 +26,7 @@ def study_picture(
     """Draw the settings of a study, named below; whether there was anything to draw.
 
     Args:
-        path: where to, `.png` or `.svg`.
+        path: where to, `.png`, `.pdf` or `.svg`.
         rows: the table's, the best first: `score`, `knn` between 0 and 1 or None, `state`.
         curves: for each row, by label and in the same order, figures with `round` and `score`.
         ranked: `rho` and over how many `settings`.

@@ -1,0 +1,164 @@
+"""Arms of a comparison side by side: one panel a probe, one bar an arm, references as lines."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harmonium.errors import ConfigError
+from harmonium.report.look import (
+    COLOURS,
+    INK,
+    LEVELS,
+    LINE,
+    PALE,
+    add_legend,
+    brief_names,
+    dress,
+    headline,
+    legend_rows,
+    picture,
+)
+
+Estimate = tuple[float, float | None]
+"""A mean, and half the width of its interval; None where there is a single measurement."""
+
+ACROSS = 3  # panels beside each other
+PANEL = 1.75  # inches that a panel takes at least
+PAGE = 7.0  # inches: the widest figure that a page of a paper has
+CLOSE = 0.2  # of the largest value: arms that lie closer are drawn as dots on a part of the axis
+MUTED = "#9db8c9"
+MISSING = "no value"
+
+
+def arms_plot(
+    path: str | Path,
+    arms: Mapping[str, Mapping[str, Estimate | None]],
+    title: str = "",
+    *,
+    xlabel: str = "test accuracy (%)",
+    references: Mapping[str, Mapping[str, float | None]] | None = None,
+    interval: str = "",
+    muted: Collection[str] = (),
+    strong: Collection[str] = (),
+    digits: int = 1,
+) -> None:
+    """Draw horizontal bars of arms, a panel a probe, and vertical reference lines.
+
+    Where all values of the plot are within a fifth of the largest one, arms are dots on a part of
+    the axis instead: bars begin at 0, so short differences would not be seen.
+
+    Args:
+        path: where to: `.png`, `.pdf` or `.svg`.
+        arms: name of an arm, from top to bottom, to probe (`kNN`, `linear`, ...) to `(mean, half)`,
+            where half is half the width of its interval or None. None instead of a pair, or a
+            probe that is left out, is a missing value and said to be one.
+        title: what the plot shows.
+        xlabel: what the bars measure; with `(%)` the axis ends at 100 at the latest.
+        references: name of a reference (`untrained`, `raw pixels`, ...) to probe to level: a
+            vertical line in the probe's panel, named in the legend.
+        interval: what the intervals are, e.g. `95 % interval over 5 seeds`, for the legend.
+        muted: arms in a pale colour, such as references that were trained (`centralised`).
+        strong: arms in a second strong colour, such as the system that a plot is about.
+        digits: decimals of the values.
+    """
+    probes = list(dict.fromkeys(probe for its in arms.values() for probe in its))
+    if not probes or not any(_value(one) for its in arms.values() for one in its.values()):
+        raise ConfigError("there is nothing to draw yet: no arm has a figure")
+    across = min(ACROSS, len(probes)) if len(probes) != 4 else 2
+    down = math.ceil(len(probes) / across)
+    levels = references or {}
+    short = brief_names([*arms, *levels])
+    names = [textwrap.fill(short[name], LINE) for name in arms]
+    room = 0.2 + 0.068 * max(len(line) for name in names for line in name.split("\n"))
+    width = min(PAGE, max(5.0, room + PANEL * across))
+    rows = legend_rows([*levels, interval], width)
+    deep = sum(1 + 0.6 * name.count("\n") for name in names)  # of two lines some are taller
+    height = 0.75 + down * (0.55 + 0.215 * max(deep, 2)) + 0.17 * rows
+    letters = int((width - room) / across / 0.078)  # of a panel's title on one line
+    values = [pair for its in arms.values() for one in its.values() if (pair := _value(one))]
+    known = [v for its in levels.values() for v in its.values() if v is not None]
+    ends = [mean + sign * (half or 0.0) for mean, half in values for sign in (-1, 1)] + known
+    dots = min(ends) > 0 and max(ends) - min(ends) < CLOSE * max(ends)
+    with picture(path, width, height) as figure:
+        grid = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
+        for axes, probe in zip(grid, probes, strict=False):
+            figures = [_value(its.get(probe)) for its in arms.values()]
+            colours = [_colour(name, muted, strong) for name in arms]
+            _arms(axes, figures, colours, digits, dots)
+            for index, (name, its) in enumerate(levels.items()):
+                dashes, colour = LEVELS[index % len(LEVELS)]
+                style: dict[str, Any] = {"color": colour, "linewidth": 1.3, "linestyle": dashes}
+                if (level := its.get(probe)) is not None:
+                    axes.axvline(level, zorder=3, **style)
+                    axes.plot([], [], label=short[name], **style)
+            if interval and any(one is not None and one[1] for one in figures):
+                axes.plot([], [], "_", color=INK, markersize=12, label=interval)
+            dress(axes, xlabel, "")
+            axes.set_title(textwrap.fill(probe, letters), loc="left", fontsize=9.5, color=INK)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+            axes.set_yticks(range(len(arms)), names)
+            axes.set_ylim(len(arms) - 0.4, -0.6)  # the first arm on top
+            _limit(axes, ends, "(%)" in xlabel, dots, digits)
+        for axes in grid[len(probes) :]:
+            axes.set_axis_off()
+        headline(figure, title)
+        add_legend(figure)
+
+
+def _value(one: Estimate | None) -> Estimate | None:
+    return one if one is not None and math.isfinite(one[0]) else None
+
+
+def _colour(name: str, muted: Collection[str], strong: Collection[str]) -> str:
+    return COLOURS[1] if name in strong else MUTED if name in muted else COLOURS[0]
+
+
+def _arms(
+    axes: Any,
+    figures: Sequence[Estimate | None],
+    colours: Sequence[str],
+    digits: int,
+    dots: bool,
+) -> None:
+    """One panel's bars or dots, each with its interval and its value."""
+    for place, (one, colour) in enumerate(zip(figures, colours, strict=True)):
+        if one is None:
+            axes.annotate(
+                MISSING, (0.02, place), xycoords=("axes fraction", "data"), va="center",
+                fontsize=7.5, color=PALE, style="italic", zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+            continue
+        mean, half = one
+        if dots:
+            axes.plot(mean, place, "o", color=colour, markersize=5.5, zorder=5)
+        else:
+            axes.barh(place, mean, 0.68, color=colour, zorder=2)
+        if half:
+            axes.errorbar(mean, place, xerr=half, color=INK, linewidth=1, capsize=2.5, zorder=4)
+        axes.annotate(
+            f"{mean:.{digits}f}", (max(mean, 0.0) + (half or 0.0), place), (4, 0), va="center",
+            textcoords="offset points", fontsize=8, color=INK, zorder=6, annotation_clip=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )  # fmt: skip
+
+
+def _limit(axes: Any, ends: Sequence[float], percent: bool, dots: bool, digits: int) -> None:
+    """The same axis in every panel, with room for the values; accuracies end at 100."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = (min(ends), max(ends)) if dots else (min(0.0, *ends), max(0.0, *ends))
+    size = (high - low) or abs(high) or 1.0
+    room = 0.22 + 0.05 * digits  # of the axis, for the value beside the longest bar
+    axes.set_xlim(low - (0.08 * size if dots or low < 0 else 0.0), high + room * size)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.ticklabel_format(axis="x", useOffset=False)
+    if percent:  # the room for values beyond 100 is no accuracy
+        left, right = axes.get_xlim()
+        axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= min(right, 100)])
+        axes.set_xlim(left, right)
