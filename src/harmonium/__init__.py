@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from harmonium import privacy as privacy
+    from harmonium.callbacks import Callback as Callback
     from harmonium.comparing.study import compare as compare
     from harmonium.comparing.sweep import sweep as sweep
     from harmonium.diagnosis.finding import diagnose as diagnose
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from harmonium.tuning.study import tune as tune
 
 _WHERE = {
+    "Callback": "harmonium.callbacks",
     "Method": "harmonium.federation.method",
     "Objective": "harmonium.objectives",
     "Recipe": "harmonium.recipe",

@@ -24,15 +24,14 @@ class Callback:
     round that was committed stays, and `resume` goes on from there.
 
     >>> import harmonium
-    >>> from harmonium.callbacks import Callback
-    >>> class Losses(Callback):
+    >>> class Losses(harmonium.Callback):
     ...     def __init__(self):
     ...         self.seen = []
     ...     def round(self, row, seconds):
     ...         self.seen.append(row["loss"])
     >>> losses = Losses()
     >>> small = {"rounds": 2, "clients": 2, "encoder.width": 4, "engine.workers": 0}
-    >>> result = harmonium.run("demo", watcher=losses, **small)
+    >>> result = harmonium.run("demo", callbacks=losses, **small)
     >>> len(losses.seen)
     2
     """
@@ -65,11 +64,21 @@ Callbacks = Callback | Sequence[Callback] | Callable[[str], Callback] | None
 @contextmanager
 def called(callbacks: Callbacks, label: str = "") -> Iterator[Callback]:
     """One callback that stands for all that were given, closed at the end whatever happens."""
+    if isinstance(callbacks, _Every):  # whoever made it closes it
+        yield callbacks
+        return
     every = _Every(_listed(callbacks, label))
     try:
         yield every
     finally:
         every.close()
+
+
+def labelled(callbacks: Callbacks, before: str) -> Callbacks:
+    """The same callbacks; a function of a run's label gets one that begins with `before`."""
+    if callable(callbacks) and not isinstance(callbacks, Callback | type):
+        return lambda label: callbacks(f"{before}{label}")
+    return callbacks
 
 
 def _listed(callbacks: Any, label: str) -> list[Callback]:

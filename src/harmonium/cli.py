@@ -114,7 +114,7 @@ def run(
             say(f"missing  {text}", err)
         return
     with watched(as_json) as watcher:
-        show_result(run_recipe(recipe, out=folder, watcher=watcher), as_json)
+        show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json)
 
 
 @app.command()
@@ -123,7 +123,7 @@ def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None
     from harmonium.runs import resume as resume_run
 
     with watched(as_json) as watcher:
-        show_result(resume_run(folder, *(changes or []), watcher=watcher), as_json)
+        show_result(resume_run(folder, *(changes or []), callbacks=watcher), as_json)
 
 
 app.command()(compare)

@@ -14,8 +14,9 @@ from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Json, Out, err, say, show_table
 
 if TYPE_CHECKING:
+    from harmonium.callbacks import Callback
     from harmonium.comparing.forecast import Forecast
-    from harmonium.life import Watcher
+
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what is done, and stop.")
@@ -75,7 +76,7 @@ def sweep(
         say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = sweep_methods(
-            *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
+            *words, out=folder, allow_unfair=allow_unfair, callbacks=_teller(as_json)
         )
     if as_json:
         print(json.dumps(found.plain()))
@@ -109,7 +110,7 @@ def show(
         say(made.said, err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = compare_methods(
-            *words, out=folder, allow_unfair=allow_unfair, watcher=_teller(as_json)
+            *words, out=folder, allow_unfair=allow_unfair, callbacks=_teller(as_json)
         )
     if as_json:
         print(json.dumps(found.plain()))
@@ -137,11 +138,11 @@ def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:
     say(f"runs     {folder or 'a new folder; --out names one'}")
 
 
-def _teller(as_json: bool) -> Callable[[str], Watcher]:
-    from harmonium.life import Watcher
+def _teller(as_json: bool) -> Callable[[str], Callback]:
+    from harmonium.callbacks import Callback
     from harmonium.report.progress import watcher_for
 
-    return lambda label: Watcher() if as_json else watcher_for(err, label)
+    return lambda label: Callback() if as_json else watcher_for(err, label)
 
 
 @contextmanager

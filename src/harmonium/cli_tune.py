@@ -38,7 +38,7 @@ def tune(
 
     For example: harmonium tune fedbyol grid.local.lr=0.03,0.01 grid.objective.momentum=0.9,0.99
     """
-    from harmonium.life import Watcher
+    from harmonium.callbacks import Callback
     from harmonium.report.progress import long_work, watcher_for
     from harmonium.tuning.study import new_folder
     from harmonium.tuning.study import tune as study
@@ -50,8 +50,8 @@ def tune(
         )
     folder = folder or new_folder(names[0])
 
-    def watcher(label: str) -> Watcher:
-        return Watcher() if as_json else watcher_for(err, label)
+    def watcher(label: str) -> Callback:
+        return Callback() if as_json else watcher_for(err, label)
 
     def note(text: str) -> None:
         if not as_json:
@@ -67,7 +67,7 @@ def tune(
                 keep=keep,
                 margin=margin,
                 check=_rounds(check),
-                watcher=watcher,
+                callbacks=watcher,
                 note=note,
             )
     except (HarmoniumError, KeyboardInterrupt) as error:

@@ -56,9 +56,6 @@ class RunEngine(Engine, Protocol):
         """The run is over: clients may take the model home."""
 
 
-Watcher = Callback
-
-
 @dataclass(frozen=True)
 class Result:
     """What a finished run has to show.

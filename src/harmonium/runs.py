@@ -18,6 +18,7 @@ import filelock
 import numpy as np
 
 from harmonium import store
+from harmonium.callbacks import Callback, called
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
@@ -37,7 +38,7 @@ from harmonium.hosts import (
     read_about,
     read_recipe,
 )
-from harmonium.life import Ground, Life, Result, RunEngine, Watcher
+from harmonium.life import Ground, Life, Result, RunEngine
 from harmonium.overrides import Change, changes_of
 from harmonium.recipe import Recipe
 
@@ -48,7 +49,7 @@ def run(
     recipe: Recipe | str | type[Method],
     *words: str,
     out: str | Path | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
     """Run a recipe to its end and return what it has to show.
@@ -60,13 +61,16 @@ def run(
     """
     recipe = Recipe.of(recipe, *words, **settings)
     folder = Path(out) if out is not None else new_folder(recipe)
-    with locked(folder):
+    with called(callbacks) as callback, locked(folder):
         _begin(folder, recipe)
-        return _complete(Life(folder, recipe, watcher or Watcher()))
+        return _complete(Life(folder, recipe, callback))
 
 
 def resume(
-    folder: str | Path, *words: str, watcher: Watcher | None = None, **settings: Any
+    folder: str | Path,
+    *words: str,
+    callbacks: Callback | Sequence[Callback] = (),
+    **settings: Any,
 ) -> Result:
     """Continue a run that stopped; only settings that cannot change its result may change."""
     folder = Path(folder)
@@ -77,8 +81,8 @@ def resume(
         raise ConfigError(
             f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
         )
-    with locked(folder):
-        return _complete(Life(folder, changed, watcher or Watcher()))
+    with called(callbacks) as callback, locked(folder):
+        return _complete(Life(folder, changed, callback))
 
 
 def of_many(folder: Path) -> str:

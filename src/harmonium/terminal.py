@@ -15,7 +15,8 @@ from rich.console import Console
 from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError, counted
 
 if TYPE_CHECKING:
-    from harmonium.life import Result, Watcher
+    from harmonium.callbacks import Callback
+    from harmonium.life import Result
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=10")
@@ -54,12 +55,12 @@ def say(text: str, console: Console = out) -> None:
 
 
 @contextmanager
-def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Watcher]:
+def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback]:
     """A watcher for a run; when the run fails, say how to go on with it."""
-    from harmonium.life import Watcher
+    from harmonium.callbacks import Callback
     from harmonium.report.progress import long_work, watcher_for
 
-    watcher = Watcher() if as_json else watcher_for(err)
+    watcher = Callback() if as_json else watcher_for(err)
     try:
         with long_work(err, silent=as_json):
             yield watcher

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import harmonium
+from harmonium.callbacks import Callback
 from harmonium.comparing import study
 from harmonium.data.partition import Split, make_split
 from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.hosts import read_recipe
-from harmonium.life import Life, Result, Watcher
+from harmonium.life import Life, Result
 
 TINY = (
     "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
@@ -62,13 +63,13 @@ def test_a_cell_that_fails_is_left_out_and_tried_again(
             raise ZeroDivisionError("a fault of ours")
         return real(recipe, **{**rest, "out": compared / rest["out"].relative_to(tmp_path / "o")})
 
-    class Telling(Watcher):
+    class Telling(Callback):
         def note(self, text: str) -> None:
             notes.append(text)
 
     monkeypatch.setattr(study, "run", sometimes)
     words = ("fedavg", "fedprox", *TINY)
-    found = harmonium.compare(*words, out=tmp_path / "o", watcher=lambda label: Telling())
+    found = harmonium.compare(*words, out=tmp_path / "o", callbacks=lambda label: Telling())
     assert [row["encoder"] for row in found.rows] == [
         "untrained", "raw pixels", "alone", "fedavg", "supervised",
     ]  # fmt: skip

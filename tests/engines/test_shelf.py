@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from harmonium import codec
+from harmonium.callbacks import Callback
 from harmonium.checkpoint import Folder
 from harmonium.engines import shelf
 from harmonium.engines.shelf import LARGE, Version
 from harmonium.errors import StoreError
-from harmonium.life import Watcher
 from harmonium.runs import resume, run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -142,7 +142,7 @@ def test_damage_is_noticed_named_and_not_handed_on(tmp_path: Path) -> None:
         shelf.check(file, digest, set())
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     def __init__(self, last: int) -> None:
         self.last = last
 
@@ -160,7 +160,7 @@ def test_a_run_has_targets_once_and_resumes_to_the_same_bits(tmp_path: Path) -> 
         assert len(versions) == 2 and len(apart(clients, client)) == 2
         assert all(LARGE < one.stat().st_size < 2 * LARGE for one in versions)  # moving averages
     with pytest.raises(KeyboardInterrupt):
-        run("fedca", out=tmp_path / "run", watcher=StopAfter(2), **SETTINGS)
+        run("fedca", out=tmp_path / "run", callbacks=StopAfter(2), **SETTINGS)
     resume(tmp_path / "run")
     for name in ("metrics.jsonl", "ledger.jsonl", "result.json"):
         assert (tmp_path / "run" / name).read_bytes() == (calm.folder / name).read_bytes()

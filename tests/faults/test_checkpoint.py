@@ -11,13 +11,21 @@ import pytest
 import torch
 
 import harmonium
+from harmonium.callbacks import Callback
 from harmonium.checkpoint import Folder
 from harmonium.comparing.study import compare
 from harmonium.data.partition import make_split
-from harmonium.errors import ConfigError, DataError, HarmoniumError, NotEnoughReplies, StoreError
+from harmonium.errors import (
+    CallbackError,
+    ConfigError,
+    DataError,
+    HarmoniumError,
+    NotEnoughReplies,
+    StoreError,
+)
 from harmonium.federation.method import Method
 from harmonium.federation.wire import Ask
-from harmonium.life import Result, Watcher
+from harmonium.life import Result
 from harmonium.recipe import Recipe
 from harmonium.runs import resume, run
 from harmonium.testing import TINY
@@ -39,7 +47,7 @@ class Stop(Exception):
     """Thrown into a run after some round."""
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     def __init__(self, last: int) -> None:
         self.last, self.notes = last, []
 
@@ -59,8 +67,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.fixture(scope="module")
 def once_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.raises(Stop):
-        run(RECIPE, out=folder, watcher=StopAfter(3))
+    with pytest.raises(CallbackError, match="Stop"):
+        run(RECIPE, out=folder, callbacks=StopAfter(3))
     return folder
 
 
@@ -81,11 +89,11 @@ def test_a_stopped_run_resumes_to_the_same_end(stopped: Path, calm: Result) -> N
 
 
 def test_a_finished_run_is_returned_and_not_run_again(calm: Result) -> None:
-    class Never(Watcher):
+    class Never(Callback):
         def begin(self, *_) -> None:  # type: ignore[no-untyped-def]
             raise AssertionError("the run began again")
 
-    again = run(RECIPE, out=calm.folder, watcher=Never())
+    again = run(RECIPE, out=calm.folder, callbacks=Never())
     assert again.figures == calm.figures
 
 
@@ -99,7 +107,7 @@ def test_a_damaged_commit_is_named_and_the_one_before_used(
     data[len(data) // 2] ^= 4
     path.write_bytes({"flip": data, "cut": data[: len(data) // 2], "empty": b""}[damage])
     watcher = StopAfter(99)
-    resume(stopped, watcher=watcher)
+    resume(stopped, callbacks=watcher)
     assert "000003" in watcher.notes[0]
     same(stopped, calm)
 
@@ -117,7 +125,7 @@ def test_a_damaged_client_state_is_named_and_the_commit_before_used(
     path = max((stopped / "clients" / "0").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
     watcher = StopAfter(99)
-    resume(stopped, watcher=watcher)
+    resume(stopped, callbacks=watcher)
     assert path.name in watcher.notes[0]
     same(stopped, calm)
 
@@ -147,8 +155,8 @@ class Remembers(Method):
 def test_going_on_and_resuming_see_the_same_memory(tmp_path: Path) -> None:
     recipe = RECIPE.changed(method=Remembers, objective={"name": "simclr", "norm": "none"})
     calm = run(recipe, out=tmp_path / "calm")
-    with pytest.raises(Stop):
-        run(recipe, out=tmp_path / "run", watcher=StopAfter(2))
+    with pytest.raises(CallbackError, match="Stop"):
+        run(recipe, out=tmp_path / "run", callbacks=StopAfter(2))
     run(recipe, out=tmp_path / "run")
     same(tmp_path / "run", calm)
     ends = [(tmp_path / name / "commits" / "000004.safetensors") for name in ("calm", "run")]
@@ -159,8 +167,8 @@ def test_going_on_and_resuming_see_the_same_memory(tmp_path: Path) -> None:
 def test_a_run_killed_while_it_began_begins_again(tmp_path: Path, torn: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / torn).write_bytes(b"half")
-    with pytest.raises(Stop):
-        run(RECIPE, out=tmp_path / "run", watcher=StopAfter(1))
+    with pytest.raises(CallbackError, match="Stop"):
+        run(RECIPE, out=tmp_path / "run", callbacks=StopAfter(1))
     assert not (tmp_path / "run" / torn).exists()
 
 
@@ -279,8 +287,8 @@ def archive(tmp_path: Path) -> tuple[Path, Recipe]:
 
 def begun(folder: Path, recipe: Recipe) -> Path:
     """A run that was stopped after its first round."""
-    with pytest.raises(Stop):
-        run(recipe, out=folder, watcher=StopAfter(1))
+    with pytest.raises(CallbackError, match="Stop"):
+        run(recipe, out=folder, callbacks=StopAfter(1))
     return folder
 
 

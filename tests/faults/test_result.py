@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import harmonium
-from harmonium.life import Watcher
+from harmonium.callbacks import Callback
 
 TINY = (
     "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
@@ -15,7 +15,7 @@ TINY = (
 )  # fmt: skip
 
 
-class Noting(Watcher):
+class Noting(Callback):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ def test_a_damaged_result_is_judged_again(
     held = (tmp_path / "run" / "result.json").read_text()
     (tmp_path / "run" / "result.json").write_text(text)
     watcher = Noting()
-    again = harmonium.run("fedavg", *TINY, out=tmp_path / "run", watcher=watcher)
+    again = harmonium.run("fedavg", *TINY, out=tmp_path / "run", callbacks=watcher)
     assert again.figures == first.figures
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(held)
     assert any("result.json is damaged" in note for note in watcher.notes)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harmonium import Recipe, run
+from harmonium.callbacks import Callback
 from harmonium.checkpoint import Folder
 from harmonium.engines import shelf
 from harmonium.errors import BudgetSpent, ConfigError, WireError
@@ -19,7 +20,6 @@ from harmonium.federation.drive import Reply
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, statistic, weights
-from harmonium.life import Watcher
 from harmonium.privacy.account import Account
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Release
@@ -172,7 +172,7 @@ def test_only_who_was_asked_in_a_round_is_told_to_be_left_out_of_it(tmp_path: Pa
     assert len({some[0] for some in told}) > 1 and all(len(some) == 1 for some in told)
 
 
-class Notes(Watcher):
+class Notes(Callback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -187,7 +187,7 @@ def test_who_falls_out_is_noted_once_also_over_a_resume(tmp_path: Path) -> None:
     method = {"name": HERE, "careful": True}
     recipe = Recipe.from_tree({**SMALL, "privacy": privacy, "method": method})
     first, second = Notes(), Notes()
-    run(recipe, out=tmp_path / "a", watcher=first)
+    run(recipe, out=tmp_path / "a", callbacks=first)
     said = "4 of 4 clients can afford no further `tell` from round 3 on"
     assert sum("afford" in text for text in first.texts) == 1
     assert any(said in text for text in first.texts)
@@ -195,7 +195,7 @@ def test_who_falls_out_is_noted_once_also_over_a_resume(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Method, "play", killed_in(4))
         run(recipe, out=tmp_path / "b")
-    resume(tmp_path / "b", watcher=second)
+    resume(tmp_path / "b", callbacks=second)
     assert not any("afford" in text for text in second.texts)
     assert files(tmp_path / "b") == before
     found = report(tmp_path / "b")

@@ -12,11 +12,11 @@ import pytest
 from scipy.stats import spearmanr
 
 import harmonium
+from harmonium.callbacks import Callback
 from harmonium.checkpoint import Folder
 from harmonium.cli import main
 from harmonium.errors import ConfigError
 from harmonium.evaluate.judge import Judge
-from harmonium.life import Watcher
 from harmonium.overrides import changes_of
 from harmonium.recipe import Recipe
 from harmonium.tuning.grid import points, split_values
@@ -111,7 +111,7 @@ def test_the_command_runs_the_best_setting_in_full(tmp_path: Path) -> None:
     assert recipe.rounds == 20 and recipe.evaluate.tuning is None and recipe.clients == 3
 
 
-class _Killed(Watcher):
+class _Killed(Callback):
     """Dies with the whole process at some round, without a chance to tidy up."""
 
     left = 3
@@ -127,18 +127,18 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> 
     words = (*GRID, "data.unlabelled=true")
     if (child := os.fork()) == 0:
         try:
-            study(tmp_path / "killed", *words, watcher=lambda label: _Killed(), check=[2])
+            study(tmp_path / "killed", *words, callbacks=lambda label: _Killed(), check=[2])
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not (tmp_path / "killed" / "tune.csv").exists()
     seen: list[str] = []
 
-    def watcher(label: str) -> Watcher:
+    def watcher(label: str) -> Callback:
         seen.append(label)
-        return Watcher()
+        return Callback()
 
-    again = study(tmp_path / "killed", *words, watcher=watcher, check=[2])
+    again = study(tmp_path / "killed", *words, callbacks=watcher, check=[2])
     assert [label[:3] for label in seen[:2]] == ["2/3", "3/3"]  # the first was done with
     assert len(seen) == 2 + sum(row["round"] > 2 for row in again.rows)
     whole = study(tmp_path / "killed2", *words, check=[2])
@@ -148,7 +148,7 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> 
         assert (tmp_path / "killed" / name).read_bytes() == text
     assert whole.ranked is None and all(row["knn"] is None for row in whole.rows)  # no labels
     seen.clear()
-    study(tmp_path / "killed", *words, watcher=watcher, check=[2])
+    study(tmp_path / "killed", *words, callbacks=watcher, check=[2])
     assert not seen  # nothing was left to run
 
 

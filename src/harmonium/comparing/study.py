@@ -12,13 +12,14 @@ import json
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harmonium import store
+from harmonium.callbacks import Callbacks, called
 from harmonium.comparing import table
 from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, is_name
 from harmonium.comparing.cells import plan as planned
@@ -26,10 +27,10 @@ from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
 from harmonium.data.store import digest_of
-from harmonium.errors import ConfigError, DataError, HarmoniumError, NoneFinished
+from harmonium.errors import CallbackError, ConfigError, DataError, HarmoniumError, NoneFinished
 from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
-from harmonium.life import Result, Watcher
+from harmonium.life import Result
 from harmonium.methods.centralised import Centralised
 from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
@@ -57,7 +58,7 @@ def compare(
     *words: str,
     out: str | Path | None = None,
     allow_unfair: bool = False,
-    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    callbacks: Callbacks = (),
     **settings: Any,
 ) -> table.Comparison:
     """Run methods and references under one budget, and put their figures side by side.
@@ -83,20 +84,20 @@ def compare(
             found.published[label] = figure
     for number, (label, seed, recipe) in enumerate(cells, 1):
         place = f", seed {seed}" if len(made.seeds) > 1 else ""
-        teller = watcher(f"{label}{place} ({number} of {len(cells)})")
-        try:
-            result = run(recipe, out=cell(folder, label, seed), watcher=teller)
-        except HarmoniumError as error:
-            found.failed[label, seed] = str(error)
-            teller.note(f"it failed and is left out: {error}")
-        except Exception as error:  # a fault of ours: the others go on, and it is told in the end
-            found.failed[label, seed] = f"{type(error).__name__}: {error}"
-            store.write_atomic(folder / "failed.txt", traceback.format_exc().encode())
-            teller.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
-        else:
-            results[label, seed] = result
-        finally:
-            teller.close()
+        with called(callbacks, f"{label}{place} ({number} of {len(cells)})") as teller:
+            try:
+                result = run(recipe, out=cell(folder, label, seed), callbacks=teller)
+            except CallbackError:
+                raise
+            except HarmoniumError as error:
+                found.failed[label, seed] = str(error)
+                teller.note(f"it failed and is left out: {error}")
+            except Exception as error:  # a fault of ours: the others go on, and it is told later
+                found.failed[label, seed] = f"{type(error).__name__}: {error}"
+                store.write_atomic(folder / "failed.txt", traceback.format_exc().encode())
+                teller.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
+            else:
+                results[label, seed] = result
     if not any(label in made.methods for label, _ in results):
         why = next(why for (label, _), why in found.failed.items() if label in made.methods)
         raise NoneFinished(f"no run of any method came to its end: {why}")

@@ -9,19 +9,19 @@ Orchestra does, budgets differ, and the result says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harmonium import store
+from harmonium.callbacks import Callbacks, labelled
 from harmonium.comparing.cells import PIXELS, UNTRAINED, Plan, is_name, plan
 from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
-from harmonium.life import Watcher
 from harmonium.overrides import changes_of
 from harmonium.recipe_tables import FULL, SMALL
 from harmonium.recipe_text import read_yaml, sweeps
@@ -137,7 +137,7 @@ def sweep(
     *words: str,
     out: str | Path | None = None,
     allow_unfair: bool = False,
-    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    callbacks: Callbacks = (),
     **settings: Any,
 ) -> Sweep:
     """Compare methods at every value of one setting.
@@ -156,14 +156,12 @@ def sweep(
     found: dict[str, Comparison] = {}
     lost: list[dict[str, Any]] = []
     for value in asked.values:
-
-        def teller(label: str, value: str = value) -> Watcher:
-            return watcher(f"{asked.key}={value}, {label}")
+        teller = labelled(callbacks, f"{asked.key}={value}, ")
 
         place = folder / f"{asked.key}={value}"
         try:
             found[value] = compare(
-                *asked.at(value), out=place, allow_unfair=allow, watcher=teller, **asked.settings
+                *asked.at(value), out=place, allow_unfair=allow, callbacks=teller, **asked.settings
             )
         except NoneFinished as error:  # at other values some may
             made = asked.plan(value, allow_unfair=allow)

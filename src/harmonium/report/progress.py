@@ -18,9 +18,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from harmonium.callbacks import Callback
 from harmonium.errors import counted
 from harmonium.evaluate.geometry import tuning_score
-from harmonium.life import Watcher
 from harmonium.telling import listening
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from harmonium.recipe import Recipe
 
 
-def watcher_for(console: Console, label: str = "") -> Watcher:
+def watcher_for(console: Console, label: str = "") -> Callback:
     """The watcher that suits where the output goes."""
     return LiveWatcher(console, label) if console.is_terminal else LineWatcher(console, label)
 
 
-class LineWatcher(Watcher):
+class LineWatcher(Callback):
     """One plain line a round."""
 
     def __init__(self, console: Console, label: str = "") -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
+from harmonium.callbacks import Callback
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, NotEnoughReplies, StoreError, counted
@@ -28,7 +29,7 @@ from harmonium.federation.masking import STEPS
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import Ask, ClientId
 from harmonium.hosts import load_public, public_notes, read_about
-from harmonium.life import Ground, Life, Result, Watcher
+from harmonium.life import Ground, Life, Result
 from harmonium.recipe import Recipe
 from harmonium.runs import changed_recipe, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
@@ -74,7 +75,7 @@ def start(
     folder: Path,
     *,
     out: Path | None = None,
-    watcher: Watcher | None = None,
+    watcher: Callback | None = None,
     listening: Listening | None = None,
 ) -> Result:
     """Run a recipe with the sites of a federation; `out` that holds this very run continues it."""
@@ -89,7 +90,7 @@ def start(
 def resume(
     path: Path,
     *changes: str,
-    watcher: Watcher | None = None,
+    watcher: Callback | None = None,
     listening: Listening | None = None,
 ) -> Result:
     """Continue a federation's run that stopped, with the sites that it began with."""
@@ -115,10 +116,10 @@ def _serve(
     dataset: Dataset | None,
     federation: Federation,
     held: bool,
-    watcher: Watcher | None,
+    watcher: Callback | None,
     listening: Listening | None,
 ) -> Result:
-    life = Life(path, plan, watcher or Watcher())
+    life = Life(path, plan, watcher or Callback())
     if held and life.is_complete():
         return life.result()
     with _alone(federation.folder):

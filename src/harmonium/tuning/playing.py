@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import store
+from harmonium.callbacks import Callback, Callbacks, called
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, DataError, NotEnoughReplies, StoreError, WireError
 from harmonium.evaluate.geometry import tuning_score
 from harmonium.federation.drive import Reply
 from harmonium.home import make_folder
-from harmonium.life import Watcher
 from harmonium.recipe import Recipe
 from harmonium.runs import run
 from harmonium.tuning.grid import Setting
@@ -59,10 +59,10 @@ class _Reached(Exception):
     """A run has come as far as it shall for now."""
 
 
-class _Until(Watcher):
-    """Hands on to another watcher, and ends the run after a round."""
+class _Until(Callback):
+    """Hands on to another callback, and ends the run after a round."""
 
-    def __init__(self, last: int, inner: Watcher) -> None:
+    def __init__(self, last: int, inner: Callback) -> None:
         self._last, self._inner = last, inner
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
@@ -86,7 +86,7 @@ class Playing:
 
     folder: Path
     points: Sequence[Setting]
-    watcher: Callable[[str], Watcher]
+    callbacks: Callbacks
     note: Callable[[str], None]
     reached: dict[int, int] = field(default_factory=dict)  # setting -> round that its row is of
     stopped: set[int] = field(default_factory=set)
@@ -138,9 +138,10 @@ class Playing:
             return
         if self._committed(path) < until:
             assert point.recipe is not None
-            inner = self.watcher(f"{number + 1}/{len(self.points)} {point.label}")
+            label = f"{number + 1}/{len(self.points)} {point.label}"
             try:
-                run(point.recipe, out=path, watcher=_Until(until, inner))
+                with called(self.callbacks, label) as inner:
+                    run(point.recipe, out=path, callbacks=_Until(until, inner))
             except _Reached:
                 pass
             except (ConfigError, NotEnoughReplies, WireError) as error:
@@ -149,8 +150,6 @@ class Playing:
             except DataError as error:  # files may come back, so it is not for ever
                 self._fail(number, self._committed(path), str(error), for_ever=False)
                 return
-            finally:
-                inner.close()
         self.reached[number] = until
         figures = self.figures(number)
         if not figures or figures[-1]["score"] is None:

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from harmonium import store
+from harmonium.callbacks import Callbacks
 from harmonium.errors import ConfigError
 from harmonium.home import home
-from harmonium.life import Watcher
 from harmonium.overrides import Change, as_words, changes_of
 from harmonium.report.figures import times
 from harmonium.report.tables import csv_text, markdown
@@ -93,7 +93,7 @@ def tune(
     keep: float = 0.5,
     margin: float = 0.1,
     check: Sequence[int] | None = None,
-    watcher: Callable[[str], Watcher] = lambda label: Watcher(),
+    callbacks: Callbacks = (),
     note: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> Study:
@@ -116,7 +116,7 @@ def tune(
         grid_words.append(f"grid.{key}={','.join(map(_text, some))}")
     changes = changes_of([word for word in words if not word.startswith("grid.")], settings)
     grid_points = points(what, changes, grid_words)
-    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, watcher, note)
+    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, callbacks, note)
     stopping = Stopping(keep, margin, None if check is None else tuple(check))
     checks = [] if keep_all else stopping.rounds(playing.any_recipe)
     playing.begin()
