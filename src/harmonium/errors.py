@@ -7,11 +7,56 @@ The command line prints the message and leaves with exit code 2. Anything that i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting that a message names.
+
+    It stays a value until the message is shown: the settings of a data set are those of `data`, of
+    `public`, or of a set to evaluate on, and who raises the error cannot know.
+    """
+
+    section: str
+    name: str = ""  # empty: the section itself
+
+    def __str__(self) -> str:
+        return f"{self.section}.{self.name}" if self.name else self.section
 
 
 class HarmoniumError(Exception):
-    """A mistake that the message names, together with what would be right."""
+    """A mistake that the message names, together with what would be right.
+
+    The message is made of texts and keys.
+
+    >>> error = DataError(Key("data", "path"), "=/data.old/x: there is no such file")
+    >>> str(error.within("public")), error.key
+    ('public.path=/data.old/x: there is no such file', 'data.path')
+    """
+
+    def __init__(self, *parts: str | Key) -> None:
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+    @property
+    def key(self) -> str | None:
+        """The first setting that the message names, if it says so."""
+        return next((str(part) for part in self.args if isinstance(part, Key)), None)
+
+    def with_keys(self, rename: Callable[[Key], Key]) -> Self:
+        """The same error about other keys; its texts stay as they are."""
+        return type(self)(*(rename(p) if isinstance(p, Key) else p for p in self.args))
+
+    def within(self, section: str, instead_of: str = "data") -> Self:
+        """The same error about the settings of another section."""
+        return self.with_keys(
+            lambda key: Key(section, key.name) if key.section == instead_of else key
+        )
 
 
 class ConfigError(HarmoniumError):

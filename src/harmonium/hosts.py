@@ -74,7 +74,7 @@ def load_public(
     try:
         return (replace(spec, size=height) if height == width else spec).load(key)
     except (ConfigError, DataError) as error:  # the same settings, but of another section
-        raise type(error)(str(error).replace("data.", "public.")) from None
+        raise error.within("public") from None
 
 
 def missing(recipe: Recipe) -> list[str]:

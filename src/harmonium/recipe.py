@@ -30,7 +30,7 @@ from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.engines.settings import EngineSettings
-from harmonium.errors import ConfigError, DataError, UnknownSetting, suggest
+from harmonium.errors import ConfigError, DataError, Key, UnknownSetting, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation import dpsgd
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
@@ -248,7 +248,8 @@ class Recipe(BaseModel):
         except ValidationError as error:  # what is left: numbers below their least
             first = error.errors()[0]
             key, least = str(first["loc"][0]), first["ctx"]["ge"]
-            raise ConfigError(f"{key} is {tree.get(key)}; it must be at least {least}") from None
+            text = f" is {tree.get(key)}; it must be at least {least}"
+            raise ConfigError(Key(key), text) from None
         recipe.aggregation.check(recipe.participation.check(recipe.training))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
         method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
@@ -296,7 +297,7 @@ class Recipe(BaseModel):
             try:
                 self.public.check()
             except (ConfigError, DataError) as error:  # the same settings, of another section
-                raise type(error)(str(error).replace("data.", "public.")) from None
+                raise error.within("public") from None
 
     def tree(self) -> dict[str, Any]:
         """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""

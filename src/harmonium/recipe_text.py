@@ -86,17 +86,17 @@ def _yaml_files(*path: str) -> dict[str, Any]:
     return {file.name[: -len(".yaml")]: file for file in sorted(files, key=lambda f: f.name)}
 
 
-def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """The settings in a recipe's text; `name` is what messages call it."""
+def read_yaml(text: str, name: str, kind: str = "recipe") -> dict[str, Any]:
+    """The settings in a recipe's text, or another `kind`; `name` is what messages call it."""
     try:
         tree = _StrictLoader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", error)
-        raise ConfigError(f"recipe {name}{line} cannot be read: {problem}") from None
+        raise ConfigError(f"{kind} {name}{line} cannot be read: {problem}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"recipe {name} holds no settings: write lines such as `rounds: 20`")
+        raise ConfigError(f"{kind} {name} holds no settings: write lines such as `rounds: 20`")
     return tree
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from harmonium.errors import UnknownSetting, suggest
+from harmonium.errors import Key, UnknownSetting, suggest
 from harmonium.registry import Registry, recipe_name
 
 T = TypeVar("T")
@@ -103,7 +103,9 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         shown = "" if value is None else value
-        raise UnknownSetting(f"{key}={shown}: {_plainly(first)}") from None
+        section, _, name = key.rpartition(".")
+        named = Key(section, name) if section else Key(name)
+        raise UnknownSetting(named, f"={shown}: {_plainly(first)}") from None
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

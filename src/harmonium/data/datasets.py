@@ -17,7 +17,7 @@ import numpy as np
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
 from harmonium.data.store import Stored, Writer, decoded, digest_of, reopened
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
 
@@ -73,13 +73,19 @@ class DataSpec:
     def check(self) -> None:
         """Refuse settings that cannot be right, before anything is read."""
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"data.limit={self.limit}: use at least 1 picture, or leave it out")
+            raise ConfigError(
+                Key("data", "limit"), f"={self.limit}: use at least 1 picture, or leave it out"
+            )
         check_share("validation", self.validation)
         check_share("labelled", self.labelled)
         if self.size is not None and not 1 <= self.size <= MOST_SIDE:
-            raise ConfigError(f"data.size={self.size}: between 1 and {MOST_SIDE} pixels")
+            raise ConfigError(
+                Key("data", "size"), f"={self.size}: between 1 and {MOST_SIDE} pixels"
+            )
         if self.channels not in (None, 1, 3):
-            raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
+            raise ConfigError(
+                Key("data", "channels"), f"={self.channels}: use 1 (grey) or 3 (colour)"
+            )
 
     def missing(self) -> tuple[str, ...]:
         """What must be fetched before these pictures can be loaded, each with its command."""
@@ -111,10 +117,15 @@ class DataSpec:
         base = len(rest) if self.limit is None else self.limit
         share = 0.0 if "validation" in parts else self.validation
         if base + round(share * base) > len(rest) and self.limit is not None:
-            less = f", of which data.validation={share} keeps some apart" if share else ""
+            apart = (", of which ", Key("data", "validation"), f"={share} keeps some apart")
+            less = apart if share else ()
             raise DataError(
-                f"data.limit={self.limit}, but {self.name} has {len(rest)} training pictures"
-                f"{less}: use data.limit={int(len(rest) / (1 + share))} or less"
+                Key("data", "limit"),
+                f"={self.limit}, but {self.name} has {len(rest)} training pictures",
+                *less,
+                ": use ",
+                Key("data", "limit"),
+                f"={int(len(rest) / (1 + share))} or less",
             )
         order, held = self._hold_out("validation", rest, share, base)
         chosen = order[:base]
@@ -123,8 +134,12 @@ class DataSpec:
             kept, chosen = self._keep_labelled(chosen, parts["train"].labels)
         if len(chosen) == 0:
             raise DataError(
-                f"no training picture is left of the {len(everything)} of {self.name}: "
-                "lower data.validation, data.labelled or data.test"
+                f"no training picture is left of the {len(everything)} of {self.name}: lower ",
+                Key("data", "validation"),
+                ", ",
+                Key("data", "labelled"),
+                " or ",
+                Key("data", "test"),
             )
         validation = parts["train"].subset(held)
         if "validation" in parts:  # in random order too: monitoring looks at the first of them
@@ -157,7 +172,8 @@ class DataSpec:
         """The labelled part that no client gets, the same share of every class, and the rest."""
         if not (labels[rows] != UNKNOWN).any():
             raise DataError(
-                f"data.labelled={self.labelled}, but {self.name} has no labels: leave it out"
+                Key("data", "labelled"),
+                f"={self.labelled}, but {self.name} has no labels: leave it out",
             )
         rng = numpy_rng(self.seed, "data", "labelled")
         picked = stratified(labels[rows], self.labelled, rng)
@@ -187,13 +203,15 @@ datasets: Registry[DataSpec] = Registry("data set", "harmonium.data.sets", DataS
 def check_share(setting: str, value: float) -> None:
     """Refuse a share that is not at least 0 and below 1."""
     if not 0 <= value < 1:
-        raise ConfigError(f"data.{setting}={value}: a share is at least 0 and below 1, e.g. 0.1")
+        raise ConfigError(
+            Key("data", setting), f"={value}: a share is at least 0 and below 1, e.g. 0.1"
+        )
 
 
 def check_at_least(setting: str, value: float, least: float) -> None:
     """Refuse a value below the least that makes sense."""
     if not value >= least:
-        raise ConfigError(f"data.{setting}={value}: at least {least} is needed")
+        raise ConfigError(Key("data", setting), f"={value}: at least {least} is needed")
 
 
 def no_labels(count: int) -> Integers:

@@ -23,7 +23,7 @@ from harmonium.data.decoding import Decoders
 from harmonium.data.images import UNKNOWN
 from harmonium.data.published import Published
 from harmonium.data.store import Writer, digest_of, printable
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 
 ENDINGS = (
     *(".bmp", ".gif", ".jpeg", ".jpg", ".pgm"),
@@ -55,11 +55,13 @@ class PictureSpec(DataSpec):
         """Refuse what means nothing."""
         super().check()
         if self.corrupt not in ("refuse", "skip"):
-            raise ConfigError(f"data.corrupt={self.corrupt}: use refuse or skip")
+            raise ConfigError(Key("data", "corrupt"), f"={self.corrupt}: use refuse or skip")
         if self.mixed not in ("convert", "refuse", "skip"):
-            raise ConfigError(f"data.mixed={self.mixed}: use convert, refuse or skip")
+            raise ConfigError(Key("data", "mixed"), f"={self.mixed}: use convert, refuse or skip")
         if not 8 <= self.depth <= 16:
-            raise ConfigError(f"data.depth={self.depth}: between 8 and 16 bits, e.g. 12")
+            raise ConfigError(
+                Key("data", "depth"), f"={self.depth}: between 8 and 16 bits, e.g. 12"
+            )
 
     def handling(self) -> dict[str, str | int]:
         """How files are read: part of the identity of the content."""
@@ -220,7 +222,7 @@ class _Task:
         found = [pair for pair in zip(rows, heads, strict=True) if not pair[1].error]
         if not found:
             return [], None
-        problems: list[str] = []
+        problems: list[list[str | Key]] = []
         shape = None
         if self.spec.size is None:
             shape = Counter(head.size for _, head in found).most_common(1)[0][0]
@@ -230,8 +232,9 @@ class _Task:
             found = self._alike(found, "kind", kind, problems)
         if problems:
             if self.bad:
-                problems.append(self._unreadable())
-            raise DataError(". ".join(problems))
+                problems.append([self._unreadable()])
+            first, *others = problems
+            raise DataError(*first, *(part for other in others for part in (". ", *other)))
         return [row for row, _ in found], shape
 
     def _alike(
@@ -239,7 +242,7 @@ class _Task:
         found: list[tuple[tuple[str, File], Answer]],
         what: Literal["size", "kind"],
         usual: Any,
-        problems: list[str],
+        problems: list[list[str | Key]],
     ) -> list[tuple[tuple[str, File], Answer]]:
         """Those that are as most are; the others become a problem or a note."""
         odd = [(file, head) for (_, file), head in found if getattr(head, what) != usual]
@@ -252,13 +255,23 @@ class _Task:
             self.writer.notes.append(f"left out: {said}")
         elif what == "size":
             problems.append(
-                f"{said}. Set data.size={min(usual)} to scale all to one size, or leave the odd "
-                "ones out with data.mixed=skip"
+                [
+                    f"{said}. Set ",
+                    Key("data", "size"),
+                    f"={min(usual)} to scale all to one size, or leave the odd ones out with ",
+                    Key("data", "mixed"),
+                    "=skip",
+                ]
             )
         else:
             problems.append(
-                f"{said}. Bring them to one mode with data.mixed=convert, or leave the odd ones "
-                "out with data.mixed=skip"
+                [
+                    f"{said}. Bring them to one mode with ",
+                    Key("data", "mixed"),
+                    "=convert, or leave the odd ones out with ",
+                    Key("data", "mixed"),
+                    "=skip",
+                ]
             )
         return [pair for pair in found if getattr(pair[1], what) == usual]
 
@@ -308,8 +321,9 @@ class _Task:
         if self.bad:
             if self.spec.corrupt == "refuse":
                 raise DataError(
-                    f"{self._unreadable()}. Mend or remove them, or leave them out with "
-                    "data.corrupt=skip"
+                    f"{self._unreadable()}. Mend or remove them, or leave them out with ",
+                    Key("data", "corrupt"),
+                    "=skip",
                 )
             if len(self.bad) == self.count:
                 raise DataError(self._unreadable())

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from harmonium.data.datasets import About, DataSpec
 from harmonium.data.store import Writer, digest_of, fetched_folder
-from harmonium.errors import DataError
+from harmonium.errors import DataError, Key
 
 RECORD = "fetched.json"
 GIVEN = "given.npz"
@@ -86,8 +86,11 @@ class Published(DataSpec):
         """What was given in place of the official files is used as it is."""
         if self.choice and getattr(self, self.choice) != getattr(type(self), self.choice):
             raise DataError(
-                f"data.{self.choice}={getattr(self, self.choice)}, but {self.name} was given as an "
-                f"archive, which is used as it is: leave data.{self.choice} out"
+                Key("data", self.choice),
+                f"={getattr(self, self.choice)}, but {self.name} was given as an "
+                f"archive, which is used as it is: leave ",
+                Key("data", self.choice),
+                " out",
             )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:

@@ -88,7 +88,7 @@ class Sets:
             try:
                 made = spec.load()
             except (ConfigError, DataError) as error:  # the same settings, of another section
-                raise type(error)(str(error).replace("data.", f"on.{name}.")) from None
+                raise error.within(f"on.{name}") from None
             if made.train.shape != shape:
                 raise DataError(
                     f"on={name}: the run's pictures are {height} x {width}, and those of another "

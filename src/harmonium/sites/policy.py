@@ -115,12 +115,11 @@ class Policy:
     def read(cls, path: Path) -> Policy:
         """The policy in a YAML file; keys that are left out have their defaults."""
         try:
-            tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+            tree = read_yaml(path.read_text(encoding="utf-8"), str(path), "policy")
         except OSError as error:
             raise ConfigError(f"cannot read policy {path}: {error.strerror}") from None
         except ConfigError as error:
-            words = " ".join(str(error).split())
-            raise ConfigError(words.replace("recipe", "policy", 1)) from None
+            raise ConfigError(" ".join(str(error).split())) from None
         except (TypeError, ValueError, RecursionError):
             raise ConfigError(f"policy {path} cannot be read: it is no plain YAML") from None
         if odd := [key for key in tree if not isinstance(key, str)]:

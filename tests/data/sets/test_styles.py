@@ -71,7 +71,7 @@ def test_validation_is_taken_from_all_styles_alike(sets):
         (("small", "others"), DataError, "others has 2 .*cat, dog.*same classes"),
         (("small", "lage"), ConfigError, "unknown data set 'lage': did you mean 'large'"),
         (("small", "gone/small.npz"), ConfigError, "of different names"),
-        (("small", "gone/file.npz"), DataError, "data.sets: gone/file.npz: there is no such file"),
+        (("small", "gone/file.npz"), DataError, "data.sets=gone/file.npz"),
     ],
 )
 def test_sets_that_are_no_styles_of_each_other(sets, names, error, says):

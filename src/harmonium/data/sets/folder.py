@@ -19,7 +19,7 @@ from harmonium.data.pictures import (
     write_pictures,
 )
 from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their folders are called
 
@@ -57,14 +57,18 @@ class Folder(PictureSpec, UnsplitSpec):
         """Refuse a path where no folder is."""
         super().check()
         if not self.path:
-            raise ConfigError("data set 'folder' needs data.path=FOLDER")
+            raise ConfigError("data set 'folder' needs ", Key("data", "path"), "=FOLDER")
         if self._root().is_file():
             raise DataError(
-                f"data.path={self.path} is a file: for an .npz archive use data=npz, for a table "
-                "of pictures data=csv"
+                Key("data", "path"),
+                f"={self.path} is a file: for an .npz archive use ",
+                Key("data"),
+                "=npz, for a table of pictures ",
+                Key("data"),
+                "=csv",
             )
         if not self._root().is_dir():
-            raise DataError(f"data.path={self.path}: there is no such folder")
+            raise DataError(Key("data", "path"), f"={self.path}: there is no such folder")
 
     def _root(self) -> Path:
         return Path(self.path).expanduser().resolve()
@@ -125,8 +129,9 @@ class Folder(PictureSpec, UnsplitSpec):
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
         if stray := [entry.name for entry in entries if is_picture(entry)]:
             raise DataError(
-                f"{root} has pictures directly in it ({stray[0]}), but with data.styles=true its "
-                "folders are styles: put every picture into one of them"
+                f"{root} has pictures directly in it ({stray[0]}), but with ",
+                Key("data", "styles"),
+                "=true its folders are styles: put every picture into one of them",
             )
         return [
             _Found(path, name, entry.name)

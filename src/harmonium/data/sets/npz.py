@@ -18,7 +18,7 @@ import numpy.typing as npt
 from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
 from harmonium.data.images import UNKNOWN, Integers, Pixels, check_pixels
 from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 
 CHUNK = 4096  # pictures handed on at once
 
@@ -57,11 +57,16 @@ class Npz(UnsplitSpec):
         """Refuse a path where no file is."""
         super().check()
         if not self.path:
-            raise ConfigError("data set 'npz' needs data.path=FILE.npz")
+            raise ConfigError("data set 'npz' needs ", Key("data", "path"), "=FILE.npz")
         if self._file().is_dir():
-            raise DataError(f"data.path={self.path} is a folder: for picture files use data=folder")
+            raise DataError(
+                Key("data", "path"),
+                f"={self.path} is a folder: for picture files use ",
+                Key("data"),
+                "=folder",
+            )
         if not self._file().is_file():
-            raise DataError(f"data.path={self.path}: there is no such file")
+            raise DataError(Key("data", "path"), f"={self.path}: there is no such file")
 
     def _file(self) -> Path:
         return Path(self.path).expanduser().resolve()

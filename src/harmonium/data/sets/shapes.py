@@ -18,7 +18,7 @@ import numpy.typing as npt
 from harmonium.data.datasets import DataSpec, check_at_least, datasets, no_labels
 from harmonium.data.images import Integers, Pixels
 from harmonium.data.store import Writer
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, Key
 from harmonium.seeds import numpy_rng
 
 Field = npt.NDArray[Any]  # (pictures, height, width) float32: one number for every pixel
@@ -166,14 +166,17 @@ class Shapes(DataSpec):
             value = getattr(self, setting)
             if not 1 <= value <= len(known):
                 raise ConfigError(
-                    f"data.{setting}={value}: between 1 and {len(known)} ({', '.join(known)})"
+                    Key("data", setting),
+                    f"={value}: between 1 and {len(known)} ({', '.join(known)})",
                 )
         if self.channels not in (1, 3):
-            raise ConfigError(f"data.channels={self.channels}: use 1 (grey) or 3 (colour)")
+            raise ConfigError(
+                Key("data", "channels"), f"={self.channels}: use 1 (grey) or 3 (colour)"
+            )
         if not 0 < self.contrast <= 1:
-            raise ConfigError(f"data.contrast={self.contrast}: above 0 and at most 1")
+            raise ConfigError(Key("data", "contrast"), f"={self.contrast}: above 0 and at most 1")
         if not 0 <= self.tilt <= 180:
-            raise ConfigError(f"data.tilt={self.tilt}: between 0 and 180 degrees")
+            raise ConfigError(Key("data", "tilt"), f"={self.tilt}: between 0 and 180 degrees")
 
     def identity(self) -> dict[str, Any]:
         """All settings but those that only select."""

@@ -14,7 +14,7 @@ from harmonium.data.datasets import About, datasets, no_labels
 from harmonium.data.images import Integers, Pixels
 from harmonium.data.published import Published, Remote, Source
 from harmonium.data.store import Writer
-from harmonium.errors import DataError
+from harmonium.errors import DataError, Key
 
 SIDE, CHANNELS = 96, 3
 PICTURE = SIDE * SIDE * CHANNELS  # bytes
@@ -72,7 +72,8 @@ class Stl10(Published):
             path = folder / _UNLABELLED
             if not path.is_file():
                 raise DataError(
-                    f"data.use={self.use} needs {path}: run `harmonium data fetch stl10`"
+                    Key("data", "use"),
+                    f"={self.use} needs {path}: run `harmonium data fetch stl10`",
                 )
             labels = no_labels(max(1, size_of(path) // PICTURE))
             append(writer, "train", _pictures(path, labels), labels)

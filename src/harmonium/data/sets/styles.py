@@ -15,7 +15,7 @@ from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
 from harmonium.data.splits.drawing import levelled
 from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 from harmonium.seeds import numpy_rng
 
 CHUNK = 1024  # pictures handed on at once
@@ -46,13 +46,14 @@ class Styles(DataSpec):
                 check_at_least(setting, count, 1)
         if len(self.sets) < 2 or len(set(self._names())) < len(self.sets):
             raise ConfigError(
-                "data.sets needs at least two data sets of different names, e.g. [mnist, usps]"
+                Key("data", "sets"),
+                " needs at least two data sets of different names, e.g. [mnist, usps]",
             )
         for member in self._members():
             try:
                 member.check()
             except DataError as error:  # of a file, whose setting has another name here
-                raise DataError(str(error).replace("data.path=", "data.sets: ")) from None
+                raise error.with_keys(_as_member) from None
 
     def missing(self) -> tuple[str, ...]:
         """Those of its sets that were not fetched."""
@@ -87,9 +88,10 @@ class Styles(DataSpec):
         for name, member in zip(names, loaded, strict=True):
             if member.classes != classes:
                 raise DataError(
-                    f"data.sets: {names[0]} has {len(classes)} classes "
+                    Key("data", "sets"),
+                    f": {names[0]} has {len(classes)} classes "
                     f"({', '.join(classes[:3])} …), but {name} has {len(member.classes)} "
-                    f"({', '.join(member.classes[:3])} …): styles show the same classes"
+                    f"({', '.join(member.classes[:3])} …): styles show the same classes",
                 )
             writer.notes += [f"{name}: {note}" for note in member.notes]
         writer.names["style"] = names
@@ -111,12 +113,17 @@ class Styles(DataSpec):
         if count > len(images):
             kind = "training" if part == "train" else "test"
             raise DataError(
-                f"data.{setting}={count}, but {name} has {len(images)} {kind} pictures: "
-                f"use {len(images)} or less"
+                Key("data", setting),
+                f"={count}, but {name} has {len(images)} {kind} pictures: "
+                f"use {len(images)} or less",
             )
         pools = pools_by_class(images.labels, numpy_rng(self.seed, "data", setting, name))
         kept = levelled(np.array([len(pool) for pool in pools]), count)
         return np.sort(np.concatenate([pool[:n] for pool, n in zip(pools, kept, strict=True)]))
+
+
+def _as_member(key: Key) -> Key:
+    return Key("data", "sets") if key == Key("data", "path") else key
 
 
 def is_archive(name: str) -> bool:

@@ -22,7 +22,7 @@ from harmonium.data.pictures import (
     write_pictures,
 )
 from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, Key
 
 DELIMITERS = ",;\t"
 PARTS = {"": "train", "train": "train", "test": "test"}
@@ -67,13 +67,18 @@ class Table(PictureSpec, UnsplitSpec):
         """Refuse paths where nothing is."""
         super().check()
         if not self.path:
-            raise ConfigError("data set 'csv' needs data.path=FILE.csv")
+            raise ConfigError("data set 'csv' needs ", Key("data", "path"), "=FILE.csv")
         if self._file().is_dir():
-            raise DataError(f"data.path={self.path} is a folder: for picture files use data=folder")
+            raise DataError(
+                Key("data", "path"),
+                f"={self.path} is a folder: for picture files use ",
+                Key("data"),
+                "=folder",
+            )
         if not self._file().is_file():
-            raise DataError(f"data.path={self.path}: there is no such file")
+            raise DataError(Key("data", "path"), f"={self.path}: there is no such file")
         if not self._root().is_dir():
-            raise DataError(f"data.root={self.root}: there is no such folder")
+            raise DataError(Key("data", "root"), f"={self.root}: there is no such folder")
 
     def _columns(self) -> list[str]:
         named = [self.path_column, self.client_column, self.label_column]
@@ -104,7 +109,7 @@ class Table(PictureSpec, UnsplitSpec):
     # ---- from rows to files ----
 
     def _listing(self) -> _Listing:
-        advice = ": name the column of paths with data.path_column=NAME"
+        advice = (": name the column of paths with ", Key("data", "path_column"), "=NAME")
         rows = read_table(self._file(), self.path_column, advice)
         self._check_columns(rows)
         self._check_rows(rows)
@@ -153,8 +158,8 @@ class Table(PictureSpec, UnsplitSpec):
             column, usual = getattr(self, f"{setting}_column"), setting
             if column not in rows[0].values and column != usual:
                 raise ConfigError(
-                    f"data.{setting}_column={column}: {self.path} has no such column, only "
-                    f"{', '.join(rows[0].values)}"
+                    Key("data", f"{setting}_column"),
+                    f"={column}: {self.path} has no such column, only {', '.join(rows[0].values)}",
                 )
 
     def _check_rows(self, rows: list[Row]) -> None:
@@ -185,7 +190,7 @@ class Table(PictureSpec, UnsplitSpec):
             raise DataError(f"{self.path}: {'; '.join(problems)}")
 
 
-def read_table(path: Path, needed: str, advice: str = "") -> list[Row]:
+def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[Row]:
     """The lines of a table with a header, which must name the column `needed`."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -206,7 +211,7 @@ def read_table(path: Path, needed: str, advice: str = "") -> list[Row]:
     header = lines[0][1]
     named = [name for name in header if name]
     if needed not in named:
-        raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}{advice}")
+        raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}", *advice)
     if len(set(named)) < len(named):
         raise DataError(f"{path} names a column twice: {', '.join(header)}")
     if long := [f"{line} ({len(v)})" for line, v in lines[1:] if len(v) > len(header)]:
