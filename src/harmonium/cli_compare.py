@@ -120,6 +120,8 @@ def show(
             show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
         for label, warning in found.warnings.items():
             say(f"warning  {label}: {warning}")
+        for label, text in found.verdicts.items():
+            say(f"verdict  {label}: {text}")
         for note in found.notes:
             say(f"note     {note}")
         say(f"runs     {found.folder}")

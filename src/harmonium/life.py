@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,9 @@ from harmonium.checkpoint import ASKED, Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
-from harmonium.evaluate.judge import Judge, average
+from harmonium.evaluate.judge import Judge, average, figures_of
+from harmonium.evaluate.references import references
+from harmonium.evaluate.verdict import reasons, verdict
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Turn
 from harmonium.federation.ledger import Ledger
@@ -71,6 +74,20 @@ class Result:
     rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
     notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
     batch_norm: str = ""  # what became of BatchNorm; empty where there is none
+    references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    """Figures by the same probes of the commonest class, raw pixels and whitened pixels."""
+    against: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """How the encoder stands against them: `text`, `reasons`, and `probes` with every margin."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether the encoder beats its references, in one sentence; empty without labels."""
+        return str(self.against.get("text", ""))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is probably no better, where it is not, by figures that need no labels."""
+        return tuple(self.against.get("reasons", ()))
 
     @property
     def stopped(self) -> str:
@@ -141,6 +158,13 @@ class Ground:
     notes: tuple[str, ...] = ()
 
 
+def local_steps(method: Method, examples: Iterable[int], rounds: int) -> float:
+    """How many steps the model goes through at clients, one after another, over all rounds."""
+    counts = list(examples)
+    batches = math.ceil(sum(counts) / max(1, len(counts)) / method.local.batch)
+    return rounds * method.local.epochs * method.workload * batches
+
+
 def as_drawn(method: Method, dataset: Dataset) -> nn.Module:
     """The encoder as first drawn; statistics of its BatchNorms fit the pictures, to be fair."""
     encoder = method.blueprint.copy_from().eval()["encoder"]
@@ -189,17 +213,17 @@ class Life:
     def play(self, ground: Ground, engine: RunEngine, *, simulate: bool = True) -> Result:
         """All rounds that are left, on any engine, then the verdict."""
         recipe, path, method, dataset = self.recipe, self.path, ground.method, ground.dataset
-        judge = before = None
+        judge = None
         if dataset is not None:
             first = as_drawn(method, dataset)
-            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, first)
+            warns = not method.reads_labels
+            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, first, warns)
         server = self._rounds(ground, engine, judge, simulate)
-        figures: Mapping[str, Any] = {}
+        shown: dict[str, Any] = {"figures": {}, "untrained": {}}
         if judge is not None:
             self.watcher.note("judging the final encoder on the test part")
             encoders = self._encoders(method, server, engine)
-            figures = average([judge.verdict(encoder) for encoder in encoders]) if encoders else {}
-            before = judge.verdict(judge.untrained)
+            shown = self._judged(judge, encoders, ground)
         if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
@@ -208,9 +232,28 @@ class Life:
         engine.finish(server.model, server.memory.get("statistics", {}))
         self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)
-        text = json.dumps({"figures": figures, "untrained": before or {}}, indent=1)
-        store.write_atomic(path / "result.json", text.encode())
+        store.write_atomic(path / "result.json", json.dumps(shown, indent=1).encode())
         return self.result()
+
+    def _judged(
+        self, judge: Judge, encoders: Sequence[nn.Module], ground: Ground
+    ) -> dict[str, Any]:
+        """The figures of final encoders, of what they stand beside, and how they compare."""
+        tests = [judge.tested(encoder) for encoder in encoders]
+        before = judge.tested(judge.untrained)
+        figures = average([one.figures for one in tests]) if tests else {}
+        shown: dict[str, Any] = {"figures": figures, "untrained": before.figures}
+        if ground.method.train is None:  # nothing was to be learnt
+            return shown
+        beside = references(judge)
+        shown["references"] = {name: figures_of(one) for name, one in beside.items()}
+        losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
+        steps = local_steps(ground.method, ground.examples.values(), len(losses) - 1)
+        why = reasons(figures.get("health", {}), losses, steps)
+        answers = [one.answers for one in tests]
+        if found := verdict(answers, {**beside, "untrained": before.answers}, why):
+            shown["verdict"] = found.plain()
+        return shown
 
     def _rounds(
         self, ground: Ground, engine: RunEngine, judge: Judge | None, simulate: bool
@@ -416,6 +459,8 @@ class Life:
             rounds,
             tuple(about["notes"]),
             about["batch_norm"],
+            held.get("references", {}),  # runs of earlier versions have none
+            held.get("verdict", {}),
         )
         self.watcher.end(result)
         return result

@@ -25,8 +25,9 @@ from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
-from harmonium.evaluate.judge import Judge
+from harmonium.evaluate.judge import Judge, figures_of
 from harmonium.evaluate.pixels import Pixels
+from harmonium.evaluate.references import RAW, references
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
 from harmonium.home import home, make_folder
@@ -142,11 +143,17 @@ def judged_on(dataset: Dataset, split: Split) -> Dataset:
     return replace(held, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
 
 
-def pixels_verdict(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """The figures of pictures as their own features, on the test part of a run's data."""
+def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]:
+    """The figures of references that need no run, on the test part of a run's data.
+
+    Data without labels have the label-free figures of raw pixels alone.
+    """
     dataset, _, split = opened(recipe, folder)
     judged, views = judged_on(dataset, split), recipe.views.build()
-    return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels()).verdict(Pixels())
+    judge = Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
+    if not judge.has_labels:
+        return {RAW: judge.verdict(Pixels())}
+    return {name: figures_of(one) for name, one in references(judge).items()}
 
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:

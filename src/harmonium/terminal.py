@@ -85,6 +85,9 @@ def show_result(result: Result, as_json: bool) -> None:
             "recipe": result.recipe.digest,
             "figures": dict(result.figures),
             "untrained": dict(result.untrained),
+            "references": {name: dict(one) for name, one in result.references.items()},
+            "verdict": result.verdict,
+            "against": dict(result.against),
             "notes": list(result.notes),
             "batch_norm": result.batch_norm,
             "stopped": result.stopped,
@@ -94,7 +97,7 @@ def show_result(result: Result, as_json: bool) -> None:
         print(json.dumps(shown))
         return
     if result.figures:
-        _show_figures(result.figures, result.untrained)
+        _show_figures(result)
     if result.bounds:
         _show_bounds(result.bounds)
     told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
@@ -135,22 +138,13 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
         say("note     information is never below 0: a negative bound says nothing yet")
 
 
-def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    from harmonium.report.figures import heading, times
-
-    probes = [key for key in after if key != "health"]
-    show_table(
-        [
-            {
-                "probe": heading(key),
-                "trained": times(100, after[key]),
-                "untrained": times(100, before[key]),
-            }
-            for key in probes
-        ],
-        "Test accuracy in percent; encoder frozen",
-        digits=1,
-    )
+def _show_figures(result: Result) -> None:
+    """Probes beside their references, label-free figures, and the verdict in a sentence."""
+    after, before = result.figures, result.untrained
+    title = "Test accuracy in percent; encoder frozen"
+    show_table(probe_rows(after, before, result.references), title, digits=1)
+    if result.references:
+        say(REFERENCE_LEGEND)
     health = after["health"]
     names = ("spread", "effective_rank", "uniformity", "alignment")
     show_table(
@@ -161,5 +155,44 @@ def _show_figures(after: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         "Label-free figures",
         digits=2,
     )
-    for warning in health["warnings"]:
+    warnings = list(health["warnings"])
+    for warning in warnings:
         say(f"warning  {warning}")
+    if result.verdict:
+        say(f"verdict  {result.verdict}")
+    for reason in result.reasons:
+        if reason not in warnings:
+            say(f"probably {reason}")
+
+
+def probe_rows(
+    after: Mapping[str, Any], before: Mapping[str, Any], references: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Accuracy, balanced accuracy and AUROC of every probe, a column each for what it is of."""
+    from harmonium.evaluate.judge import probes_of
+    from harmonium.report.figures import heading, times
+
+    columns = {"trained": after, "untrained": before}
+    columns |= {_BRIEF.get(name, name): one for name, one in references.items()}
+    rows = []
+    for probe in probes_of(after):
+        rows.append(
+            {
+                "probe": heading(probe).removeprefix("linear, "),
+                **{name: times(100, one.get(probe)) for name, one in columns.items()},
+            }
+        )
+        for kind, called in (("balanced", "balanced"), ("auroc", "AUROC")):
+            if kind in after:
+                values = {
+                    name: times(100, one.get(kind, {}).get(probe)) for name, one in columns.items()
+                }
+                rows.append({"probe": f"  {called}", **values})
+    return rows
+
+
+REFERENCE_LEGEND = (
+    "balanced: mean recall over classes; commonest: always naming the commonest training class; "
+    "whitened: pixels whitened along their leading principal directions"
+)
+_BRIEF = {"whitened pixels": "whitened", "commonest class": "commonest"}  # for narrow terminals

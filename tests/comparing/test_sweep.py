@@ -85,7 +85,7 @@ def test_a_sweep_is_a_table_and_a_picture(
     assert not (tmp_path / "s").exists()  # slips are found before anything runs
     found = harmonium.sweep(*go, out=tmp_path / "s")
     rows = {row["encoder"]: row for row in found.shown()}
-    assert list(rows) == ["untrained", "raw pixels", "fedavg"]
+    assert list(rows) == ["commonest class", "untrained", "raw pixels", "whitened pixels", "fedavg"]
     assert rows["untrained"]["1"] == rows["untrained"]["2"]
     held = json.loads((tmp_path / "s" / "local.epochs=2" / "compare.json").read_text())
     knn = next(row["knn"] for row in held["rows"] if row["encoder"] == "fedavg")

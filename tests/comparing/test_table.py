@@ -205,3 +205,26 @@ def test_no_byte_is_lost_where_two_fields_have_the_same_parts(tmp_path: Path):
         "encoder": 60, "head": 40, "control: encoder": 50, "control: head": 30,
     }  # fmt: skip
     assert sent["down"] == {"encoder": 67, "head": 40}
+
+
+def test_balanced_accuracy_and_verdicts_stand_beside(tmp_path: Path):
+    some = found()
+    for (label, seed), figures in list(some.figures.items()):
+        beside = {"balanced": {"knn": figures["knn"] / 2}, "auroc": {"knn": 0.75}}
+        some.figures[label, seed] = {**figures, **beside}
+    for seed in range(3):
+        some.figures["commonest class", seed] = {"knn": 0.52, "linear": 0.2}
+        some.figures["whitened pixels", seed] = {"knn": 0.3, "linear": 0.2}
+    made = written(tmp_path, some)
+    assert [row["encoder"] for row in made.rows][:2] == ["commonest class", "untrained"]
+    tables = {title: rows for title, rows, _ in more_tables(made)}
+    rows = {row["encoder"]: row for row in tables["Balanced test accuracy in percent"]}
+    assert rows["fedavg"]["kNN"][0] == pytest.approx(26.5) and "commonest class" not in rows
+    assert {row["kNN"][0] for row in tables["AUROC in percent"]} == {75.0}
+    lines = (tmp_path / "compare.csv").read_text().splitlines()
+    assert lines[0].startswith("encoder,seed,knn,linear,")
+    assert {"balanced_knn", "auroc_knn"} <= set(lines[0].split(","))
+    # 0.53 against 0.52 is a tie over these seeds; by the linear probe it is ahead of all.
+    assert made.verdicts["fedavg"].startswith("No better than always naming the commonest class")
+    assert "better than" in made.verdicts["fedavg"] and "linear" in made.verdicts["fedavg"]
+    assert made.verdicts["fedavg"] in (tmp_path / "compare.md").read_text()

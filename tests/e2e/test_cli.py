@@ -80,6 +80,15 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path, call: Call) -> No
     assert told == ""
     assert {"knn", "linear", "linear_2", "health"} <= set(result["figures"])
     assert result["rounds"][1]["bytes_up"] > 0
+    probes = {"knn", "linear", "linear_2"}
+    assert set(result["figures"]["balanced"]) == set(result["untrained"]["balanced"]) == probes
+    assert list(result["references"]) == ["commonest class", "raw pixels", "whitened pixels"]
+    assert all(set(one["balanced"]) == probes for one in result["references"].values())
+    assert result["verdict"] == result["against"]["text"] != ""
+    assert set(result["against"]["probes"]["knn"]) == {*result["references"], "untrained"}
+    shown, _ = call("resume", str(tmp_path / "run"))
+    words = ("raw pixels", "whitened", "commonest", "balanced", f"verdict  {result['verdict']}")
+    assert all(word in shown for word in words)
 
 
 def test_the_encoder_can_be_used_elsewhere(tmp_path: Path, call: Call) -> None:
@@ -127,7 +136,10 @@ def test_comparisons_hold_the_references(tmp_path: Path, call: Call) -> None:
     words = ["compare", "fedavg", *SMALL, "--out", str(tmp_path / "c")]
     said, _ = call(*words, "--json")
     rows = {row["encoder"]: row for row in json.loads(said)["rows"]}
-    ends = ["untrained", "raw pixels", "alone"], ["centralised", "supervised"]
+    ends = (
+        ["commonest class", "untrained", "raw pixels", "whitened pixels", "alone"],
+        ["centralised", "supervised"],
+    )
     assert list(rows) == [*ends[0], "fedavg", *ends[1]]
     assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
     before = times(tmp_path / "c")
@@ -233,7 +245,7 @@ def test_a_home_that_cannot_be_written_is_named(
 
 def test_everything_is_kept_under_home(home: Path, call: Call) -> None:
     call("run", "fedavg", *SMALL, "--json")
-    assert {path.name for path in home.iterdir()} == {"cache", "runs"}
+    assert {path.name for path in home.iterdir()} == {"cache", "references", "runs"}
 
 
 @pytest.mark.parametrize(

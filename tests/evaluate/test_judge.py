@@ -89,6 +89,16 @@ def test_a_collapsed_encoder_is_called_so_in_words() -> None:
     assert judge().look(pixels())["health"]["warnings"] == []
 
 
+def test_an_encoder_that_learns_from_labels_is_not_called_collapsed() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ones(len(x), 8) + 1e-6 * x.flatten(1)[:, :8]
+
+    taught = replace(judge(), warns=False)
+    assert taught.look(Constant())["health"]["warnings"] == []
+    assert taught.look(Constant())["health"]["spread"] < 0.01  # the figures stay
+
+
 def test_figures_that_are_not_finite_do_not_break_json() -> None:
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The runs of a comparison: every method and reference with every seed.
 
-References tell what a figure is worth: an encoder as first drawn, the pixels themselves, each
-client alone, all pictures in one place, and there with labels. The first two need no run.
+References tell what a figure is worth: always naming the commonest class, an encoder at
+initialisation, the pixels themselves, raw and whitened, each client alone, all images in one place,
+and there with labels. Those before the clients alone need no run.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, Literal
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError, UnknownSetting, counted
+from harmonium.evaluate.references import COMMONEST, RAW, WHITENED
 from harmonium.overrides import apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
 from harmonium.settings import make, plain, unknown
 from harmonium.tuning.grid import split_values
 
-UNTRAINED, PIXELS, SUPERVISED = "untrained", "raw pixels", "supervised"
+UNTRAINED, SUPERVISED = "untrained", "supervised"
+WITHOUT_RUN = (COMMONEST, UNTRAINED, RAW, WHITENED)  # the first rows of every comparison
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
 OWN = ("compare", "seeds")  # settings of a comparison; all others are of its runs
 Wanted = Literal["each", "first", "none"]

@@ -8,7 +8,6 @@ an accuracy are by validation pictures.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import traceback
@@ -21,12 +20,11 @@ from typing import Any
 from harmonium import store
 from harmonium.callbacks import Callbacks, called
 from harmonium.comparing import table
-from harmonium.comparing.cells import PIXELS, SUPERVISED, UNTRAINED, Plan, is_name
+from harmonium.comparing.cells import SUPERVISED, UNTRAINED, Plan, is_name
 from harmonium.comparing.cells import plan as planned
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
-from harmonium.data.store import digest_of
 from harmonium.errors import CallbackError, ConfigError, DataError, HarmoniumError, NoneFinished
 from harmonium.home import home, make_folder
 from harmonium.hosts import read_about
@@ -34,8 +32,7 @@ from harmonium.life import Result
 from harmonium.methods.centralised import Centralised
 from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
-from harmonium.runs import COMMAND, holds, pixels_verdict, run
-from harmonium.settings import plain
+from harmonium.runs import COMMAND, holds, reference_figures, run
 
 Cell = tuple[str, int]  # a row's label and a seed
 
@@ -48,6 +45,7 @@ class Found:
     figures: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)
     courses: dict[Cell, list[Point]] = field(default_factory=dict)
     traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    against: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)  # verdicts of runs
     published: dict[str, Published] = field(default_factory=dict)
     failed: dict[Cell, str] = field(default_factory=dict)
     stopped: dict[Cell, str] = field(default_factory=dict)  # why runs ended before their last round
@@ -102,7 +100,7 @@ def compare(
         why = next(why for (label, _), why in found.failed.items() if label in made.methods)
         raise NoneFinished(f"no run of any method came to its end: {why}")
     found.unfair += _same_ground(results, allow=allow_unfair)
-    _read(found, results, folder)
+    _read(found, results)
     return table.written(folder, found)
 
 
@@ -170,7 +168,7 @@ def _same_ground(results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
     return apart
 
 
-def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
+def _read(found: Found, results: Mapping[Cell, Result]) -> None:
     """Figures, courses and traffic of the runs, and the references that need no run."""
     device = found.plan.settings
     for (label, seed), result in results.items():
@@ -186,22 +184,9 @@ def _read(found: Found, results: Mapping[Cell, Result], folder: Path) -> None:
         method = result.recipe.known_method()
         found.courses[label, seed] = course(result.folder, method, examples, device)
         found.traffic[label, seed] = components(result.folder)
+        found.against[label, seed] = result.against
     for seed in found.plan.seeds:
         base = next((r for (label, s), r in results.items() if s == seed), None)
         if base is not None:
-            held = cell(folder, PIXELS, seed).with_suffix(".json")
-            found.figures[PIXELS, seed] = _pixels(held, base)
-
-
-def _pixels(held: Path, base: Result) -> Mapping[str, Any]:
-    """The figures of pixels on a run's pictures; from `held` where they are those already."""
-    recipe, about = base.recipe, read_about(base.folder)
-    views = plain(recipe.views.build().pipelines)
-    of = digest_of([about["data"], about["split"], views, plain(recipe.evaluate), recipe.seed])
-    if held.exists():
-        known = json.loads(held.read_text(encoding="utf-8"))
-        if known.get("of") == of:
-            return dict(known["figures"])
-    made = pixels_verdict(recipe, base.folder)
-    store.write_atomic(held, json.dumps({"of": of, "figures": made}).encode())
-    return made
+            beside = base.references or reference_figures(base.recipe, base.folder)
+            found.figures |= {(label, seed): figures for label, figures in beside.items()}

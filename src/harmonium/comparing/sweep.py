@@ -17,7 +17,7 @@ from typing import Any
 
 from harmonium import store
 from harmonium.callbacks import Callbacks, labelled
-from harmonium.comparing.cells import PIXELS, UNTRAINED, Plan, is_name, plan
+from harmonium.comparing.cells import WITHOUT_RUN, Plan, is_name, plan
 from harmonium.comparing.study import compare, note_command
 from harmonium.comparing.table import Comparison
 from harmonium.errors import ConfigError, NoneFinished, suggest
@@ -276,7 +276,7 @@ def _written(made: Sweep) -> Sweep:
         for row in rows
     }
     levels: dict[str, float] = {}
-    for label in (UNTRAINED, PIXELS):  # the same at every value, if pictures and encoder are
+    for label in WITHOUT_RUN:  # the same at every value, if images and encoder are
         points = series.get(label, [])
         if points and len({point[1] for point in points}) == 1:
             levels[label] = series.pop(label)[0][1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harmonium import store
 from harmonium.comparing import statistics
-from harmonium.comparing.cells import PIXELS, UNTRAINED
+from harmonium.comparing.cells import UNTRAINED, WITHOUT_RUN
 from harmonium.comparing.traffic import (
     MEGA,
     WAYS,
@@ -21,6 +21,8 @@ from harmonium.comparing.traffic import (
     mean_course,
     reached,
 )
+from harmonium.evaluate.judge import probes_of
+from harmonium.evaluate.verdict import Difference, sentence
 from harmonium.report.figures import PROBES, heading, times
 from harmonium.report.tables import csv_text, latex, markdown
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from harmonium.comparing.study import Found
 
 LABEL_FREE = ("spread", "uniformity", "effective_rank")
+BESIDE = {"balanced": "Balanced test accuracy in percent", "auroc": "AUROC in percent"}
 ENOUGH = 0.9  # of the best method's gain in kNN is to be reached, where no target is given
 
 Rows = list[dict[str, Any]]
@@ -91,6 +94,27 @@ class Comparison:
         value = times(scale, mean)
         return value if value is None or stderr is None else (value, scale * stderr)
 
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """Whether each method beats the references that need no run, in a sentence."""
+        rows = self.details["rows"].items()
+        return {label: its["verdict"] for label, its in rows if "verdict" in its}
+
+    def shown_beside(self, kind: str) -> Rows:
+        """Balanced accuracies, or AUROC, of the same probes; empty where there are none."""
+        rows: Rows = []
+        for row in self.rows:
+            label = str(row["encoder"])
+            held = self.details["rows"].get(label, {}).get("figures", {})
+            keys = [key for key in row if f"{kind}_{key}" in held]
+            values = {
+                heading(key): self._estimate(label, f"{kind}_{key}", its["mean"], 100)
+                for key in keys
+                for its in [held[f"{kind}_{key}"]]
+            }
+            rows += [{"encoder": label, **values}] if values else []
+        return rows
+
     def beside(self) -> Rows:
         """Methods against the first, by kNN or what there is instead; empty for a single seed."""
         scale = 100 if self.details["probe"] in PROBES else 1
@@ -152,11 +176,11 @@ class Comparison:
 
 def written(folder: Path, found: Found) -> Comparison:
     """Put everything into a comparison, and write it down in every form."""
-    figures = {key: probes(its) for key, its in found.figures.items()}
-    order = [UNTRAINED, PIXELS, *found.plan.rows]
+    figures = {key: flat(its) for key, its in found.figures.items()}
+    order = [*WITHOUT_RUN, *found.plan.rows]
     labels = [label for label in order if any(label == one for one, _ in figures)]
     by_seed = {label: _by_seed(figures, label) for label in labels}
-    kinds = list(dict.fromkeys(key for some in by_seed.values() for key in some))
+    kinds = list(dict.fromkeys(key for its in found.figures.values() for key in probes(its)))
     kinds = [key for key in kinds if key in by_seed[UNTRAINED]] or kinds
     probe = "knn" if "knn" in kinds else kinds[0]
     target, base = _target(found), next(iter(found.plan.methods))
@@ -176,6 +200,8 @@ def written(folder: Path, found: Found) -> Comparison:
     if len(methods) > 1:
         for label, rank in statistics.mean_ranks(methods).items():
             details["rows"][label]["rank"] = rank
+    for label, told in _verdicts(found, by_seed, kinds).items():
+        details["rows"][label]["verdict"] = told
     rows = [
         {"encoder": label, **{key: _mean(by_seed[label].get(key)) for key in kinds}}
         for label in labels
@@ -198,8 +224,19 @@ def written(folder: Path, found: Found) -> Comparison:
 
 def probes(figures: Mapping[str, Any]) -> dict[str, float | None]:
     """The probes of a verdict; data without labels have label-free figures instead."""
-    found = {key: value for key, value in figures.items() if key != "health"}
-    return found or {key: figures["health"][key] for key in LABEL_FREE if figures}
+    return probes_of(figures) or {key: figures["health"][key] for key in LABEL_FREE if figures}
+
+
+def flat(figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """The probes, and beside each its balanced accuracy and AUROC as `balanced_knn`, `auroc_knn`.
+
+    >>> flat({"knn": 0.5, "balanced": {"knn": 0.4}, "health": {}})
+    {'knn': 0.5, 'balanced_knn': 0.4}
+    """
+    more = {
+        f"{kind}_{key}": value for kind in BESIDE for key, value in figures.get(kind, {}).items()
+    }
+    return {**probes(figures), **more}
 
 
 def _by_seed(
@@ -266,10 +303,36 @@ def _warnings(found: Found, label: str) -> str:
     texts = [
         text
         for (row, _), its in found.figures.items()
-        if row == label and row not in (UNTRAINED, PIXELS)
+        if row == label and row not in WITHOUT_RUN
         for text in its.get("health", {}).get("warnings", ())
     ]
     return " ".join(dict.fromkeys(texts))
+
+
+def _verdicts(
+    found: Found, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]], kinds: list[str]
+) -> dict[str, str]:
+    """A sentence a method: that of its run, or of the means over seeds, paired by seed."""
+    told = {}
+    for label in found.plan.methods:
+        runs = [its for (row, _), its in found.against.items() if row == label]
+        if len(runs) == 1 and len(found.plan.seeds) == 1:
+            if text := runs[0].get("text"):
+                told[label] = text
+            continue
+        apart: dict[str, dict[str, Difference]] = {}
+        for key in kinds if "knn" in kinds else ():
+            mine = by_seed.get(label, {}).get(key, {})
+            for beside in WITHOUT_RUN:
+                theirs = by_seed.get(beside, {}).get(key, {})
+                if len(shared := sorted(set(mine) & set(theirs))) > 1:
+                    gap = statistics.summary({seed: mine[seed] - theirs[seed] for seed in shared})
+                    means = [sum(some[s] for s in shared) / len(shared) for some in (mine, theirs)]
+                    margin = 0.0 if gap.high is None else gap.high - gap.mean
+                    apart.setdefault(key, {})[beside] = Difference(means[0], means[1], margin)
+        if apart:
+            told[label] = sentence(apart)
+    return told
 
 
 def _notes(found: Found) -> Iterator[str]:
@@ -327,6 +390,7 @@ def _write(made: Comparison, runs: Rows) -> None:
         parts += [f"## {title}\n", markdown(rows, digits=digits)]
         tex.append(latex(rows, title if tex else ". ".join([title, *said]), digits=digits))
     warned = [f"(!) {label}: {text}" for label, text in made.warnings.items()]
+    warned += [f"{label}: {text}" for label, text in made.verdicts.items()]
     notes = "".join(f"- {note}\n" for note in (*warned, *made.notes))
     texts["compare.md"] = "\n".join([*parts, notes]).rstrip() + "\n"
     texts["compare.tex"] = "\n".join([*(f"% {note}" for note in (*warned, *made.notes)), *tex])
@@ -342,6 +406,7 @@ def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
     if (target := details["target"]) is not None:
         cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
     tables = [
+        *((title, made.shown_beside(kind), 1) for kind, title in BESIDE.items()),
         (beside, made.beside(), 1 if made.has_accuracy else 3),
         (cost, made.costs(), 2),
         ("Megabytes of one client in one round by component, down / up", made.sent(), 2),

@@ -143,6 +143,7 @@ class Health:
     dimensions: int
     pictures: int
     finite: bool
+    view_distance: float = math.nan  # of two views, in units of that of two images: 0 alike, 1 not
 
     def warnings(
         self, start: Health | None = None, *, projections: bool = False
@@ -211,9 +212,12 @@ def health(first: Tensor, second: Tensor) -> Health:
         return Health(
             unknown, unknown, unknown, unknown, unknown, unknown, dimensions, pictures, False
         )
-    deviation = _unit(first).std(dim=0, correction=0) * math.sqrt(dimensions)
+    unit = _unit(first)
+    deviation = unit.std(dim=0, correction=0) * math.sqrt(dimensions)
+    apart = 2 * float(unit.var(dim=0, correction=1).sum())  # mean over pairs of different images
+    near = alignment(first, second)
     return Health(
-        alignment=alignment(first, second),
+        alignment=near,
         uniformity=uniformity(first),
         effective_rank=effective_rank(first),
         directions=directions(first),
@@ -222,6 +226,7 @@ def health(first: Tensor, second: Tensor) -> Health:
         dimensions=dimensions,
         pictures=pictures,
         finite=True,
+        view_distance=near / apart if apart else math.nan,
     )
 
 

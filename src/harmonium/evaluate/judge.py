@@ -8,10 +8,10 @@ label-free figures alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from harmonium.data.views import PRESETS, Views
 from harmonium.errors import ConfigError, UnknownSetting, suggest
 from harmonium.evaluate.features import embed, evaluating
 from harmonium.evaluate.geometry import Health, health
-from harmonium.evaluate.knn import knn_accuracy
+from harmonium.evaluate.knn import knn_answers
 from harmonium.evaluate.linear import FEW_STRENGTH, few_label_probe, linear_probe
+from harmonium.evaluate.metrics import Answers
 from harmonium.threads import single_thread
 
+NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a verdict
 FEWEST = 64  # held-out pictures for label-free figures; labels are not in play, so any will do
 
 
@@ -68,6 +70,13 @@ class Evaluation:
         return round % every == 0 or round == rounds
 
 
+class Tested(NamedTuple):
+    """What the test part says of an encoder."""
+
+    figures: dict[str, Any]  # as JSON has them
+    answers: dict[str, Answers]  # by probe; empty without labels, or where it has diverged
+
+
 @dataclass(frozen=True)
 class Judge:
     """The pictures and rules by which encoders of one run are judged."""
@@ -76,13 +85,14 @@ class Judge:
     data: Dataset
     views: Views
     seed: int
-    untrained: nn.Module  # the encoder as first drawn, for telling collapse from birth defects
+    untrained: nn.Module  # the encoder at initialisation, to tell collapse from how it began
+    warns: bool = True  # of collapse; labels may rightly leave no more directions than classes
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the figures should know."""
         notes = list(self.data.notes)
-        voters = 0 if self._bank is None else len(_some(_known(self._bank), self.settings.bank))
+        voters = 0 if self.bank is None else len(_some(_known(self.bank), self.settings.bank))
         if 0 < voters < self.settings.k:
             notes.append(
                 f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all "
@@ -94,54 +104,116 @@ class Judge:
         """Figures during training, from validation pictures only."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         validation = _some(_known(self.data.validation), self.settings.queries)
-        if self._bank is not None and len(validation):
-            bank = _some(_known(self._bank), self.settings.bank)
+        if self.bank is not None and len(validation):
+            bank = _some(_known(self.bank), self.settings.bank)
             known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
             figures["knn"] = (
-                self._knn(known, bank, asked, validation) if _finite(known, asked) else None
+                self._knn(known, bank, asked, validation).accuracy
+                if _finite(known, asked)
+                else None
             )
         return figures
 
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures at the end of a run, from the test part; None where the encoder has diverged."""
-        figures: dict[str, Any] = {"health": self._health(encoder)}
-        bank, validation, test = self._bank, self.data.validation, self.data.test
-        if bank is None or not test.labelled:
-            return figures
-        kept = self.data.labelled if self.data.labelled is not bank else None
-        known, chosen, asked = (self._embed(encoder, part) for part in (bank, validation, test))
-        few_known = known[:0] if kept is None else self._embed(encoder, kept)
-        known_labels, asked_labels = _labels(bank), _labels(test)
-        settings = self.settings
-        if not _finite(known, chosen, asked, few_known):
-            names = [f"linear_{count}" for count in settings.labels_per_class]
-            held = ["linear_labelled"] if kept is not None else []
-            return figures | dict.fromkeys(["knn", "linear", *held, *names])
-        figures["knn"] = self._knn(known, bank, asked, test)
-        figures["linear"] = linear_probe(
-            known, known_labels, chosen, _labels(validation), asked, asked_labels
-        ).accuracy
-        if kept is not None:  # its penalty is fixed: validation labels would be further labels
-            nothing = known[:0], known_labels[:0]
-            strengths = (FEW_STRENGTH,)
-            figures["linear_labelled"] = linear_probe(
-                few_known, _labels(kept), *nothing, asked, asked_labels, strengths=strengths
-            ).accuracy
-        for count in settings.labels_per_class:
-            few = few_label_probe(
-                known,
-                known_labels,
-                asked,
-                asked_labels,
-                per_class=count,
-                draws=settings.draws,
-                seed=seeds.seed_of(self.seed, "few labels"),
-            )
-            figures[f"linear_{count}"] = few.accuracy
-        return figures
+        return self.tested(encoder).figures
 
-    def _knn(self, known: Tensor, bank: Images, asked: Tensor, queries: Images) -> float:
-        return knn_accuracy(
+    def tested(self, encoder: nn.Module) -> Tested:
+        """The same, with the answers of every probe to every test image."""
+        figures: dict[str, Any] = {"health": self._health(encoder)}
+        if not self.has_labels:
+            return Tested(figures, {})
+        found = self.answers(encoder)
+        if found is None:
+            lost = dict.fromkeys(self.probes)
+            more = ("balanced", "auroc") if self._two_classes else ("balanced",)
+            return Tested({**figures, **lost, **dict.fromkeys(more, lost)}, {})
+        return Tested({**figures, **figures_of(found)}, found)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether encoders can be judged by labels of the test part."""
+        return self.bank is not None and self.data.test.labelled
+
+    @property
+    def probes(self) -> list[str]:
+        """The probes of a verdict, in their order."""
+        held = ["linear_labelled"] if self._labelled is not None else []
+        few = [f"linear_{count}" for count in self.settings.labels_per_class]
+        return ["knn", "linear", *held, *few]
+
+    def settles(self, probe: str) -> dict[str, Any]:
+        """The settings that a probe's answers depend on, beside features and labels."""
+        if probe == "knn":
+            return {"k": self.settings.k, "temperature": self.settings.temperature}
+        if probe in ("linear", "linear_labelled"):
+            return {}
+        return {"draws": self.settings.draws, "seed": self._few_seed}
+
+    def answers(
+        self, encoder: nn.Module, probes: Sequence[str] | None = None
+    ) -> dict[str, Answers] | None:
+        """What probes on frozen features say of the test images; none where it has diverged."""
+        probes = self.probes if probes is None else probes
+        bank, validation, test = self.bank, self.data.validation, self.data.test
+        assert bank is not None  # asked only where there are labels
+        nothing = bank.subset([])
+        validation = validation if "linear" in probes else nothing
+        kept = self._labelled if "linear_labelled" in probes else None
+        parts = (bank, validation, test, nothing if kept is None else kept)
+        known, chosen, asked, few_known = (self._embed(encoder, part) for part in parts)
+        if not _finite(known, chosen, asked, few_known):
+            return None
+        known_labels, asked_labels = _labels(bank), _labels(test)
+        found: dict[str, Answers] = {}
+        for probe in probes:
+            if probe == "knn":
+                found[probe] = self._knn(known, bank, asked, test)
+            elif probe == "linear":
+                found[probe] = linear_probe(
+                    known, known_labels, chosen, _labels(validation), asked, asked_labels
+                ).answers
+            elif probe == "linear_labelled":
+                assert kept is not None
+                # Its penalty is fixed: validation labels would be further labels.
+                found[probe] = linear_probe(
+                    few_known,
+                    _labels(kept),
+                    known[:0],
+                    known_labels[:0],
+                    asked,
+                    asked_labels,
+                    strengths=(FEW_STRENGTH,),
+                ).answers
+            else:
+                found[probe] = few_label_probe(
+                    known,
+                    known_labels,
+                    asked,
+                    asked_labels,
+                    per_class=int(probe.removeprefix("linear_")),
+                    draws=self.settings.draws,
+                    seed=self._few_seed,
+                ).answers
+        return found
+
+    @property
+    def _two_classes(self) -> bool:
+        assert self.bank is not None
+        labels = np.union1d(self.bank.labels, self.data.test.labels)
+        return int((labels != UNKNOWN).sum()) == 2
+
+    @property
+    def _few_seed(self) -> int:
+        return seeds.seed_of(self.seed, "few labels")
+
+    @property
+    def _labelled(self) -> Images | None:
+        """The held-out labelled part, where probes do not learn from it anyway."""
+        return self.data.labelled if self.data.labelled is not self.bank else None
+
+    def _knn(self, known: Tensor, bank: Images, asked: Tensor, queries: Images) -> Answers:
+        return knn_answers(
             known,
             _labels(bank),
             asked,
@@ -151,7 +223,7 @@ class Judge:
         )
 
     @cached_property
-    def _bank(self) -> Images | None:
+    def bank(self) -> Images | None:
         """The pictures that probes learn from: the training part, else the labelled one.
 
         None where there are no classes to tell apart: naming the only one is always right.
@@ -172,7 +244,8 @@ class Judge:
         figures = {
             key: value if math.isfinite(value) else None for key, value in asdict(found).items()
         }
-        return {**figures, "warnings": list(found.warnings(self._start))}
+        warned = found.warnings(self._start) if self.warns or not found.finite else ()
+        return {**figures, "warnings": list(warned)}
 
     @cached_property
     def _start(self) -> Health:
@@ -187,6 +260,21 @@ class Judge:
         views = views if len(views) > 1 else views * 2
         with evaluating(encoder), single_thread(), torch.inference_mode():
             return health(encoder(views[0]), encoder(views[1]))
+
+
+def figures_of(answers: Mapping[str, Answers]) -> dict[str, Any]:
+    """Accuracy by probe; `balanced` accuracies, and `auroc` where there are two classes."""
+    areas = {probe: one.auroc for probe, one in answers.items() if one.auroc is not None}
+    return {
+        **{probe: one.accuracy for probe, one in answers.items()},
+        "balanced": {probe: one.balanced for probe, one in answers.items()},
+        **({"auroc": areas} if areas else {}),
+    }
+
+
+def probes_of(figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """The accuracies by probe among the figures of a verdict."""
+    return {key: value for key, value in figures.items() if key not in NOT_PROBES}
 
 
 def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:

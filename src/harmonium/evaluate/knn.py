@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harmonium.errors import ConfigError, DataError
+from harmonium.evaluate.metrics import Answers, answers
 from harmonium.threads import single_thread
 
 QUERIES = 256  # in a block
@@ -37,10 +38,34 @@ def knn_predict(
     temperature: float = 0.1,
     chunk: int = QUERIES,
 ) -> Tensor:
-    """The label that the neighbours of each query vote for.
+    """The label that the neighbours of each query vote for; equal votes go to the smallest.
+
+    Arguments as in `knn_votes`.
+
+    >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> knn_predict(bank, torch.tensor([7, 3]), torch.tensor([[0.9, 0.1], [0.2, 0.5]])).tolist()
+    [7, 3]
+    """
+    votes, classes = knn_votes(
+        bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk
+    )
+    named: Tensor = classes[votes.argmax(dim=1)]
+    return named
+
+
+def knn_votes(
+    bank: Tensor,
+    bank_labels: Tensor,
+    queries: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.1,
+    chunk: int = QUERIES,
+) -> tuple[Tensor, Tensor]:
+    """The share of the votes that each class has from the neighbours of each query.
 
     Where several bank rows are exactly as near as the `k`-th, they share the places that are left,
-    so the answer does not depend on the order of the bank. Equal votes go to the smallest label.
+    so the answer does not depend on the order of the bank.
 
     Args:
         bank: features `(n, dim)`.
@@ -51,11 +76,7 @@ def knn_predict(
         chunk: queries at a time; memory is `chunk` times at most `BANK` similarities a thread.
 
     Returns:
-        Labels `(m,)`, int64.
-
-    >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> knn_predict(bank, torch.tensor([7, 3]), torch.tensor([[0.9, 0.1], [0.2, 0.5]])).tolist()
-    [7, 3]
+        Votes `(m, classes)`, float64, and the sorted labels `(classes,)` that they are for.
     """
     if k < 1 or temperature <= 0 or chunk < 1:
         raise ConfigError(
@@ -69,20 +90,43 @@ def knn_predict(
     # Labels may be any numbers; votes are counted in one column for each that occurs.
     classes, columns = torch.unique(bank_labels.long(), return_inverse=True)
     voters = _Bank.of(bank.detach().float(), columns, len(classes))
-    chosen = torch.empty(len(queries), dtype=torch.long, device=columns.device)
+    votes = torch.empty(len(queries), len(classes), dtype=torch.float64, device=columns.device)
     workers = max(1, min(torch.get_num_threads(), THREADS, -(-len(queries) // chunk)))
 
     def work(first: int) -> None:
         space = bank.new_empty(max(chunk, LEAST) * voters.size, dtype=torch.float32)
         for start in range(first * chunk, len(queries), workers * chunk):
             some = functional.normalize(queries[start : start + chunk].detach().float(), dim=1)
-            votes = _votes(some, voters, min(k, voters.count), temperature, space)
-            chosen[start : start + chunk] = votes.argmax(dim=1)
+            found = _votes(some, voters, min(k, voters.count), temperature, space)
+            votes[start : start + chunk] = found
 
     with single_thread(), ThreadPoolExecutor(workers) as threads:
         list(threads.map(work, range(workers)))
-    named: Tensor = classes[chosen]
-    return named
+    return votes, classes
+
+
+def knn_answers(
+    bank: Tensor,
+    bank_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.1,
+    chunk: int = QUERIES,
+) -> Answers:
+    """What neighbours say of the labelled queries.
+
+    Bank rows and queries labelled -1 are left out; see `knn_votes` for shapes and settings.
+    """
+    known = query_labels >= 0
+    if not bool(known.any()):
+        raise DataError("kNN accuracy needs at least one labelled query; all labels are -1")
+    votes, classes = knn_votes(
+        bank, bank_labels, queries[known], k=k, temperature=temperature, chunk=chunk
+    )
+    shares = votes / votes.sum(dim=1, keepdim=True)
+    return answers([(shares.numpy(), classes.numpy())], query_labels[known].numpy())
 
 
 def knn_accuracy(
@@ -95,17 +139,10 @@ def knn_accuracy(
     temperature: float = 0.1,
     chunk: int = QUERIES,
 ) -> float:
-    """Share of labelled queries whose neighbours vote for the right label.
-
-    Bank rows and queries labelled -1 are left out; see `knn_predict` for shapes and settings.
-    """
-    known = query_labels >= 0
-    if not bool(known.any()):
-        raise DataError("kNN accuracy needs at least one labelled query; all labels are -1")
-    predicted = knn_predict(
-        bank, bank_labels, queries[known], k=k, temperature=temperature, chunk=chunk
-    )
-    return float((predicted == query_labels[known]).double().mean())
+    """Share of labelled queries whose neighbours vote for the right label; see `knn_answers`."""
+    return knn_answers(
+        bank, bank_labels, queries, query_labels, k=k, temperature=temperature, chunk=chunk
+    ).accuracy
 
 
 @dataclass(frozen=True)

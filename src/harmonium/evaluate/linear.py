@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.logistic import regressions
+from harmonium.evaluate.metrics import Answers, answers
 from harmonium.seeds import numpy_rng
 from harmonium.threads import single_thread
 
@@ -39,6 +40,7 @@ class Probe:
     train: int
     validation: int
     test: int
+    answers: Answers = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class FewLabels:
     per_class: int
     labels: int  # known labels in one draw
     test: int
+    answers: Answers = field(repr=False, compare=False)  # of every draw
 
 
 def linear_probe(
@@ -96,13 +99,15 @@ def linear_probe(
         if accuracy > best_accuracy:
             best, best_accuracy, best_strength = model, accuracy, strength
     assert best is not None  # the grid is not empty and any accuracy is above -1
+    given = answers([(best.scores(asked), best.classes)], asked_labels)
     return Probe(
-        accuracy=best.accuracy(asked, asked_labels),
+        accuracy=given.accuracy,
         strength=best_strength,
         validation_accuracy=best_accuracy if len(held) else None,
         train=len(features),
         validation=len(held),
         test=len(asked),
+        answers=given,
     )
 
 
@@ -143,14 +148,16 @@ def few_label_probe(
     asked, asked_labels = _labelled("test", test, test_labels)
     shift, scale = standard(pool)
     asked = (asked - shift) / scale
-    accuracies = []
+    scored = []
     known = 0
     for draw in range(draws):
         chosen = _draw(labels, per_class, numpy_rng(seed, "few_labels", per_class, draw))
         known = len(chosen)
         some = (features[chosen] - shift) / scale
         model = next(iter(_path(some, labels[chosen], [strength])))
-        accuracies.append(model.accuracy(asked, asked_labels))
+        scored.append((model.scores(asked), model.classes))
+    given = answers(scored, asked_labels)
+    accuracies = [float(one) for one in given.right.double().mean(dim=1)]
     deviation = float(np.std(accuracies, ddof=1)) if draws > 1 else None
     return FewLabels(
         accuracy=float(np.mean(accuracies)),
@@ -159,6 +166,7 @@ def few_label_probe(
         per_class=per_class,
         labels=known,
         test=len(asked),
+        answers=given,
     )
 
 
@@ -199,12 +207,17 @@ class _Classifier:
     weights: Tensor  # float32 (classes, dim + 1); the last column is the intercept
     classes: Array  # (classes,)
 
-    def accuracy(self, features: Array, labels: Array) -> float:
-        """Share of rows of `features` `(n, dim)` whose label the rule names."""
+    def scores(self, features: Array) -> Array:
+        """Scores `(n, classes)` of the rows of `features` `(n, dim)`."""
         with single_thread():
             rows, intercept = torch.from_numpy(features), self.weights[:, -1]
-            named = torch.addmm(intercept, rows, self.weights[:, :-1].T).argmax(dim=1)
-        return float(np.mean(self.classes[named.numpy()] == labels))
+            found: Array = torch.addmm(intercept, rows, self.weights[:, :-1].T).numpy()
+        return found
+
+    def accuracy(self, features: Array, labels: Array) -> float:
+        """Share of rows of `features` `(n, dim)` whose label the rule names."""
+        named = self.scores(features).argmax(axis=1)
+        return float(np.mean(self.classes[named] == labels))
 
 
 def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_Classifier]:

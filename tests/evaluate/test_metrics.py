@@ -1,0 +1,59 @@
+"""Figures beside plain accuracy, against those of scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from harmonium.errors import DataError
+from harmonium.evaluate.metrics import answers, auroc, balanced_accuracy
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_accuracy_is_the_mean_recall(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([0, 3, 7], 40, p=[0.7, 0.2, 0.1])
+    predicted = rng.choice([0, 3, 7], 40)
+    wanted = balanced_accuracy_score(labels, predicted)
+    assert balanced_accuracy(predicted, labels) == pytest.approx(wanted)
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes")
+def test_classes_that_are_absent_from_the_test_part_do_not_count() -> None:
+    labels, predicted = np.array([0, 0, 1, 1]), np.array([0, 5, 1, 5])
+    assert balanced_accuracy(predicted, labels) == balanced_accuracy_score(labels, predicted) == 0.5
+    with pytest.raises(DataError):
+        balanced_accuracy(np.empty(0), np.empty(0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auroc_counts_pairs_and_halves_ties(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    positive = rng.random(50) < 0.2
+    positive[:2] = True, False
+    scores = rng.integers(0, 6, 50) / 6  # many ties
+    assert auroc(scores, positive) == pytest.approx(roc_auc_score(positive, scores))
+    assert auroc(np.zeros(50), positive) == 0.5
+
+
+def test_auroc_is_none_where_it_has_no_meaning() -> None:
+    scores = np.array([0.1, 0.2])
+    for positive in (np.array([True, True]), np.array([False, False])):
+        assert auroc(scores, positive) is None
+    assert auroc(np.array([np.nan, 0.1]), np.array([True, False])) is None
+
+
+def test_answers_are_of_every_draw() -> None:
+    labels = np.array([2, 2, 4, 4])
+    first = np.array([[3.0, 1.0], [1.0, 2.0], [0.0, 1.0], [5.0, 5.0]])  # a tie names the smaller
+    got = answers([(first, np.array([2, 4])), (first[::-1], np.array([2, 4]))], labels)
+    assert got.right.tolist() == [[1, 0, 1, 0], [1, 0, 1, 0]]
+    assert got.accuracy == got.balanced == 0.5
+    areas = [roc_auc_score(labels == 4, one[:, 1] - one[:, 0]) for one in (first, first[::-1])]
+    assert got.auroc == pytest.approx(np.mean(areas))
+
+
+def test_only_two_classes_have_an_auroc() -> None:
+    scores = np.eye(2)
+    assert answers([(scores, np.array([0, 1]))], np.array([0, 1])).auroc == 1.0
+    assert answers([(scores, np.array([0, 1]))], np.array([0, 2])).auroc is None  # one was unknown
+    assert answers([(np.eye(3), np.arange(3))], np.arange(3)).auroc is None
