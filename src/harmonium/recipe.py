@@ -227,7 +227,7 @@ class Recipe(BaseModel):
         """This recipe with changes; sections that they leave alone stay the objects they are."""
         if not changes:
             return self
-        touched, plainly = {change.section for change in changes}, self.tree()
+        touched, plainly = {change.section for change in changes}, self.given()
         tree = {
             key: plainly[key] if key in touched else getattr(self, key)
             for key in type(self).model_fields
@@ -290,6 +290,12 @@ class Recipe(BaseModel):
         fraction = self.participation.size(self.training) / self.training
         return self.local.scaled(self.clients, fraction)
 
+    @property
+    def joint_views(self) -> bool:
+        """Whether views share a BatchNorm pass: as set, or as the method's or objective's code."""
+        given = self.local.joint_views
+        return self.method.cls.joins_views(self.objective) if given is None else given
+
     def check(self) -> None:
         """Refuse data whose settings or files cannot be right, without reading them."""
         self.data.check()
@@ -301,6 +307,12 @@ class Recipe(BaseModel):
 
     def tree(self) -> dict[str, Any]:
         """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""
+        tree = self.given()
+        tree["local"]["joint_views"] = self.joint_views
+        return tree
+
+    def given(self) -> dict[str, Any]:
+        """The same, but what follows from the method or objective stays open unless it was set."""
         tree = {key: plain(getattr(self, key)) for key in type(self).model_fields}
         tree["method"] = {"name": self.method.name, **plain(dict(self.method.options))}
         tree["views"] = {"name": self.views.name, **plain(dict(self.views.changes))}
@@ -370,7 +382,7 @@ class Recipe(BaseModel):
             encoder=self.encoder,
             objective=self.objective,
             terms=self.terms,
-            local=self.scaled_local(),
+            local=replace(self.scaled_local(), joint_views=self.joint_views),
             aggregation=self.aggregation,
             server_optimiser=self.server,
             views=views,

@@ -104,6 +104,7 @@ def test_an_objective_that_only_its_method_can_train_has_no_references():
         (["evaluate.k=3"], "evaluate.k (200; 3)", "evaluate.k=200"),
         (["clients=3"], "clients (10; 3)", "clients=10"),
         (["batch_norm=local"], "batch_norm (average; local)", "batch_norm=average"),
+        (["local.joint_views=false"], "local.joint_views (true; false)", "local.joint_views=true"),
     ],
 )
 def test_unequal_budgets_are_refused_with_the_reason(second: list[str], key: str, word: str):
@@ -121,6 +122,25 @@ def test_what_is_a_methods_own_is_fair():
     assert fairness.check(recipes) == []
     merged = {"a": recipes["a"], "c": reference(recipes["a"], "centralised")}
     assert fairness.check(merged) == []
+
+
+def test_how_codes_make_batches_is_fair_but_said():
+    words = ("local.epochs=1", "local.batch=8", "encoder.norm=batch")
+    recipes = {"a": Recipe.of("fedavg", *words), "b": Recipe.of("fedavg", "objective=byol", *words)}
+    assert fairness.check(recipes) == []
+    (told,) = fairness.remarks(recipes)
+    assert "pass in a, each has its own in b" in told and "local.joint_views=false" in told
+    alike = {label: Recipe.of(*one, "local.joint_views=false") for label, one in (
+        ("a", ("fedavg", *words)), ("b", ("fedavg", "objective=byol", *words)),
+    )}  # fmt: skip
+    assert fairness.check(alike) == [] and fairness.remarks(alike) == []
+    bare = ("objective.norm=none", "encoder.norm=group", "objective.out=8")
+    nowhere = {"a": Recipe.of("fedavg", *bare), "b": Recipe.of("fedavg", "objective=byol", *bare)}
+    assert fairness.remarks(nowhere) == []  # no BatchNorm, no difference
+    dropping = {"a": recipes["a"], "b": Recipe.of("fedprox", *words, "local.drop_last=true")}
+    assert fairness.check(dropping) == []
+    (told,) = fairness.remarks(dropping)
+    assert "left out in b" in told and "local.drop_last=false" in told
 
 
 def test_scaled_epochs_count_as_they_are_trained():

@@ -29,6 +29,30 @@ def test_batches_follow_the_edge_rules(count: int, size: int, sizes: list[int]) 
     assert [len(batch.index) for batch in client(count).batches(1, size)] == sizes
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [(10, 4, [4, 4]), (8, 4, [4, 4]), (4, 4, [4]), (3, 128, [3]), (2, 4, [2]), (1, 4, [])],
+)
+def test_short_last_batches_are_left_out_if_told(count: int, size: int, sizes: list[int]) -> None:
+    """Unless it is the only one: a client smaller than a batch trains on what it has."""
+    someone, local = client(count), Local(epochs=2, batch=size, drop_last=True)
+    found = [len(batch.index) for batch in someone.batches(2, size, drop_last=True)]
+    assert found == sizes * 2
+    among = torch.arange(count)
+    assert [len(b.index) for b in someone.batches(1, size, drop_last=True, among=among)] == sizes
+    model = nn.ModuleDict({"w": nn.Linear(1, 1)})
+    if sizes:
+        seen = list[int]()
+        done = fit(
+            model,
+            someone,
+            lambda batch: model["w"](torch.ones(1, 1)).sum(),
+            local,
+            beside=lambda batch: seen.append(len(batch.index)),
+        )
+        assert seen == sizes * 2 and done.steps == len(seen)
+
+
 def test_an_epoch_shows_every_example_once_in_a_new_order() -> None:
     first, second = (torch.cat([b.index for b in client(seed=s).batches(1, 4)]) for s in (0, 1))
     assert sorted(first.tolist()) == list(range(10))

@@ -4,12 +4,14 @@ A comparison is fair when methods had the same pictures, split among the same cl
 views, encoder, rounds, batches and participation, and were judged alike. Everything else is the
 method's own: its loss, its optimiser and rates, its server, its privacy. What a method has beside
 the pictures of its clients (public pictures, labels) is no part of the budget either; it is said
-beside the table.
+beside the table. So is how batches are made where that is a matter of a method's code: whether
+views share a BatchNorm pass, and whether an epoch's last short batch is left out. Views that one
+recipe was told to treat unlike its code are refused beside others that are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harmonium.errors import ConfigError
@@ -45,6 +47,10 @@ def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
     {'rounds': (20, 7)}
     """
     mine, theirs = budget(first), budget(second)
+    if any(one.joint_views != one.method.cls.joins_views(one.objective) for one in (first, second)):
+        # Else a difference is that of the methods' own codes, and said beside the table.
+        mine["local.joint_views"] = first.joint_views
+        theirs["local.joint_views"] = second.joint_views
     views = [found.pop("views") for found in (mine, theirs)]
     either = Centralised in (first.method.cls, second.method.cls)
     apart: dict[str, tuple[Any, Any]] = {}
@@ -81,7 +87,7 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
 
 def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
     """What some methods have beside the pictures of their clients, and how much more they train."""
-    found = []
+    found = [*_differing(recipes)]
     for label, recipe in recipes.items():
         method = recipe.method_for((32, 32, 3), classes=2)
         if method.needs_public and recipe.public is not None:
@@ -97,8 +103,34 @@ def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
     return found
 
 
+def _differing(recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    """How methods differ in making batches, where they do."""
+    if len({one.joint_views for one in recipes.values()}) > 1:
+        normed = {label: one for label, one in recipes.items() if _has_batch_norm(one)}
+        joint = [label for label, one in normed.items() if one.joint_views]
+        single = [label for label, one in normed.items() if not one.joint_views]
+        if joint and single:  # without BatchNorm a pass is as good as several
+            yield (
+                f"all views of a batch share a BatchNorm pass in {', '.join(joint)}, each has its "
+                f"own in {', '.join(single)}, as their codes have it; local.joint_views=false "
+                "makes them alike"
+            )
+    dropping = [label for label, one in recipes.items() if one.local.drop_last]
+    if 0 < len(dropping) < len(recipes):
+        yield (
+            f"an epoch's last short batch is left out in {', '.join(dropping)} and trained on in "
+            "the others; local.drop_last=false makes them alike"
+        )
+
+
+def _has_batch_norm(recipe: Recipe) -> bool:
+    keys = recipe.method_for((32, 32, 3), classes=2).blueprint.state_dict()
+    return any(key.endswith("running_mean") for key in keys)
+
+
 def _word(recipe: Recipe, key: str) -> str:
-    value = recipe.views.name if key == "views" else budget(recipe).get(key)
+    found = budget(recipe) | {"views": recipe.views.name, "local.joint_views": recipe.joint_views}
+    value = found.get(key)
     return f"{key}={_shown(value)}"
 
 

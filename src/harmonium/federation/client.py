@@ -109,14 +109,23 @@ class Client:
     _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # and a copy
 
     def batches(
-        self, epochs: int, size: int, *, least: int = 2, among: Tensor | None = None
+        self,
+        epochs: int,
+        size: int,
+        *,
+        least: int = 2,
+        among: Tensor | None = None,
+        drop_last: bool = False,
     ) -> Iterator[Batch]:
         """Shuffled batches; a client smaller than a batch is one batch.
 
         A last batch of fewer than `least` examples is dropped: contrast and BatchNorm need two.
-        `among` are the positions of the examples to use, if not all.
+        With `drop_last` any last batch that is not full is, unless the epoch has no other. `among`
+        are the positions of the examples to use, if not all.
         """
         count = len(self.examples) if among is None else len(among)
+        if drop_last:
+            least = max(least, min(size, count))
         for _ in range(epochs):
             order = torch.randperm(count, generator=self.rng)
             order = order if among is None else among[order]
@@ -198,6 +207,8 @@ class Local:
 
     epochs: int = 2  # passes over the client's examples
     batch: int = 64  # examples a step
+    drop_last: bool = False  # leave out an epoch's last batch if it is short and not the only one
+    joint_views: bool | None = None  # views share a BatchNorm pass; none: as its code has it
     optimiser: Literal["sgd", "adam"] = "sgd"  # what steps
     lr: float = 0.05  # learning rate before its schedule
     momentum: float = 0.9  # of SGD
@@ -303,7 +314,8 @@ def fit(
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
     total, steps = 0.0, 0
     with frozen(module for name, module in parts.items() if name not in names):
-        for batch in client.batches(local.epochs, local.batch, among=among):
+        batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
+        for batch in batches:
             optimiser.zero_grad()
             if local.dp_clip is None:
                 value = loss(batch)

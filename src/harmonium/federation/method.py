@@ -97,6 +97,7 @@ class Method:
     remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
     uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
+    joint_views: ClassVar[bool | None] = None  # as `Objective.joint_views`, if its code differs
     reveals: ClassVar[str] = ""  # what leaves, in plain words, where kinds do not say enough
 
     # ---- server ------------------------------------------------------------------------------
@@ -133,6 +134,11 @@ class Method:
 
     def suits(self, cohort: int) -> None:
         """Refuse rounds of so many clients, if they are too few."""
+
+    @classmethod
+    def joins_views(cls, objective: Objective) -> bool:
+        """Whether views share a BatchNorm pass unless `local.joint_views` says otherwise."""
+        return objective.joint_views if cls.joint_views is None else cls.joint_views
 
     @property
     def needs_public(self) -> bool:
@@ -324,7 +330,9 @@ class Method:
                 *(_builder(term, dim, world) for term in self.terms),
             ):
                 made = join(made, build({name: part.module for name, part in made.items()}))
-        parts = Parts(made, self.share, self.batch_norm)
+        joint = self.local.joint_views
+        joint = self.joins_views(self.objective) if joint is None else joint
+        parts = Parts(made, self.share, self.batch_norm, joint)
         if self.encoder.channels_last:  # most convolutions run faster so; values are the same
             parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return parts

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -58,11 +58,12 @@ class Parts(nn.ModuleDict):
         parts: Mapping[str, Part],
         overrides: Mapping[str, Rule],
         batch_norm: BatchNorms = "average",
+        joint_views: bool = True,
     ) -> None:
         """Collect parts; `overrides` replaces rules by part name.
 
         `*` stands for all others but those that are `fresh`: what is made anew each time is part
-        of how an objective trains, not of who shares what.
+        of how an objective trains, not of who shares what. `joint_views` is for `through`.
         """
         if overrides and not {"*", *parts} & set(overrides):
             raise ConfigError(
@@ -70,6 +71,7 @@ class Parts(nn.ModuleDict):
                 f"{', '.join(parts)}"
             )
         super().__init__({name: part.module for name, part in parts.items()})
+        self.joint_views = joint_views
         self.rules: dict[str, Rule] = {
             name: overrides.get(
                 name, overrides.get("*", part.share) if part.share != "fresh" else "fresh"
@@ -92,6 +94,36 @@ class Parts(nn.ModuleDict):
                 stays |= dict(module.named_parameters()) if batch_norm == "fedbn" else {}
                 rule = _STATISTICS.get(batch_norm, "local")
                 self.exceptions |= {f"{path}.{key}": rule for key in stays if rule != "mean"}
+
+    def through(self, views: Sequence[Tensor], *path: str | nn.Module) -> list[list[Tensor]]:
+        """What each module of a path makes of the views, one after the other.
+
+        This is the one place that says what BatchNorm looks at: all views in one pass, or each
+        view in a pass of its own (`local.joint_views`). Whatever passes views through networks
+        that may have BatchNorm should do it here.
+
+        Args:
+            views: each (n, ...); their numbers of rows may differ.
+            path: names of parts, or modules; each takes what the one before it made.
+
+        Returns:
+            For every module of the path, its outputs, one for each view.
+        """
+        modules = [self[one] if isinstance(one, str) else one for one in path]
+        if self.joint_views:
+            rows, sizes = torch.cat(list(views)), [len(view) for view in views]
+            made = []
+            for module in modules:
+                rows = module(rows)
+                made.append(list(rows.split(sizes)))
+            return made
+        made = [[] for _ in modules]
+        for view in views:
+            rows = view
+            for module, outputs in zip(modules, made, strict=True):
+                rows = module(rows)
+                outputs.append(rows)
+        return made
 
     def rule_of(self, key: str) -> Rule:
         """What becomes of one tensor."""

@@ -8,7 +8,8 @@ Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit fro
 z being unit projections and phi(x) the received model's for the picture as it is, in evaluation
 mode, found once before training. `featarc` is this alignment alone, which Louizos et al., 2024,
 appendix B.1, compare with: there it has strength 0.5, as 1, the original's, diverged. In the
-released code phi(x) is a feature and z a projection, of the same size only: `target=encoder`.
+released code phi(x) is a feature and z a projection, of the same size only: `target=encoder`. That
+code passes each view through the network by itself, so BatchNorm never sees two views together.
 
 `featarc-clustered` is the whole system: the server has several models; a client takes the one whose
 phi agrees most, by mean inner product over its pictures, with that of the model it sent last, and
@@ -55,6 +56,7 @@ class FeatARC(Method):
     """FedAvg whose clients keep close to the received model's features."""
 
     paper = "Wang et al., 2022"
+    joint_views = False
 
     strength: float = 0.5  # of the alignment; published 1; 0: FedAvg
     target: Literal["projector", "encoder"] = "projector"  # what views are aligned with

@@ -151,9 +151,10 @@ class FedStyle(Method):
         plain = super().score(parts, seen, given)
         if not self.strength:
             return plain
-        styles = given["styles"](seen.batch.index)
-        h = parts["generator"](torch.cat([torch.cat(seen.h), styles], 1))
-        infused = replace(seen, h=list(h.chunk(2)), z=list(parts["projector"](h).chunk(2)))
+        styles = given["styles"](seen.batch.index).chunk(2)
+        both = [torch.cat([h, style], 1) for h, style in zip(seen.h, styles, strict=True)]
+        h, z = parts.through(both, "generator", "projector")
+        infused = replace(seen, h=h, z=z)
         return plain + self.strength * super().score(parts, infused, given)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:

@@ -14,7 +14,7 @@ lets gradients flow through the mixture, which `detach_target` stops.
 Nothing but the model is sent and nothing is kept. The released code divides the weights of an
 average by the pictures of all clients and takes them by position, which is wrong unless all take
 part; here they are of those who answered. All three batches pass the network as one, as in that
-code, so BatchNorm sees them together.
+code, so BatchNorm sees them together; with `local.joint_views: false` each passes by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.methods import methods
-from harmonium.objectives import Seen, mlp
+from harmonium.objectives import Seen, mlp, two
 from harmonium.objectives.simclr import SimCLR, nt_xent
 
 WEIGHTS = ("local_contrast", "global_contrast", "local_relation", "global_relation")
@@ -55,6 +55,7 @@ class FedX(Method):
     """SimCLR that also learns from the received model, and from relations to other pictures."""
 
     paper = "Han et al., 2022"
+    joint_views = True
 
     local_contrast: float = 1.0  # weight of contrasting the views
     global_contrast: float = 1.0  # weight of contrasting predictions with the received model
@@ -110,12 +111,8 @@ class FedX(Method):
         drawn = torch.randperm(len(batch.examples), generator=batch.rng)[: len(batch.index)]
         first = replace(batch.make, pipelines=batch.make.pipelines[:1])
         (others,) = first(batch.examples.pixels(drawn), batch.rng)
-        views = [*batch.views, others]
-        sizes = [len(view) for view in views]
-        h = parts["encoder"](torch.cat(views))
-        z = parts["projector"](h).split(sizes)
-        two = {"h": list(h.split(sizes)[:2]), "z": list(z[:2])}
-        return Related(batch, **two, others=others, z_others=z[2])
+        h, z = parts.through([*batch.views, others], "encoder", "projector")
+        return Related(batch, h[:2], z[:2], others=others, z_others=z[2])
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The four losses; those without weight are not computed."""
@@ -128,7 +125,7 @@ class FedX(Method):
             apart = self.apart(first, second, others, self.local_temperature)
             losses.append(self.local_relation * apart)
         if self.distils:
-            first, second = parts["predictor"](torch.cat([first, second])).chunk(2)
+            first, second = two(parts.through([first, second], "predictor")[0])
         if self.global_contrast:
             known = projected(given["received"], seen.batch.views[1])
             losses.append(self.global_contrast * nt_xent(first, known, warm))

@@ -125,7 +125,7 @@ class Orchestra(Method):
         if self.epsilon is not None:
             return self.private(client, parts)
         hear = cast(Assignments, self.objective).hear
-        for batch in client.batches(1, self.local.batch):
+        for batch in client.batches(1, self.local.batch, drop_last=self.local.drop_last):
             if len(recent) < self.memory:
                 recent.push(batch.index, hear(parts.train(), batch))
         if not len(recent):

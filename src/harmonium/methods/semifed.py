@@ -83,8 +83,8 @@ class SemiFed(Method):
         unlabelled = batch.labels == UNKNOWN
         if unlabelled.any():
             views.append(strong(batch.pixels[unlabelled], batch.rng))
-        h = parts["encoder"](torch.cat(views)).split([len(view) for view in views])
-        return SeenStrongly(batch, list(h[:2]), [], strong=h[2] if len(h) == 3 else None)
+        (h,) = parts.through(views, "encoder")
+        return SeenStrongly(batch, h[:2], [], strong=h[2] if len(h) == 3 else None)
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Labels, pseudo-labels and consistency."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from harmonium.data.views import Views
@@ -64,6 +63,7 @@ class Objective:
     paper: ClassVar[str] = ""  # authors and year, for lists
     uses_labels: ClassVar[bool] = False
     views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
+    joint_views: ClassVar[bool] = True  # whether views share a BatchNorm pass in its paper's code
 
     @property
     def any_method(self) -> bool:
@@ -102,10 +102,9 @@ class Objective:
         return views
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """Features and projections of every view, in one pass over all of them."""
-        h = parts["encoder"](torch.cat(batch.views))
-        views = len(batch.views)
-        return Seen(batch, list(h.chunk(views)), list(parts["projector"](h).chunk(views)))
+        """Features and projections of every view; `Parts.through` says what BatchNorm looks at."""
+        h, z = parts.through(batch.views, "encoder", "projector")
+        return Seen(batch, h, z)
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The loss, a scalar mean over the batch."""

@@ -9,8 +9,9 @@ Lines 13 and 14 of Algorithm 1 print a minus before what is to be minimised, and
 here both are cross-entropies. Where paper and released code differ, the defaults are the code's:
 the target moves before a step and sees a view, and views are turned; `update: after`,
 `target_view: raw` and `augment: false` are the paper's. In the code the online network also passes
-the target's view, which nothing but BatchNorm's statistics notices; `extra_forward` does that.
-Views pass one after the other, so BatchNorm sees each on its own.
+the target's view, which nothing but BatchNorm's statistics notices; `extra_forward` does that, in a
+pass of its own. As in the code, the view that is assigned and the turned one pass the online
+network one after the other, so BatchNorm sees each by itself; `local.joint_views` joins them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from harmonium.federation.client import Batch
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, check, objectives
-from harmonium.objectives.rotation import Rotation
-from harmonium.objectives.twin import Owner, follow, restart, twin
+from harmonium.objectives.rotation import Rotation, Turned
+from harmonium.objectives.twin import Owner, follow, restart, targets, twin
 
 
 @dataclass(kw_only=True)
@@ -51,6 +52,7 @@ class Assignments(Rotation):
 
     paper = "Lubana et al., 2022"
     views = (2, 3)
+    joint_views = False
 
     turns: Literal["all", "one"] = "one"  # all four of each picture, or one at random
     head: Literal["encoder", "projector"] = "projector"  # what the linear head looks at
@@ -99,12 +101,11 @@ class Assignments(Rotation):
 
     def hear(self, parts: Parts, batch: Batch) -> Tensor:
         """Unit projections of the target, (n, dim), without gradient."""
-        target: Any = parts["target"]
-        with torch.no_grad():
-            pictures = batch.views[0] if self.target_view == "augmented" else batch.plain
-            if self.extra_forward:
+        pictures = batch.views[0] if self.target_view == "augmented" else batch.plain
+        if self.extra_forward:
+            with torch.no_grad():
                 parts["projector"](parts["encoder"](pictures))
-            return functional.normalize(target["projector"](target["encoder"](pictures)))
+        return functional.normalize(targets(parts, [pictures])[0])
 
     def projections(self, views: int) -> int:
         """Of the view that is assigned; turned ones are apart."""
@@ -115,10 +116,12 @@ class Assignments(Rotation):
         if self.update == "before":
             follow(parts, self.momentum)
         slow = self.hear(parts, batch)
-        h = [parts["encoder"](batch.views[1])] if self.cluster_weight else []
-        z = [parts["projector"](one) for one in h]
-        turned = super().see(parts, batch) if self.rotation_weight else None
-        return Assigned(batch, h, z, [slow], turned=turned)
+        assigned = batch.views[1:2] if self.cluster_weight else []
+        turned, turns = self.turned(batch) if self.rotation_weight else ([], torch.zeros(0))
+        h, z = parts.through([*assigned, *turned], "encoder", "projector")
+        rest = len(assigned)
+        apart = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
+        return Assigned(batch, h[:rest], z[:rest], [slow], turned=apart)
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Cross-entropies of assignments (eq. 4) and of turns (eq. 3), as weighted."""

@@ -3,7 +3,8 @@
 Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021, eq. 1 and 2.
 The cross-correlation of the two views, taken over the batch, is drawn to the identity. Published
 with a projector of three layers of 8192 and batches of 2048; small encoders do with their own
-width, but a batch should not be much smaller than the projection.
+width, but a batch should not be much smaller than the projection. The released code passes each
+view through the network by itself.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class BarlowTwins(Objective):
 
     paper = "Zbontar et al., 2021"
     views = (2, 2)
+    joint_views = False
 
     redundancy: float = 0.0051  # weight of what different dimensions have in common
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's

@@ -7,7 +7,8 @@ it at the client.
 
 Codes differ in the scale of the loss, hence in the learning rates that fit, and in when the target
 moves; both are settings here. Orchestra's code has the two coefficients of the average swapped; we
-keep the usual form. Both views pass the networks as one batch, so BatchNorm sees them together.
+keep the usual form. All of these codes, and the original, pass each view through the networks by
+itself, the predictor and the target too, so BatchNorm never sees two views together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from harmonium.federation.client import Batch
@@ -25,7 +25,7 @@ from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.objectives.heads import Norm
 from harmonium.objectives.simsiam import negative_cosine
-from harmonium.objectives.twin import Buffers, Owner, follow, restart, twin
+from harmonium.objectives.twin import Buffers, Owner, follow, restart, targets, twin
 
 Scale = Literal["sum", "mean"]
 
@@ -41,6 +41,7 @@ class BYOL(Objective):
 
     paper = "Grill et al., 2020"
     views = (2, 2)
+    joint_views = False
 
     hidden: int | None = None  # width of both heads' inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 256
@@ -81,16 +82,13 @@ class BYOL(Objective):
         if self.update == "before":
             follow(parts, self.momentum, self.ema_buffers)
         seen = super().see(parts, batch)
-        target: Any = parts["target"]
-        with torch.no_grad():
-            slow = target["projector"](target["encoder"](torch.cat(batch.views)))
-        seen.t = list(slow.chunk(len(seen.z)))
+        seen.t = targets(parts, batch.views)
         return seen
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The distance of each view's guess to the target's projection of the other."""
-        first, second = parts["predictor"](torch.cat(seen.pair())).chunk(2)
-        return distance(first, second, *two(seen.t), self.scale)
+        (guesses,) = parts.through(seen.pair(), "predictor")
+        return distance(*two(guesses), *two(seen.t), self.scale)
 
     def after_step(self, parts: Parts) -> None:
         """The target follows."""

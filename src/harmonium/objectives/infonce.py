@@ -3,7 +3,8 @@
 van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018. Unlike in
 NT-Xent, rows of the same view are not contrasted, and one view asks while the other answers. In
 Federated SimCLR (Louizos et al., 2024, eq. 3 and 6) the second view asks; in FedCA (Zhang et al.,
-2020, eq. 4 to 8) the first, among its partners and a dictionary of further negatives.
+2020, eq. 4 to 8) the first, among its partners and a dictionary of further negatives. Neither has
+released code, and the former has no BatchNorm; views share a BatchNorm pass as in SimCLR.
 """
 
 from __future__ import annotations

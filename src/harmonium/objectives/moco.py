@@ -14,8 +14,9 @@ received model, and both views ask. We depart from it twice, because a client's 
   original counts the random rows of a queue that is not yet full too (`negatives: queue`), which
   matters for its first steps only; where every round starts anew it lets all views collapse.
 
-Pictures are not shuffled before the target sees them. That kept a view and its key from sharing
-BatchNorm statistics on one of several devices; in one process all of a batch share them anyway.
+Each view passes the networks by itself, queries and keys alike, as in both codes. Images are not
+shuffled before the target sees them: that kept a view and its key from sharing BatchNorm
+statistics on one of several devices; in one process all of a batch share them anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from harmonium.objectives.heads import Norm
 from harmonium.objectives.infonce import info_nce
 from harmonium.objectives.queue import Owner as QueueOwner
 from harmonium.objectives.queue import queue_of, queue_part, redraw
-from harmonium.objectives.twin import Buffers, Owner, follow, restart, twin
+from harmonium.objectives.twin import Buffers, Owner, follow, restart, targets, twin
 
 TEMPERATURES = {1: 0.07, 2: 0.2}  # by version
 
@@ -52,6 +53,7 @@ class MoCo(Objective):
 
     paper = "He et al., 2020"
     views = (2, 2)
+    joint_views = False
 
     version: Literal[1, 2] = 2  # 1: linear head, cold softmax; 2: two layers, warmer
     temperature: float | None = None  # of the softmax; none: the version's, 0.07 or 0.2
@@ -95,13 +97,10 @@ class MoCo(Objective):
         """Projections of the views that ask, and the target's keys of those that answer."""
         first, second = two(batch.views)
         ask, answer = ([first, second],) * 2 if self.symmetric else ([first], [second])
-        h = parts["encoder"](torch.cat(ask))
-        z = parts["projector"](h)
-        target: Any = parts["target"]
-        with torch.no_grad():
-            keys = target["projector"](target["encoder"](torch.cat(answer)))
-        queue_of(parts).offer(keys)
-        return Seen(batch, *(list(rows.chunk(len(ask))) for rows in (h, z, keys)))
+        h, z = parts.through(ask, "encoder", "projector")
+        keys = targets(parts, answer)
+        queue_of(parts).offer(torch.cat(keys))
+        return Seen(batch, h, z, keys)
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """What it costs to find the other view's key, summed over the views that ask."""

@@ -4,7 +4,8 @@ Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotatio
 federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
 random turn of each unaugmented picture, and a linear head on the projector's output as it is.
-Orchestra itself has the task beside its own loss, on pictures or on views.
+Orchestra itself has the task beside its own loss, on pictures or on views. The original code passes
+the four turns of a batch together, so they share a BatchNorm pass.
 """
 
 from __future__ import annotations
@@ -70,16 +71,21 @@ class Rotation(Objective):
 
     def see(self, parts: Parts, batch: Batch) -> Turned:
         """Features of the turned pictures, and projections if there is a projector."""
+        views, turns = self.turned(batch)
+        if self.head == "encoder":
+            (h,) = parts.through(views, "encoder")
+            return Turned(batch, h, [], turns=turns)
+        h, z = parts.through(views, "encoder", "projector")
+        return Turned(batch, h, z, turns=turns)
+
+    def turned(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """Turned pictures, each turn of all four a view, and the quarters they were turned by."""
         pictures = self._pictures(batch)
         if self.turns == "all":
             turns = torch.arange(4).repeat_interleave(len(pictures))
-            pictures = pictures.repeat(4, 1, 1, 1)
-        else:
-            turns = torch.randint(4, (len(pictures),), generator=batch.rng)
-        h = parts["encoder"](quarter_turns(pictures, turns))
-        views = len(h) // len(batch.index)
-        z = list(parts["projector"](h).chunk(views)) if self.head == "projector" else []
-        return Turned(batch, list(h.chunk(views)), z, turns=turns)
+            return list(quarter_turns(pictures.repeat(4, 1, 1, 1), turns).chunk(4)), turns
+        turns = torch.randint(4, (len(pictures),), generator=batch.rng)
+        return [quarter_turns(pictures, turns)], turns
 
     def check_views(self, views: Views) -> None:
         """Refuse views that are turned already."""

@@ -11,7 +11,8 @@ Each L is a mean over its own pictures. With `terms=uv` this is eq. 13, of which
 lost one client term. A class with one picture costs nothing under contrast, for there is nothing to
 tell it from, and is left out. SimSiam compares pictures of a class with each other (section 4): all
 ordered pairs, or, with `pairs: same`, the two views of each picture only. A client without labels
-minimises the plain objective.
+minimises the plain objective. Views share a BatchNorm pass or not as in the plain objective; the
+paper's networks have no BatchNorm.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class SemiSimSiam(InsideClasses, SimSiam):
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Guesses are made for the whole batch, as the predictor's normalisation may look at it."""
         seen = super().see(parts, batch)
-        return replace(seen, t=list(parts["predictor"](torch.cat(seen.z)).chunk(2)))
+        return replace(seen, t=parts.through(seen.z, "predictor")[0])
 
     def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
         """Minus the similarity of guesses and projections: of each picture's, or of all pairs'."""

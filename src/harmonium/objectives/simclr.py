@@ -2,6 +2,11 @@
 
 Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020. The loss
 is NT-Xent over 2N views; its denominator has 2N - 1 terms and contains the positive (FedCA eq. 3).
+
+The released code joins the two views into one batch of 2N, so they share a BatchNorm pass. Codes of
+federated papers differ: EasyFL and FedX join them as well; Orchestra's and FeatARC's pass each view
+by itself (`local.joint_views: false`). Orchestra's projector ends in BatchNorm without scale and
+shift and has no bias in its first layer (`bias: false, out_norm: true`).
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ class SimCLR(Objective):
     hidden: int | None = None  # width of the projector's inner layer; none: the encoder's
     out: int = 128  # size of a projection
     norm: Norm = "batch"  # in the projector; batch as the original has it, and learns faster
+    bias: bool = True  # in the projector's inner layer; false in Orchestra, where BatchNorm follows
+    out_norm: bool = False  # end the projector with BatchNorm without scale and shift, as Orchestra
 
     def __post_init__(self) -> None:
         check(self, "positive", lambda temperature: temperature > 0, "temperature")
@@ -43,8 +50,9 @@ class SimCLR(Objective):
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""
-        sizes = (dim, self.hidden or dim, self.out)
-        return {"projector": Part(mlp(*sizes, norm=self.norm))}
+        sizes, ends = (dim, self.hidden or dim, self.out), self.out_norm
+        projector = mlp(*sizes, norm=self.norm, bias=self.bias, out_bias=True, out_norm=ends)
+        return {"projector": Part(projector)}
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """NT-Xent of the two projections."""

@@ -5,8 +5,8 @@ gradient; with that and BatchNorm it does not collapse, although the loss would 
 `harmonium.evaluate.geometry.spread` of the projections: about 1 is healthy, 0 is collapse. With
 GroupNorm it collapses easily (Louizos et al., 2024).
 
-Two departures: both views pass the networks as one batch, so that BatchNorm looks at them together,
-and the predictor's learning rate follows the recipe's schedule like all others.
+As in the released code, each view passes the networks by itself, so that BatchNorm never looks at
+two views together. One departure: the predictor's learning rate follows the recipe's schedule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen, check, mlp, objectives
+from harmonium.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.objectives.heads import Norm
 
 
@@ -36,6 +36,7 @@ class SimSiam(Objective):
 
     paper = "Chen and He, 2021"
     views = (2, 2)
+    joint_views = False
 
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 2048
@@ -64,9 +65,8 @@ class SimSiam(Objective):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Minus the similarity of each view's guess to the other's projection."""
-        first, second = seen.pair()
-        first_guess, second_guess = parts["predictor"](torch.cat([first, second])).chunk(2)
-        return negative_cosine(first_guess, second_guess, first, second)
+        (guesses,) = parts.through(seen.pair(), "predictor")
+        return negative_cosine(*two(guesses), *seen.pair())
 
 
 def negative_cosine(

@@ -12,7 +12,7 @@ Loss, 2021. Three forms are in use, and their numbers differ:
 
 The first two shorten projections to a norm of at most sqrt(mu), without which they could grow
 forever. HaoChen's projector is 2048 and 1000 wide and ends in BatchNorm; small encoders do with
-their own width and without it.
+their own width and without it. All three codes pass each view through the networks by itself.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Spectral(Objective):
 
     paper = "HaoChen et al., 2021"
     views = (2, None)
+    joint_views = False
 
     form: Form = "haochen"  # which pairs repel: across views, all pairs, or by cosines
     mu: float = 1.0  # largest squared norm of a projection; 2 to 5 in FedSC; not for orchestra

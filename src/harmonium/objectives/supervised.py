@@ -50,8 +50,8 @@ class Supervised(Objective):
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """Features of every view; there is no projector."""
-        h = parts["encoder"](torch.cat(batch.views))
-        return Seen(batch, list(h.chunk(len(batch.views))), [])
+        (h,) = parts.through(batch.views, "encoder")
+        return Seen(batch, h, [])
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Mean cross-entropy over all views of the pictures whose label is known."""

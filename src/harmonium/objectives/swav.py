@@ -7,7 +7,8 @@ keeps the features from collapsing.
 All views are assigned and all predict each other; the paper's small crops, which only predict, are
 not made here. The queue that enlarges the assignment holds the projections of all views together,
 where the released code has one for each view. Sizes are for small federated clients: the paper
-has 3000 prototypes, a projector 2048 wide, and holds prototypes still for 313 steps.
+has 3000 prototypes, a projector 2048 wide, and holds prototypes still for 313 steps. The released
+code passes crops of one size through the network as one batch, so views share a BatchNorm pass.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ received model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -33,6 +33,13 @@ def restart(parts: Parts, *, first: bool = False, name: str = "target") -> None:
     if rule == "fresh" or (rule == "local" and first):
         for part, follower in parts[name].items():  # type: ignore[operator]
             follower.load_state_dict(parts[part].state_dict())
+
+
+@torch.no_grad()
+def targets(parts: Parts, views: Sequence[Tensor], name: str = "target") -> list[Tensor]:
+    """Projections that a twin of encoder and projector makes of the views, without gradient."""
+    twin: Mapping[str, nn.Module] = parts[name]  # type: ignore[assignment]
+    return parts.through(views, twin["encoder"], twin["projector"])[1]
 
 
 @torch.no_grad()

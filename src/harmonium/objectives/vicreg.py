@@ -3,7 +3,8 @@
 Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning,
 2022, eq. 1 to 6. We follow the released code, which halves the variance term and takes the mean
 over dimensions of squared differences; its weights belong to that. No negatives, no normalised
-outputs, no stop-gradient. Published with a projector of three layers of 8192.
+outputs, no stop-gradient. Published with a projector of three layers of 8192. The released code
+passes each view through the network by itself.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class VICReg(Objective):
 
     paper = "Bardes et al., 2022"
     views = (2, 2)
+    joint_views = False
 
     invariance: float = 25.0  # weight of the squared difference of views
     variance: float = 25.0  # weight of what deviations lack of 1
