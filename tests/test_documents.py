@@ -20,9 +20,8 @@ from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
 from harmonium.measures.evaluation import _asked, _needed
 from harmonium.measures.grounds import sets_of
-from harmonium.overrides import changes_of
+from harmonium.overrides import apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
-from harmonium.recipe_text import apply_changes
 
 ROOT = Path(__file__).parents[1]
 FILES = {  # a word of the block -> the file that the text calls it

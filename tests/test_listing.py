@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 
 from harmonium.listing import Listed, listed
+from harmonium.overrides import apply_changes
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import apply_changes
 
 TABLES = {
     "methods": "harmonium.methods",
