@@ -27,6 +27,8 @@ from harmonium.evaluate.references import references
 from harmonium.evaluate.verdict import reasons, verdict
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Turn
+from harmonium.federation.global_objective import KEY as GLOBAL_OBJECTIVE
+from harmonium.federation.global_objective import note as note_on_objective
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.spending import charged, check_first, notes_on_noise, recount
@@ -98,6 +100,16 @@ class Result:
     def bounds(self) -> Mapping[str, Any]:
         """Bounds of mutual information at the end, of a run with user verification; else empty."""
         return self.rounds[-1].get("bounds", {}) if self.rounds else {}
+
+    @property
+    def global_objective(self) -> Mapping[str, Any]:
+        """The loss over all clients' images at the end, where it was measured; else empty.
+
+        `value` is it, `local` the mean over clients of the same loss on their own images,
+        `by_client` each of them, `gradient_norm` the norm of its gradient with respect to the
+        model. Of InfoNCE with user verification it is the bound of all clients, as a loss.
+        """
+        return self.rounds[-1].get(GLOBAL_OBJECTIVE, {}) if self.rounds else {}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -282,6 +294,7 @@ class Life:
         cohort_size = recipe.participation.asked(recipe.training)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
+        warned += [note] if (note := note_on_objective(method)) else []
         warned += notes_on_noise(method, account, recipe.privacy.noise, ground.examples)
         for note in (*ground.notes, *(judge.notes if judge else ()), *warned):
             watcher.note(note)
@@ -307,8 +320,8 @@ class Life:
                 )
             figures, last = dict(marks), number if stopped else recipe.rounds
             due = recipe.evaluate.due(number, last)
-            wanted = judge or method.measured or method.appraisal or number == last
-            if due and wanted:
+            asks = method.measured or method.appraisal or method.measures_objective
+            if due and (judge or asks or number == last):
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
                 looks = [judge.look(encoder) for encoder in encoders] if judge else []
@@ -402,6 +415,7 @@ class Life:
             "missing": len(ledger.missing - ledger.answered),
             "bytes_down": ledger.totals["down"],
             "bytes_up": ledger.totals["up"],
+            **({"bytes_measuring": spent} if (spent := ledger.totals["measuring"]) else {}),
             **figures,
         }
         if refused := self._refused(server):

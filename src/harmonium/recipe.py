@@ -36,6 +36,7 @@ from harmonium.federation import dpsgd
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.appraising import Appraisal
 from harmonium.federation.client import Local
+from harmonium.federation.global_objective import GlobalObjective, obstacle
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.parts import BatchNorms
@@ -256,6 +257,8 @@ class Recipe(BaseModel):
         method.suits(recipe.participation.size(recipe.training))
         if recipe.public is None and method.needs_public:
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
+        if recipe.evaluate.objective and (reason := obstacle(method)):
+            raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
         if recipe.local.dp_clip is not None:
@@ -284,6 +287,12 @@ class Recipe(BaseModel):
         """How clients score the encoder, if they shall."""
         asked = self.evaluate
         return Appraisal(preset(asked.tuning), asked.tuning_centre) if asked.tuning else None
+
+    def _global_objective(self) -> GlobalObjective | None:
+        """That the global objective is measured, unless it is turned off."""
+        if self.evaluate.objective is False:
+            return None
+        return GlobalObjective(by_client=self.privacy.masks is None)
 
     def scaled_local(self) -> Local:
         """Local training as Orchestra's rules scale it to these clients."""
@@ -390,6 +399,7 @@ class Recipe(BaseModel):
             updates=self.privacy.updates,
             transport=self.transport,
             appraisal=self._appraisal(),
+            global_objective=self._global_objective(),
             **self.method.options,
         )
         self.objective.check_views(views)  # a method that needs another objective says so first

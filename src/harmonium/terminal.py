@@ -100,6 +100,8 @@ def show_result(result: Result, as_json: bool) -> None:
         _show_figures(result)
     if result.bounds:
         _show_bounds(result.bounds)
+    if result.global_objective:
+        _show_objective(result.global_objective)
     told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
     if sent := [k for k in told if k]:
         say(f"k        every centroid that left a client is of at least {min(sent)} pictures")
@@ -136,6 +138,24 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
     show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
     if any(row["at least"] < 0 for row in rows):
         say("note     information is never below 0: a negative bound says nothing yet")
+
+
+def _show_objective(found: Mapping[str, Any]) -> None:
+    """The loss over all clients' images, beside the losses over each client's own."""
+    locals_ = list(found.get("by_client", {}).values())
+    rows = [
+        {"loss": "over the images of all clients", "value": found["value"]},
+        {"loss": "over each client's own images, mean", "value": found["local"]},
+    ]
+    if len(locals_) > 1:
+        rows += [
+            {"loss": "the lowest of a client", "value": min(locals_)},
+            {"loss": "the highest of a client", "value": max(locals_)},
+        ]
+    if "gradient_norm" in found:
+        rows.append({"loss": "gradient norm over all clients", "value": found["gradient_norm"]})
+    of = f"{found['clients']} of {found['of']} clients"
+    show_table(rows, f"Global objective ({found['objective']}); {of}", digits=3)
 
 
 def _show_figures(result: Result) -> None:

@@ -75,6 +75,31 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
         assert (tmp_path / f"{kind}.png").stat().st_size > 1000
 
 
+def test_global_objectives_are_drawn_and_tabled_by_objective(tmp_path: Path):
+    some = found()
+    for seed in range(3):
+        for label, start in {"fedavg": -1.0, "fedprox": -2.0, "fedbyol": -9.0}.items():
+            some.objectives[label, seed] = [
+                {"round": number, "global_objective": {
+                    "objective": "spectral", "value": start - number - seed, "local": start,
+                    **({} if label == "fedbyol" else {"gradient_norm": 1.0 / number}),
+                }}
+                for number in (1, 2)
+            ]  # fmt: skip
+    made = written(tmp_path, some)
+    its = made.details["rows"]["fedprox"]["global_objective"]
+    assert its["value"]["by_seed"] == {0: -4.0, 1: -5.0, 2: -6.0} and its["local"]["mean"] == -2.0
+    rows = {row["method"]: row for row in made.objectives()}
+    assert rows["fedprox"]["over all clients"] == pytest.approx((-5.0, 3**-0.5))
+    assert "gradient norm" not in rows["fedbyol"] and set(rows) == set(KNN)
+    names = {path.name for path in tmp_path.iterdir() if "-over-rounds" in path.name}
+    assert names == {  # fedbyol trains another loss, so its curve has a plot of its own
+        "knn-over-rounds.png", "gradient-over-rounds.png",
+        "objective-over-rounds.png", "objective-over-rounds-2.png",
+    }  # fmt: skip
+    assert "Global objective" in (tmp_path / "compare.md").read_text()
+
+
 def test_means_of_other_seeds_are_told(tmp_path: Path):
     some = found()
     del some.figures["fedprox", 1]

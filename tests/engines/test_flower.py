@@ -42,6 +42,15 @@ def test_every_method_ends_with_the_same_bits(name: str, together: Together) -> 
     assert together.asked > before
 
 
+def test_the_global_objective_is_measured_over_flower_as_well(together: Together) -> None:
+    before = together.asked
+    settings = {"clients": 2, **QUICK["fedsc"]}
+    plain = first_trial("fedavg", **settings)
+    there = plain.again(engine=together.engine)
+    assert there.server.memory["global_objective"] == plain.server.memory["global_objective"]
+    assert "gradient_norm" in there.server.memory["global_objective"] and together.asked > before
+
+
 # ---- methods of every shape ----------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ class Found:
     plan: Plan
     figures: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)
     courses: dict[Cell, list[Point]] = field(default_factory=dict)
+    objectives: dict[Cell, list[Mapping[str, Any]]] = field(default_factory=dict)  # by round
     traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     against: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)  # verdicts of runs
     published: dict[str, Published] = field(default_factory=dict)
@@ -177,6 +178,8 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
         if result.stopped:
             last = f"after {result.rounds[-1]['round'] - 1} of {result.recipe.rounds} rounds"
             found.stopped[label, seed] = f"{last}: {result.stopped}"
+        if overall := [row for row in result.rounds if row.get("global_objective")]:
+            found.objectives[label, seed] = overall
         if label not in found.plan.methods:
             continue
         split = Split.load(result.folder / "split.npz")

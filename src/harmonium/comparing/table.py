@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 LABEL_FREE = ("spread", "uniformity", "effective_rank")
 BESIDE = {"balanced": "Balanced test accuracy in percent", "auroc": "AUROC in percent"}
+OBJECTIVE = {  # figures of a global objective, as a table has them
+    "value": "over all clients",
+    "local": "mean of clients",
+    "gradient_norm": "gradient norm",
+}
 ENOUGH = 0.9  # of the best method's gain in kNN is to be reached, where no target is given
 
 Rows = list[dict[str, Any]]
@@ -159,6 +164,20 @@ class Comparison:
         rows = self.details["rows"].items()
         return by_component({label: its["traffic"] for label, its in rows if "traffic" in its})
 
+    def objectives(self) -> Rows:
+        """Global objectives at the end; only rows with the same loss can be compared."""
+        shown: Rows = []
+        for label, its in self.details["rows"].items():
+            if found := its.get("global_objective"):
+                row: dict[str, Any] = {"method": label, "loss": found["objective"]}
+                for key, name in OBJECTIVE.items():
+                    if key in found:
+                        one = found[key]
+                        error = one["stderr"]
+                        row[name] = one["mean"] if error is None else (one["mean"], error)
+                shown.append(row)
+        return shown
+
     def papers(self) -> Rows:
         """Published figures beside those here, and why they differ."""
         found = {k: its for k, its in self.details["rows"].items() if "published" in its}
@@ -218,6 +237,10 @@ def written(folder: Path, found: Found) -> Comparison:
         from harmonium.comparing.drawing import draw
 
         draw(made, found)
+    if found.objectives:
+        from harmonium.comparing.drawing import draw_objectives
+
+        draw_objectives(folder, found)
     _write(made, list(_flat(found, by_seed, target)))
     return made
 
@@ -267,6 +290,8 @@ def _detail(
             if values
         }
     }
+    if overall := _objective(found, label):
+        made["global_objective"] = overall
     if label in found.published:
         made["published"] = found.published[label]._asdict()
     courses = [some for (row, _), some in found.courses.items() if row == label]
@@ -279,6 +304,18 @@ def _detail(
             "reached": point and asdict(point),
         }
     return made
+
+
+def _objective(found: Found, label: str) -> dict[str, Any]:
+    """The global objective at the end of a row's runs, over seeds; empty where not measured."""
+    last = {seed: rows[-1] for (row, seed), rows in found.objectives.items() if row == label}
+    ends = {seed: row["global_objective"] for seed, row in last.items()}
+    made: dict[str, Any] = {}
+    for key in OBJECTIVE:
+        values = {seed: end[key] for seed, end in ends.items() if end.get(key) is not None}
+        if values:
+            made[key] = {**asdict(statistics.summary(values)), "by_seed": values}
+    return {"objective": next(iter(ends.values()))["objective"], **made} if made else {}
 
 
 def _target(found: Found) -> float | None:
@@ -408,6 +445,7 @@ def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
     tables = [
         *((title, made.shown_beside(kind), 1) for kind, title in BESIDE.items()),
         (beside, made.beside(), 1 if made.has_accuracy else 3),
+        ("Global objective of the final model", made.objectives(), 3),
         (cost, made.costs(), 2),
         ("Megabytes of one client in one round by component, down / up", made.sent(), 2),
         ("Published, and why it is another figure here", made.papers(), 1),

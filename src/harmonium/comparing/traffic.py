@@ -18,6 +18,7 @@ from typing import Any
 
 from harmonium.errors import ConfigError
 from harmonium.federation.method import Method
+from harmonium.federation.wire import MEASURING
 from harmonium.report.tables import MISSING
 
 FORWARD = 1 / 3  # of the time that a forward and a backward pass take
@@ -62,7 +63,7 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
     """A run from its start to its end, a point a round."""
     rows = {row["round"]: row for row in _lines(folder / "metrics.jsonl")}
     loads: dict[int, dict[int, list[float]]] = {}
-    for line in _lines(folder / "ledger.jsonl"):
+    for line in _of_method(folder):
         load = loads.setdefault(line["round"], {}).setdefault(line["client"], [0.0, 0.0, 0.0])
         load[0] += sum(line["down"].values())
         load[1] += sum(line["up"].values())
@@ -97,7 +98,7 @@ def components(folder: Path) -> dict[str, dict[str, float]]:
     """
     sums: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
     visits: set[tuple[int, int]] = set()
-    for line in _lines(folder / "ledger.jsonl"):
+    for line in _of_method(folder):
         if line["round"] == 0:
             continue
         visits.add((line["round"], line["client"]))
@@ -185,6 +186,11 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
             )
         )
     return found
+
+
+def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's ledger that are the method's own, not measurements for the log."""
+    return (line for line in _lines(folder / "ledger.jsonl") if line["step"] not in MEASURING)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -47,6 +47,7 @@ class Evaluation:
     clients: int = 10  # clients whose own encoders are judged, where each has one
     tuning: str | None = None  # views by which clients score the encoder without labels; none: no
     tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
+    objective: bool | None = None  # measure the global objective; none: in simulations, if possible
 
     def __post_init__(self) -> None:
         least = {"k": 1, "bank": 1, "queries": 1, "health": 2, "draws": 1, "clients": 1, "every": 1}

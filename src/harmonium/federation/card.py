@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import counted
-from harmonium.federation import dpsgd
+from harmonium.federation import dpsgd, global_objective
 from harmonium.federation.client import Local
 from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
@@ -201,7 +201,10 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         exchanges=exchanges,
         bytes=_sizes(method, cohort if masks else 0),
         noise={step: found for step in exchanges if (found := _noise(method, step))},
-        extents=dict(method.extents()),
+        extents={
+            **(global_objective.EXTENTS if method.measures_objective else {}),
+            **method.extents(),
+        },
         batch_norm=_batch_norm(method),
         transport=method.transport.words(),
         aggregation=_combines(method) if shared else "",
@@ -215,6 +218,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         uses_labels=method.reads_labels,
         reveals=(
             *method.revealed(),
+            *global_objective.words(method),
             *(term.reveals for term in method.terms if term.reveals),
             *(method.updates.words() if method.updates else ()),
             *dpsgd.words(method.local),
@@ -335,6 +339,7 @@ def _remembered(method: Method) -> dict[str, str]:
     }
     measured = {"statistics": "statistic"} if method.recalibrates else {}
     measured |= {"measured": "statistic"} if method.measured else {}
+    measured |= {"global_objective": "scalar"} if method.measures_objective else {}
     return {"the model": "weights", **dict[str, str](method.remembers), **found, **measured}
 
 

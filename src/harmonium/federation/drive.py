@@ -20,7 +20,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
-from harmonium.federation.wire import STEPS, Ask, ClientId, Exchange, Plan, check
+from harmonium.federation.wire import MEASURING, STEPS, Ask, ClientId, Exchange, Plan, check
 from harmonium.privacy.mechanisms import Release
 from harmonium.threads import single_thread
 
@@ -150,7 +150,7 @@ class Driver:
             path = (self.method.world.seed, turn.round, turn.ask)
             folded.model = made.at_server(folded.model, shares, path)
         for name, part in declared.up.items():
-            if part.kind == "scalar" and folded.ids:
+            if part.kind == "scalar" and folded.ids and ask.step not in MEASURING:
                 value = getattr(folded, name)
                 mean = sum(value.values()) / len(value) if part.fold == "each" else value
                 self.reported[name] = float(mean)

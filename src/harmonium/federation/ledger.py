@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from harmonium import codec
+from harmonium.federation.wire import MEASURING
 
 
 @dataclass
@@ -44,20 +45,26 @@ class Ledger:
         self.last_reason = ""
 
     def write(self, entry: Entry, *, aside: bool = False) -> None:
-        """Add an entry; who answers only an ask aside from the method's own took no part yet."""
+        """Add an entry; who answers only an ask aside from the method's own took no part yet.
+
+        What measuring costs has a total of its own: it is for the log, and no method needs it.
+        """
         told = {k: v for k, v in asdict(entry).items() if v != "" and v != []}
         told["parts"] = {way: told["parts"][way] for way in sorted(entry.parts) if entry.parts[way]}
         if not told["parts"]:
             del told["parts"]
         self.lines.append(json.dumps(told))
+        if entry.why:
+            self.last_reason = f"Client {entry.client}: {entry.why}."
+        if entry.step in MEASURING:
+            self.totals["measuring"] += sum(entry.down.values()) + sum(entry.up.values())
+            return
         self.totals["down"] += sum(entry.down.values())
         self.totals["up"] += sum(entry.up.values())
         if entry.outcome != "answered":
             self.missing.add(entry.client)
         elif not aside:
             self.answered.add(entry.client)
-        if entry.why:
-            self.last_reason = f"Client {entry.client}: {entry.why}."
 
     def take(self) -> list[str]:
         """Hand over the lines gathered so far and start afresh."""

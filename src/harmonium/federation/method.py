@@ -21,6 +21,7 @@ from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import NotEnoughReplies, counted
 from harmonium.federation import appraising, measuring, rows
+from harmonium.federation import global_objective as overall
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
 from harmonium.federation.client import Batch, Client, Decline, Fitted, Local, fit
@@ -89,6 +90,7 @@ class Method:
     updates: Updates | None = None  # protection of whole clients
     transport: Transport = Transport()  # how weights travel
     appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
+    global_objective: overall.GlobalObjective | None = None  # measured where it can be
 
     name: ClassVar[str] = "method"
     paper: ClassVar[str] = ""  # authors and year, for lists
@@ -187,8 +189,9 @@ class Method:
 
     # ---- given, not overridden ---------------------------------------------------------------
     def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """A round, or the setup as round 0; statistics measured on the model before are dropped."""
-        memory = {key: value for key, value in server.memory.items() if key != "statistics"}
+        """A round, or the setup as round 0; what was measured on the model before is dropped."""
+        dropped = ("statistics", overall.KEY)
+        memory = {key: value for key, value in server.memory.items() if key not in dropped}
         plan = self.round if server.round else self.setup
         return (yield from plan(replace(server, memory=memory), cohort))
 
@@ -200,6 +203,8 @@ class Method:
             server = yield from measuring.gauged(server, cohort)
         if self.appraisal is not None:
             yield appraising.ask(self, server)
+        if self.measures_objective:
+            server = yield from overall.measured(self, server)
         return server
 
     @exchange(
@@ -228,18 +233,42 @@ class Method:
         """Score the encoder that is judged on views of the client's pictures."""
         return appraising.appraised(self, client, got.model)
 
+    @exchange(down={"model": weights()}, up=overall.MEANS_UP)
+    def measure_objective(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Means over the client's images that fix the global objective; nothing is trained."""
+        return overall.client_means(self, client, got.model)
+
+    @exchange(
+        down={"model": weights(), "slope": statistic()},
+        up=overall.GRADIENT_UP,
+    )
+    def measure_gradient(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """The client's share of the global objective's gradient; nothing is trained."""
+        return overall.client_gradient(self, client, got.model, got.slope)
+
+    @cached_property
+    def measures_objective(self) -> bool:
+        """Whether the global objective is measured before an encoder is judged."""
+        return self.global_objective is not None and not overall.obstacle(self)
+
     @property
     def measured(self) -> list[str]:
         """Names of what terms want of a model before it is judged."""
         return measuring.names(self.terms, self.objective)
 
     def report(self, server: Server) -> dict[str, Any]:
-        """What the terms make of it, for the log; nothing where nobody has measured."""
-        if not (held := server.memory.get("measured")):
-            return {}
-        counts = [server.examples[client] for client in server.everyone]
-        shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
-        return measuring.report(self.terms, self.objective, held, shares, server.round)
+        """What was measured on the model, for the log; nothing where nobody has measured."""
+        found: dict[str, Any] = {}
+        if held := server.memory.get("measured"):
+            counts = [server.examples[client] for client in server.everyone]
+            shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
+            found = measuring.report(self.terms, self.objective, held, shares, server.round)
+        key, bounds = overall.KEY, found.get("bounds", {})
+        if key in server.memory:
+            found[key] = server.memory[key]
+        elif "total" in bounds:
+            found[key] = overall.from_bounds(self.objective.name, bounds)
+        return found
 
     def noted(self, server: Server) -> dict[str, float]:
         """Numbers of this round for the log, beside the means of those that clients sent."""
@@ -371,17 +400,24 @@ class Method:
 
     def exchanges(self) -> dict[str, Exchange]:
         """The declared exchanges by name; those that measure only where they are used."""
-        cls = type(self)
-        found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
-        declared = {one.name: one for one in found if isinstance(one, Exchange)}
+        declared = self.declared_exchanges()
         used = {
             "calibrate": self.recalibrates,
             "gauge": bool(self.measured),
             "appraise": self.appraisal is not None,
+            "measure_objective": self.measures_objective,
+            "measure_gradient": self.measures_objective and overall.has_gradient(self),
         }
         last = {name: declared.pop(name) for name in used}
+        last = {name: overall.declared(self, one) for name, one in last.items()}
         declared |= {name: one for name, one in last.items() if used[name]}
         return {name: declared_with(self, one) for name, one in declared.items()}
+
+    @classmethod
+    def declared_exchanges(cls) -> dict[str, Exchange]:
+        """Every exchange of the class by name, whether the settings use it or not."""
+        found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
+        return {one.name: one for one in found if isinstance(one, Exchange)}
 
     def keeping(self) -> Mapping[str, Kind]:
         """What it stores at a client as the settings have it; most often all of `keeps`."""

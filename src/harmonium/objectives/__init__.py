@@ -110,6 +110,19 @@ class Objective:
         """The loss, a scalar mean over the batch."""
         raise TypeError(f"{type(self).__name__} must define `score`")
 
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Parts that `means` reads; none where the loss is not a function of means over images."""
+        return ()
+
+    def means(self, parts: Parts, seen: Seen) -> Tensor:
+        """Means over a batch's images, one vector in double precision, that fix the loss."""
+        raise TypeError(f"{type(self).__name__} must define `means`")
+
+    def from_means(self, means: Tensor, images: int) -> Tensor:
+        """The loss over so many images whose means these are; it has a gradient."""
+        raise TypeError(f"{type(self).__name__} must define `from_means`")
+
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """Called once a model was put together, e.g. to start a fresh twin from the encoder.
 

@@ -32,6 +32,7 @@ from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.objectives.heads import Norm
+from harmonium.objectives.triangle import unpack
 
 Form = Literal["haochen", "fedsc", "orchestra"]
 
@@ -90,6 +91,48 @@ class Spectral(Objective):
             unit = functional.normalize(torch.cat([first, second]))
             return cosine_contrast(*parts["centroids"](unit).chunk(2))
         return spectral_contrast(first, second, self.mu)
+
+    # ---- the loss over all clients' images ----------------------------------------------------
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """The encoder and all parts of this objective."""
+        return ("encoder", "projector", "centroids")
+
+    def means(self, parts: Parts, seen: Seen) -> Tensor:
+        """Tr R+ and R in FedSC's form; Tr R+, the mean (z1 z2)^2 and R of either view in others."""
+        if self.form == "fedsc":
+            rows = shortened(torch.cat(list(seen.z)).double(), self.mu)
+            first, second = rows.chunk(2)
+            matrices = [correlation(rows)]
+        else:
+            first, second = self._contrasted(parts, seen)
+            matrices = [correlation(first), correlation(second)]
+        inner = (first * second).sum(1)
+        scalars = [inner.mean()] if self.form == "fedsc" else [inner.mean(), inner.square().mean()]
+        above = torch.triu_indices(*matrices[0].shape)
+        return torch.cat([torch.stack(scalars), *(one[above[0], above[1]] for one in matrices)])
+
+    def from_means(self, means: Tensor, images: int) -> Tensor:
+        """FedSC's form: -Tr R+ + |R|^2 / 2, its equation 1; others: their loss of one batch.
+
+        FedSC's is half of the loss that clients train with, which is twice the equation.
+        """
+        if self.form == "fedsc":
+            return unpack(means[1:], self.out).square().sum() / 2 - means[0]
+        trace, square, *packed = means[0], means[1], *means[2:].chunk(2)
+        size = self.centroids if self.form == "orchestra" else self.out
+        first, second = (unpack(one, size) for one in packed)
+        apart = (images * (first * second).sum() - square) / max(images - 1, 1)  # i != j
+        return (apart - 2 * trace) / (1 if self.form == "orchestra" else self.mu)
+
+    def _contrasted(self, parts: Parts, seen: Seen) -> tuple[Tensor, Tensor]:
+        """What the forms with pairs across views compare, in double precision."""
+        first, second = seen.pair()
+        if self.form == "orchestra":
+            unit = parts["centroids"](functional.normalize(torch.cat([first, second])))
+            first, second = functional.normalize(unit.double()).chunk(2)
+            return first, second
+        return shortened(first.double(), self.mu), shortened(second.double(), self.mu)
 
 
 def spectral_contrast(first: Tensor, second: Tensor, mu: float = 1.0) -> Tensor:

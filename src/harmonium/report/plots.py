@@ -203,11 +203,13 @@ def run_picture(
         path: where to, `.png`, `.pdf` or `.svg`.
         metrics: one mapping a round with `round` and any of `knn`, `loss`, `bytes` (or `bytes_up`
             and `bytes_down`), `uniformity`, `alignment`, `effective_rank`, `spread`; the last four
-            may also stand inside `health`; bounds of information inside `bounds`. Rounds without a
-            figure are skipped in its panel, and panels without figures are left out.
+            may also stand inside `health`; bounds of information inside `bounds`, the global
+            objective inside `global_objective`. Rounds without a figure are skipped in its panel,
+            and panels without figures are left out.
         title: name of the run.
     """
     rows = [{**row, **(row.get("health") or {}), **(row.get("bounds") or {})} for row in metrics]
+    overall = [{"round": row["round"], **(row.get("global_objective") or {})} for row in metrics]
     bounds = {"all clients": "total", "within a client": "local", "client": "client"}
     panels: list[tuple[str, dict[str, list[Point]]]] = [
         ("validation kNN (%)", _columns(rows, {"kNN": "knn"}, 100)),
@@ -216,6 +218,11 @@ def run_picture(
         ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
         ("effective rank", _columns(rows, {"effective rank": "effective_rank"})),
         ("bounds of information (nats)", _columns(rows, bounds)),
+        (
+            "global objective",
+            _columns(overall, {"all clients": "value", "mean of clients": "local"}),
+        ),
+        ("its gradient norm", _columns(overall, {"gradient norm": "gradient_norm"})),
         ("bytes sent so far", _traffic(rows)),
     ]
     panels = [(name, lines) for name, lines in panels if lines]

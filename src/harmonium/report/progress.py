@@ -185,6 +185,8 @@ def figures_of(row: Mapping[str, Any]) -> str:
         words.append(f"loss {row['loss']:.3f}")
     if row.get("knn") is not None:
         words.append(f"validation kNN {100 * row['knn']:.1f} %")
+    if (overall := row.get("global_objective", {}).get("value")) is not None:
+        words.append(f"global objective {overall:.3f}")
     told = row.get("reported", {})
     if "align" in told and "unif" in told:
         words.append(f"score {tuning_score(told['align'], told['unif']):.3f}")

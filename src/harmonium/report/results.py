@@ -114,6 +114,11 @@ def _aligned(columns: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any]
 def _remarks(result: Result) -> list[str]:
     verdict = getattr(result, "verdict", "")
     said = {"verdict": verdict, "stopped": result.stopped, "BatchNorm": result.batch_norm}
+    if overall := result.global_objective:
+        numbers = {"over all clients": "value", "mean of clients": "local"}
+        numbers |= {"gradient norm": "gradient_norm"}
+        told = [f"{n} {overall[k]:.3f}" for n, k in numbers.items() if _is_number(overall, k)]
+        said = {f"global objective ({overall['objective']})": ", ".join(told), **said}
     lines = [f"{key}: {text}" for key, text in said.items() if text]
     lines += [f"note: {note}" for note in result.notes]
     return [*lines, f"run: {result.folder}"]

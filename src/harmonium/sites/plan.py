@@ -37,6 +37,8 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
                 "sites bring theirs, e.g. data.size=64"
             )
         fixed["data"] = {**plain(recipe.data), "size": height, "channels": channels}
+    if recipe.evaluate.objective is None:  # sites send no more than asked for in so many words
+        fixed["evaluate"] = {**plain(recipe.evaluate), "objective": False}
     plan = recipe.changed(**fixed)
     if plan.clients != clients:
         raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")

@@ -1,0 +1,243 @@
+"""The global objective: the loss over the images of all clients together, and its gradient.
+
+It is measured on the federation's model before an encoder is judged, and nothing is trained. An
+objective such as the spectral contrast of FedSC (Jing et al., 2024, eq. 4) is a function of means
+over images (`Objective.means`, `Objective.from_means`), so two asks to all clients measure it:
+
+- `measure_objective`: every client returns its means (of the spectral contrast, the correlation
+  matrix and the scalar Tr R+) and the loss over its own images. The means over all clients give
+  the global objective exactly; the losses are the local objectives.
+- `measure_gradient`: the derivative of the global objective with respect to the means goes down;
+  by the chain rule every client returns its share of the gradient, and the average is the gradient
+  with respect to the model, of which the server reports the norm.
+
+Both asks use one draw of views for each image that depends on the seed and the client alone, so
+value and gradient belong together, and rounds and methods with the same split are compared on the
+same views. All images count alike, whatever weighs the models. FedSC's form is told in the scale of
+its equations 1 and 4, half of the loss that clients train with.
+
+It is not measured where clients send anything with noise: exact means beside noisy ones would undo
+what the noise protects. With secure aggregation the server sees sums of all of it and no single
+client's objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from harmonium import seeds
+from harmonium.errors import WireError, counted
+from harmonium.federation.aggregate import Mean
+from harmonium.federation.client import Batch, Client, Decline
+from harmonium.federation.parts import Parts
+from harmonium.federation.wire import (
+    Ask,
+    Exchange,
+    Plan,
+    Value,
+    Weights,
+    scalar,
+    statistic,
+    weights,
+)
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+KEY = "global_objective"  # in the server's memory and in metrics.jsonl
+CHUNK = 256  # most images whose views are made at once
+MEANS_UP = {
+    "means": statistic("mean", by="images"),
+    "local_objective": scalar(),
+    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+}
+EXTENTS = {  # for the card
+    "means": "as many numbers as the objective has means",
+    "slope": "as many numbers as the objective has means",
+}
+GRADIENT_UP = {
+    "gradient": weights(by="images", of="parameters"),
+    "images": scalar("sum"),
+}
+
+
+@dataclass(frozen=True)
+class GlobalObjective:
+    """That the global objective is to be measured where it can be."""
+
+    by_client: bool = True  # the server sees local objectives one by one, else their mean
+
+
+def obstacle(method: Method) -> str:
+    """Why the global objective of a method cannot be measured; empty where it can."""
+    objective = method.objective
+    if not objective.pooled:
+        return f"objective={objective.name} is not a function of means over images"
+    if reason := _noise(method):
+        return f"{reason}, and exact means of the same images would undo what noise protects"
+    if method.personal:
+        return f"{method.name} ends with a model for each client and none for all of them"
+    for key, rule, _ in method.blueprint.tensors():
+        fresh = rule == "fresh" and method.batch_norm == "recalibrate"
+        if key.partition(".")[0] in objective.pooled and rule != "mean" and not fresh:
+            return f"{key} is not the same at all clients, so there is no one model to measure"
+    return ""
+
+
+def note(method: Method) -> str:
+    """What to tell of a run whose global objective would be measured but for its noise."""
+    wanted = method.global_objective is not None and bool(method.objective.pooled)
+    reason = obstacle(method) if wanted else ""
+    return f"the global objective is not measured: {reason}" if reason else ""
+
+
+def words(method: Method) -> tuple[str, ...]:
+    """What leaves for it, for the card."""
+    if not method.measures_objective:
+        return ()
+    gradient = " and the gradient of the loss over its images" if has_gradient(method) else ""
+    return (
+        f"At every evaluation each client also sends means over its images{gradient}, for the "
+        "global objective in the log; evaluate.objective=false leaves that out.",
+    )
+
+
+def has_gradient(method: Method) -> bool:
+    """Whether its gradient can be averaged exactly: not where answers are rounded or left out."""
+    return type(method.aggregation) is Mean and method.transport.up == "none"
+
+
+def declared(method: Method, exchange: Exchange) -> Exchange:
+    """`measure_objective` as the settings have it: local objectives one by one, or their mean."""
+    how = method.global_objective
+    if exchange.name != "measure_objective" or how is None or how.by_client:
+        return exchange
+    up = {**exchange.up, "local_objective": scalar("mean", by="images")}
+    return replace(exchange, up=up)
+
+
+# ---- server ----------------------------------------------------------------------------------
+
+
+def measured(method: Method, server: Server) -> Plan:
+    """The server with the newest measurement in its memory, of all clients that answer."""
+    model = {**server.model, **server.memory.get("statistics", {})}
+    got = yield Ask("measure_objective", server.everyone, {"model": model}, least=0)
+    if not got.ids or not got.images:
+        return server
+    means = got.means.double().requires_grad_()
+    try:
+        value = method.objective.from_means(means, round(got.images))
+    except WireError:  # a client elsewhere may send anything; a run does not end with its log
+        return server
+    found: dict[str, Any] = {"objective": method.objective.name, "value": _finite(value.item())}
+    if isinstance(got.local_objective, Mapping):
+        shares = {c: server.examples[c] / got.images for c in got.ids}
+        local = math.fsum(shares[c] * loss for c, loss in got.local_objective.items())
+        found["by_client"] = {str(c): float(v) for c, v in got.local_objective.items()}
+    else:
+        local = float(got.local_objective)
+    found |= {"local": _finite(local), "clients": len(got.ids), "of": len(server.examples)}
+    if has_gradient(method):
+        (slope,) = torch.autograd.grad(value, means)
+        down: dict[str, Value] = {"model": model, "slope": slope.float()}
+        images = got.images
+        got = yield Ask("measure_gradient", got.ids, down, least=0)
+        if got.ids and got.images == images:  # else it is the gradient over other images
+            squares = (float(part.double().square().sum()) for part in got.gradient.values())
+            found["gradient_norm"] = _finite(math.sqrt(math.fsum(squares)))
+    return replace(server, memory={**server.memory, KEY: found})
+
+
+def _finite(value: float) -> float | None:
+    """A number as JSON can have it."""
+    return value if math.isfinite(value) else None
+
+
+def from_bounds(name: str, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """The same word for InfoNCE with user verification: the bound of all clients, as a loss.
+
+    >>> bounds = {"total": 2.0, "local": 1.5, "clients": 3, "of": 4}
+    >>> from_bounds("infonce", bounds)
+    {'objective': 'infonce', 'value': -2.0, 'local': -1.5, 'clients': 3, 'of': 4}
+    """
+    found = {"objective": name, "value": -bounds["total"], "local": -bounds["local"]}
+    return {**found, "clients": bounds["clients"], "of": bounds["of"]}
+
+
+# ---- client ----------------------------------------------------------------------------------
+
+
+def client_means(method: Method, client: Client, model: Weights) -> dict[str, Value]:
+    """A client's means over its images, and the objective over these alone."""
+    parts, total = _model(method, client, model), torch.zeros(())
+    with torch.no_grad():
+        for share, batch in _batches(method, client):
+            seen = method.objective.see(parts, batch)
+            total = total + share * method.objective.means(parts, seen)
+    count = len(client.examples)
+    local = method.objective.from_means(total, count).item()
+    return {"means": total.float(), "local_objective": local, "images": count}
+
+
+def client_gradient(
+    method: Method, client: Client, model: Weights, slope: Tensor
+) -> dict[str, Value]:
+    """A client's share of the gradient: of its means, each weighted by its slope."""
+    parts = _model(method, client, model)
+    named = dict(parts.named_parameters())
+    wanted = {key: named[key] for key in method.blueprint.layouts()["parameters"]}
+    total = {key: torch.zeros_like(parameter) for key, parameter in wanted.items()}
+    for share, batch in _batches(method, client):
+        means = method.objective.means(parts, method.objective.see(parts, batch))
+        weighted = share * (slope.double() * means).sum()
+        found = torch.autograd.grad(weighted, list(wanted.values()), allow_unused=True)
+        for key, part in zip(wanted, found, strict=True):
+            if part is not None:
+                total[key] += part
+    return {"gradient": total, "images": len(client.examples)}
+
+
+def _model(method: Method, client: Client, model: Weights) -> Parts:
+    """The received model in evaluation mode; a BatchNorm without statistics sees its batch."""
+    parts = method.pull(client, model).eval()
+    unknown = [
+        module
+        for path, module in parts.named_modules()
+        if isinstance(module, _BatchNorm) and f"{path}.running_mean" not in model
+    ]
+    if (count := len(client.examples)) < (2 if unknown else 1):
+        raise Decline(f"it has {counted(count, 'example')}, too few to measure")
+    for module in unknown:
+        module.train()
+    return parts
+
+
+def _batches(method: Method, client: Client) -> Iterator[tuple[float, Batch]]:
+    """All images in order, in batches of nearly one size, each with its share; fixed views."""
+    rng = seeds.torch_rng(method.world.seed, "objective", client.id)
+    count = len(client.examples)
+    for index in torch.tensor_split(torch.arange(count), math.ceil(count / CHUNK)):
+        yield len(index) / count, Batch(index, client.examples, client.views, rng)
+
+
+def _noise(method: Method) -> str:
+    """What has noise in what clients send, in a few words; empty where nothing has."""
+    if method.world.epsilon is not None:
+        return "privacy.epsilon is a budget of noisy releases"
+    if method.updates is not None or method.local.dp_clip is not None:
+        return "changes of the model are protected by clipping or noise"
+    guarded = (
+        step
+        for step, one in method.declared_exchanges().items()
+        if method.costs(step, 1000) or any(field.guarded for field in one.up.values())
+    )
+    step = next(guarded, "")
+    return f"`{step}` of {method.name} is answered with noise" if step else ""
