@@ -12,7 +12,6 @@ import harmonium
 from harmonium import seeds
 from harmonium.checkpoint import Folder
 from harmonium.data.views import Views, preset
-from harmonium.evaluate.judge import Judge
 from harmonium.life import Life
 from harmonium.measures.opened import Run, open_run
 from harmonium.methods import methods
@@ -37,7 +36,7 @@ CLUSTERED = {"name": "featarc-clustered", "clusters": 2}
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run's folder, opened; verdicts and pictures, which take most time, are left out."""
-    monkeypatch.setattr(Judge, "verdict", lambda judge, encoder: {"health": {}})
+    monkeypatch.setattr(Life, "_judged", lambda *given: {"figures": {}, "untrained": {}})
     monkeypatch.setattr(Life, "_picture", lambda life: None)
 
     def play(name: str = "fedavg", folder: str = "run", **settings: Any) -> Run:

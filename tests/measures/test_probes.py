@@ -23,7 +23,10 @@ from harmonium.evaluate import classifier
 from harmonium.evaluate.features import embed
 from harmonium.evaluate.finetune import TUNINGS, Tuned, finetune
 from harmonium.evaluate.geometry import health
-from harmonium.evaluate.judge import Judge, average
+from harmonium.evaluate.judge import Judge, average, figures_of
+from harmonium.evaluate.linear import FEW_STRENGTH, linear_probe
+from harmonium.evaluate.pixels import Pixels
+from harmonium.evaluate.references import references
 from harmonium.evaluate.retrieval import retrieve
 from harmonium.life import as_drawn
 from harmonium.measures import linear, tuned
@@ -136,6 +139,44 @@ def test_the_figures_are_those_that_runs_report(
         assert len(found["encoders"]) == len(encoders)
     row = NearestNeighbours().tables({"a": NearestNeighbours().look(run)})[0].rows[0]
     assert row["accuracy"] == 100 * wanted["knn"] and row["on"] == "own"
+    assert row["balanced"] == 100 * wanted["balanced"]["knn"]
+
+
+def test_references_are_those_that_runs_report(plain: Path, opened: Opened, home: Path) -> None:
+    run = opened(plain, finished=Finished(home / "draws"))
+    data, recipe = judged_on(run.dataset, run.split), run.recipe
+    judge = Judge(recipe.evaluate, data, run.method.views, recipe.seed, run.untrained)
+    wanted = {name: figures_of(one) for name, one in references(judge).items()}
+    for name, measure in (("knn", NearestNeighbours()), ("linear", Linear())):
+        found = measure.look(run).plain["sets"]["own"]
+        beside = found["references"]
+        assert set(beside) == {"untrained", *wanted}
+        for reference, figures in wanted.items():
+            assert beside[reference]["accuracy"] == figures[name]
+            assert beside[reference]["balanced"] == figures["balanced"][name]
+        again = measure.look(run).plain["sets"]["own"]  # from disk
+        assert again == found and not run.finished.found and not run.finished.computed
+        row = measure.tables({"a": measure.look(run)})[0].rows[0]
+        assert row["whitened"] == 100 * wanted["whitened pixels"][name]
+        assert row["chance"] == 100 * wanted["commonest class"][name]
+
+
+def test_trained_networks_stand_beside_linear_probes_of_pixels(plain: Path, opened: Opened) -> None:
+    run = opened(plain)
+    measure = Semi(fractions=(0.2,), draws=2, **FEW)
+    found = measure.look(run)
+    row = found.plain["sets"]["own"]["fractions"][0]
+    known, test = measure.known(run.ground(), 0.2, 1), run.dataset.test
+    prepare = run.method.views.plain
+    for name, encoder in run.pixels(run.ground()).items():
+        mine, asked = (embed(encoder, images, prepare) for images in (known, test))
+        none = mine[:0], labels(known)[:0]
+        probe = linear_probe(
+            mine, labels(known), *none, asked, labels(test), strengths=(FEW_STRENGTH,)
+        )
+        assert row["references"][name]["draws"][1] == probe.accuracy
+    shown = measure.tables({"a": found})[0].rows[0]
+    assert {"raw pixels", "whitened", "chance"} <= set(shown)
 
 
 def test_settings_of_neighbours_count(plain: Path, opened: Opened) -> None:
@@ -291,6 +332,9 @@ def test_retrieval_and_its_sheet(plain: Path, opened: Opened, tmp_path: Path) ->
     wanted = retrieve(features, labels(test), asking, (1, 4))
     assert one["map"] == wanted.average and one["precision"]["4"] == wanted.precision[4]
     assert one["map_chance"] == wanted.average_chance and one["gallery"] == 40
+    flat = embed(Pixels(), test, run.method.views.plain)
+    assert one["references"]["raw pixels"]["map"] == retrieve(flat, labels(test), asking).average
+    assert {"mAP raw pixels", "mAP whitened pixels"} <= set(measure.tables({"a": found})[0].rows[0])
     pictures, alike = found.arrays["own/pictures"], found.arrays["own/alike"]
     assert pictures.shape == (3, 9, 10, 10, 3) and alike[:, 0].all()
     assert np.array_equal(pictures[1, 0], test.pixels[int(asking[1])])

@@ -48,10 +48,11 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """No study may come to a verdict on test pictures."""
 
-    def verdict(judge: Judge, encoder: Any) -> Any:
+    def verdict(judge: Judge, *given: Any) -> Any:
         raise AssertionError("test pictures were judged")
 
-    monkeypatch.setattr(Judge, "verdict", verdict)
+    monkeypatch.setattr(Judge, "tested", verdict)
+    monkeypatch.setattr(Judge, "answers", verdict)
 
 
 def study(out: Path, *words: str, **rest: Any) -> Any:

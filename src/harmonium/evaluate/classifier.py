@@ -105,12 +105,14 @@ class Classifier:
 
     def predict(self, features: Tensor, chunk: int = 4096) -> Tensor:
         """The class `(n,)` that each row of features is taken for."""
+        return self.classes[self.scores(features, chunk).argmax(1)]
+
+    def scores(self, features: Tensor, chunk: int = 4096) -> Tensor:
+        """What each row of features has for each class, `(n, classes)`."""
         with single_thread(), torch.no_grad():
-            named = [
-                _scores(self._seen(some), self.weights).argmax(1)
-                for some in torch.split(features, chunk)
-            ]
-        return self.classes[torch.cat(named)]
+            return torch.cat(
+                [_scores(self._seen(some), self.weights) for some in torch.split(features, chunk)]
+            )
 
     def _seen(self, features: Tensor) -> Tensor:
         adapted = features if self.adapter is None else self.adapter(features)

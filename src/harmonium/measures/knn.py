@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from harmonium.data.images import Images
-from harmonium.evaluate.knn import knn_accuracy
+from harmonium.evaluate.knn import knn_answers
 from harmonium.measures import measures
 from harmonium.measures.grounds import Ground, labels_of
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import Frozen
+from harmonium.measures.probing import Frozen, counted_right
 
 
 @measures("knn")
@@ -35,7 +35,7 @@ class NearestNeighbours(Frozen):
     ) -> dict[str, Any]:
         """Of one encoder."""
         known = run.kept_features(encoder, ground.bank, whose)
-        found = knn_accuracy(
+        found = knn_answers(
             known,
             labels_of(ground.bank),
             run.kept_features(encoder, asked, whose),
@@ -43,7 +43,14 @@ class NearestNeighbours(Frozen):
             k=self._k(run),
             temperature=self.temperature or run.recipe.evaluate.temperature,
         )
-        return {"accuracy": found, "k": self._k(run)}
+        return {**counted_right(found), "k": self._k(run)}
+
+    def depends(self, run: Run) -> dict[str, Any]:
+        """The recipe's settings, where the measure has none of its own."""
+        return {
+            "k": self._k(run),
+            "temperature": self.temperature or run.recipe.evaluate.temperature,
+        }
 
     def _k(self, run: Run) -> int:
         return self.k or run.recipe.evaluate.k

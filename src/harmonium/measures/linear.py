@@ -20,11 +20,12 @@ from harmonium.data.view import View
 from harmonium.errors import ConfigError
 from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluate.linear import linear_probe
+from harmonium.evaluate.metrics import answers
 from harmonium.measures import measures
 from harmonium.measures.draws import Drawn
 from harmonium.measures.grounds import THEIRS, Ground, labels_of
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import Frozen
+from harmonium.measures.probing import Frozen, counted_right
 
 Name = Literal[
     "fast", "lp_orch", "lp_fedsc", "lp_easyfl", "lp_fedca", "lp_fedx", "lp_000", "lp_style"
@@ -58,7 +59,7 @@ class Linear(Frozen):
             known = run.kept_features(encoder, bank, whose)
             probe = linear_probe(known, labels_of(bank), chosen, labels_of(held), tested, wanted)
             by = {"strength": probe.strength, "validation": probe.validation_accuracy}
-            return {"accuracy": probe.accuracy, **by}
+            return {**counted_right(probe.answers), **by}
         how = ORCHESTRA if self.protocol == "lp_orch" else PROTOCOLS[self.protocol]
         how = replace(how, epochs=self.epochs or how.epochs)
         rng = seeds.torch_rng(self.seed, "measure", "linear")
@@ -68,9 +69,14 @@ class Linear(Frozen):
         else:
             features = run.kept_features(encoder, bank, whose)
         model = train(features, labels_of(bank), how, rng)
-        right = (model.predict(tested) == wanted).double().mean()
+        scores = (model.scores(tested).numpy(), model.classes.numpy())
+        found = answers([scores], wanted.numpy())
         about = {"protocol": asdict(how), "finite": model.finite, "learnt_from": len(bank)}
-        return {"accuracy": float(right), **about}
+        return {**counted_right(found), **about}
+
+    def depends(self, run: Run) -> dict[str, Any]:
+        """By lp_000, which labels clients may see."""
+        return {"split": run.split.digest} if self.protocol == "lp_000" else {}
 
     def _bank(self, run: Run, ground: Ground) -> Images:
         """The pictures to learn from; by lp_000 those whose labels clients saw, if not all did."""

@@ -7,6 +7,7 @@ can be measured as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from harmonium.engines import shelf
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
 from harmonium.evaluate.kept import Kept
+from harmonium.evaluate.pixels import Pixels
+from harmonium.evaluate.references import RAW, WHITENED, whitened_pixels
 from harmonium.federation.method import Method, Server
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
@@ -121,6 +124,22 @@ class Run:
     def untrained(self) -> nn.Module:
         """The encoder as first drawn."""
         return as_drawn(self.method, self.ground().data)
+
+    def pixels(self, ground: Ground) -> dict[str, nn.Module]:
+        """Encoders that learnt nothing from training: pixels as they are, and whitened.
+
+        Whitening is of the training part of the set that is judged on, and needs no labels.
+        """
+        if ground.name not in self._pixels:
+            found: dict[str, nn.Module] = {RAW: Pixels()}
+            with suppress(DataError):  # images that are all the same cannot be whitened
+                found[WHITENED] = whitened_pixels(ground.data.train, self.method.views.plain)
+            self._pixels[ground.name] = found
+        return self._pixels[ground.name]
+
+    @cached_property
+    def _pixels(self) -> dict[str, dict[str, nn.Module]]:
+        return {}
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
         """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.

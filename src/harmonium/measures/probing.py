@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,22 @@ from torch import nn
 
 from harmonium.data.images import Images
 from harmonium.errors import ConfigError, DataError
+from harmonium.evaluate.kept import encoder_digest
+from harmonium.evaluate.metrics import Answers, balanced_accuracy
+from harmonium.evaluate.references import COMMONEST, RAW, WHITENED, commonest
 from harmonium.measures import Figures, Measure, Shown
+from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import OWN, Ground
 from harmonium.measures.opened import Run
 from harmonium.report.figures import times
+from harmonium.settings import plain as plain_settings
 
 CHANCE = "chance: the accuracy of always naming the commonest class of the training pictures"
+BESIDE = (
+    "balanced: mean recall over classes; whitened: pixels whitened along their leading principal "
+    f"directions; {CHANCE}"
+)
+PIXELS = f"{RAW}, whitened: linear probes on pixels with the same labels; {CHANCE}"
 
 
 @dataclass(frozen=True)
@@ -79,9 +90,12 @@ class Probe(Measure):
 
 @dataclass(frozen=True)
 class Frozen(Probe):
-    """A probe of frozen features that gives an accuracy; an untrained encoder stands beside it."""
+    """A probe of frozen features that gives an accuracy, beside its references.
 
-    legend = CHANCE
+    Those are an untrained encoder, pixels as they are and whitened, and the commonest class.
+    """
+
+    legend = BESIDE
 
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
@@ -94,7 +108,7 @@ class Frozen(Probe):
         return []
 
     def judge(self, run: Run, ground: Ground) -> Figures:
-        """The mean over the encoders that runs judge, and the encoder as first drawn."""
+        """The mean over the encoders that runs judge, and what they stand beside."""
         asked = ground.part(self.part)
         encoders = run.judged
         each = [
@@ -103,10 +117,19 @@ class Frozen(Probe):
         before = self.accuracy(run, ground, run.untrained, asked, "the untrained encoder")
         mean = float(np.mean([one["accuracy"] for one in each]))
         run.note(f"{run.label}: {self.name} on {ground.name}: {100 * mean:.1f} %")
+        balanced = [one["balanced"] for one in each]
+        areas = [one["auroc"] for one in each if one["auroc"] is not None]
         plain = {
             "accuracy": mean,
+            "balanced": float(np.mean(balanced)),
+            **({"auroc": float(np.mean(areas))} if areas else {}),
             "untrained": before["accuracy"],
             "chance": ground.chance(asked),
+            "references": {
+                "untrained": before,
+                **self._references(run, ground, asked),
+                COMMONEST: _commonest(ground, asked),
+            },
             "pictures": len(asked),
             "learnt_from": each[0].get("learnt_from", len(ground.bank)),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
@@ -117,11 +140,47 @@ class Frozen(Probe):
         notes = [f"the classifier of {whose} diverged, and names any class" for whose in broken]
         return Figures(plain, [*self.remarks(run, ground), *notes])
 
+    def depends(self, run: Run) -> dict[str, Any]:
+        """What figures of pixels depend on beside images, labels and the measure's settings."""
+        return {}
+
+    def _references(self, run: Run, ground: Ground, asked: Images) -> dict[str, Any]:
+        """The figures of pixels, which are those of all runs on the same images: kept on disk."""
+        finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
+        found = {}
+        for name, encoder in run.pixels(ground).items():
+            about = {
+                "reference": encoder_digest(encoder),
+                "measure": self.name,
+                "settings": plain_settings(self),
+                **self.depends(run),
+                "parts": [
+                    identity(run, part) for part in (ground.bank, ground.data.validation, asked)
+                ],
+                "prepared": plain_settings(run.method.views.pipelines[0]),
+            }
+
+            def work(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
+                return self.accuracy(run, ground, encoder, asked, name)
+
+            found[name] = finished(about, work)
+        return found
+
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
         """A row a run and set."""
         rows = []
         for label, name, one in by_set(found):
-            percent = {key: 100 * one[key] for key in ("accuracy", "untrained", "chance")}
+            beside = one["references"]
+            figures = {
+                "accuracy": one["accuracy"],
+                "balanced": one["balanced"],
+                "AUROC": one.get("auroc"),
+                "untrained": one["untrained"],
+                RAW: beside[RAW]["accuracy"],
+                "whitened": beside.get(WHITENED, {}).get("accuracy"),
+                "chance": one["chance"],
+            }
+            percent = {key: 100 * value for key, value in figures.items() if value is not None}
             rows.append({"run": label, "on": name, **percent, "pictures": one["pictures"]})
         return [Shown(f"{self.title()}, {self.part} pictures, percent", rows, 1)]
 
@@ -138,6 +197,26 @@ class Frozen(Probe):
             for label, name, one in by_set(found)
         }
         return barred(path, groups, f"{self.title()}: {self.part} pictures")
+
+
+def counted_right(answers: Answers) -> dict[str, Any]:
+    """Accuracy, balanced accuracy, and AUROC where there are two classes."""
+    return {"accuracy": answers.accuracy, "balanced": answers.balanced, "auroc": answers.auroc}
+
+
+def _commonest(ground: Ground, asked: Images) -> dict[str, Any]:
+    named = np.full(len(asked), commonest(ground.bank))
+    return {
+        "accuracy": ground.chance(asked),
+        "balanced": balanced_accuracy(named, asked.labels),
+        "auroc": 0.5 if len(np.unique(asked.labels)) == 2 else None,
+    }
+
+
+def identity(run: Run, images: Images) -> list[str]:
+    """Digests of images and of their labels."""
+    labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
+    return [run.kept.pictures_digest(images), labels]
 
 
 def by_set(found: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -185,3 +264,10 @@ def shown(figure: Mapping[str, Any]) -> tuple[float, float | None] | None:
     """Mean and standard error of draws in percent; nothing where one of them diverged."""
     mean = times(100, figure["accuracy"])
     return None if mean is None else (mean, times(100, figure["stderr"]))
+
+
+def beside_pixels(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of pixels beside a network that was trained with the same labels."""
+    names = {RAW: RAW, WHITENED: "whitened"}
+    held = figure["references"]
+    return {called: shown(held[name]) for name, called in names.items() if name in held}

@@ -58,7 +58,15 @@ class Retrieving(Probe):
         mean = average([self._figures(rows, asked, queries) for rows in features.values()])
         run.note(f"{run.label}: retrieval on {ground.name}: mAP {100 * mean['map']:.1f} %")
         first = next(iter(features.values()))
-        plain = {**mean, "untrained": self._figures(before, asked, queries)}
+        pixels = {
+            name: self._figures(run.kept_features(encoder, asked, name), asked, queries)
+            for name, encoder in run.pixels(ground).items()
+        }
+        plain = {
+            **mean,
+            "untrained": self._figures(before, asked, queries),
+            "references": pixels,
+        }
         beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]
         notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other pictures" for one in beyond]
         return Figures(plain, notes, self._sheet(first, asked, queries[: self.sheet]))
@@ -97,6 +105,7 @@ class Retrieving(Probe):
                     "chance": 100 * one["precision_chance"],
                     "mAP": 100 * one["map"],
                     "mAP untrained": 100 * one["untrained"]["map"],
+                    **{f"mAP {name}": 100 * its["map"] for name, its in one["references"].items()},
                     "mAP chance": 100 * one["map_chance"],
                 }
             )

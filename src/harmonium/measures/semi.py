@@ -25,7 +25,7 @@ from harmonium.errors import ConfigError, counted
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import CHANCE, barred, by_set, called, shown
+from harmonium.measures.probing import PIXELS, barred, beside_pixels, by_set, called, shown
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -35,7 +35,7 @@ from harmonium.settings import plain
 class Semi(Tunes):
     """Accuracy after fine-tuning with a few percent of the labels."""
 
-    legend = CHANCE
+    legend = PIXELS
 
     fractions: tuple[float, ...] = (0.01, 0.1)  # of the labels; at least one a class
     draws: int = 3  # choices of those labels
@@ -83,6 +83,7 @@ class Semi(Tunes):
                 "labels": f"{100 * one['fraction']:g} % ({one['labels']})",
                 "accuracy": shown(one),
                 "untrained": shown(one["untrained"]),
+                **beside_pixels(one),
                 "chance": 100 * figures["chance"],
             }
             for label, name, figures in by_set(found)

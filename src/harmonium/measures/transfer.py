@@ -19,7 +19,7 @@ from harmonium.errors import ConfigError, counted, suggest
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import THEIRS, Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import CHANCE, barred, by_set, called, shown
+from harmonium.measures.probing import PIXELS, barred, beside_pixels, by_set, called, shown
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -29,7 +29,7 @@ from harmonium.settings import plain
 class Transfer(Tunes):
     """Accuracy after training on another data set, beside training from scratch."""
 
-    legend = CHANCE
+    legend = PIXELS
 
     data: str = ""  # the other data set; none: those that `on` names
     draws: int = 1  # times that it is trained, each with other orders and heads
@@ -69,7 +69,8 @@ class Transfer(Tunes):
         rows: list[dict[str, Any]] = []
         for label, name, one in by_set(found):
             row = {"run": label, "on": name, "labels": one["labels"], "accuracy": shown(one)}
-            row |= {"from scratch": shown(one["untrained"]), "chance": 100 * one["chance"]}
+            row |= {"from scratch": shown(one["untrained"]), **beside_pixels(one)}
+            row["chance"] = 100 * one["chance"]
             rows.append(row)
         title = f"Trained on another data set, {self.head} head, {self.part} pictures, percent"
         return [Shown(title, rows, 1)]

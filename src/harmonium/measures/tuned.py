@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +16,11 @@ from harmonium.data.views import PRESETS, preset
 from harmonium.errors import ConfigError, suggest
 from harmonium.evaluate.finetune import TUNINGS, Head, Tuning, finetune
 from harmonium.evaluate.kept import encoder_digest
-from harmonium.measures.grounds import Ground
+from harmonium.evaluate.linear import FEW_STRENGTH, linear_probe
+from harmonium.measures.grounds import Ground, labels_of
 from harmonium.measures.linear import cropped
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import Probe, summed
+from harmonium.measures.probing import Probe, identity, summed
 from harmonium.settings import plain
 
 PLAIN, CROP = "plain", "crop"
@@ -91,8 +91,8 @@ class Tunes(Probe):
             about = {
                 "encoder": encoder_digest(encoder),
                 "network": plain(run.recipe.encoder),  # dropout, say, is not in its weights
-                "trained": _identity(run, images),
-                "tested": _identity(run, asked),
+                "trained": identity(run, images),
+                "tested": identity(run, asked),
                 "how": plain(how),
                 "prepared": plain(views.pipelines[0]),
                 "seed": seed,
@@ -128,11 +128,31 @@ class Tunes(Probe):
         return {
             **summed(mean),
             "untrained": self.tuned(run, ground, run.untrained, labelled, what, "untrained"),
+            "references": self._references(run, ground, labelled),
             "encoders": list(each),
         }
 
-
-def _identity(run: Run, images: Images) -> list[str]:
-    """Digests of pictures and of their labels."""
-    labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
-    return [run.kept.pictures_digest(images), labels]
+    def _references(
+        self, run: Run, ground: Ground, labelled: Sequence[Images]
+    ) -> dict[str, dict[str, Any]]:
+        """Linear probes on pixels with the same labels: there is no network to train on."""
+        asked = ground.part(self.part)
+        found = {}
+        for name, encoder in run.pixels(ground).items():
+            tested = run.kept_features(encoder, asked, name)
+            values: list[float | None] = []
+            for images in labelled:
+                known = run.kept_features(encoder, images, name)
+                values.append(
+                    linear_probe(
+                        known,
+                        labels_of(images),
+                        known[:0],
+                        labels_of(images)[:0],
+                        tested,
+                        labels_of(asked),
+                        strengths=(FEW_STRENGTH,),
+                    ).accuracy
+                )
+            found[name] = summed(values)
+        return found
