@@ -37,6 +37,7 @@ from harmonium.handover import save_encoder
 from harmonium.hosts import read_about
 from harmonium.privacy.account import Account
 from harmonium.recipe import Recipe
+from harmonium.telling import SETUP, work
 from harmonium.threads import single_thread
 
 
@@ -235,14 +236,16 @@ class Life:
         if judge is not None:
             self.watcher.note("judging the final encoder on the test part")
             encoders = self._encoders(method, server, engine)
-            shown = self._judged(judge, encoders, ground)
+            with work("test figures"):
+                shown = self._judged(judge, encoders, ground)
         if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
             save_encoder(path / "encoder.safetensors", encoder, recipe, method, name, shape)
         engine.finish(server.model, server.memory.get("statistics", {}))
-        self._picture()
+        with work("drawing run.png"):
+            self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)
         store.write_atomic(path / "result.json", json.dumps(shown, indent=1).encode())
         return self.result()
@@ -301,8 +304,9 @@ class Life:
         if commit is None:
             check_first(method, account, ground.examples)
             started = time.perf_counter()
-            figures = judge.look(judge.untrained) if judge else {}
-            server, _ = self._try(driver, engine, server, simulate)
+            with work(SETUP):
+                figures = judge.look(judge.untrained) if judge else {}
+                server, _ = self._try(driver, engine, server, simulate)
             server = self._finish(server, driver, engine, started, figures)
         else:
             server = Server(ground.examples, **known, **commit.server)
@@ -324,7 +328,8 @@ class Life:
             if due and (judge or asks or number == last):
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
-                looks = [judge.look(encoder) for encoder in encoders] if judge else []
+                with work("validation figures"):
+                    looks = [judge.look(encoder) for encoder in encoders] if judge else []
                 figures |= {**(average(looks) if looks else {}), **method.report(server)}
             server = self._finish(server, driver, engine, started, figures)
         if all(row.get("failed") for row in self.folder.read_log("metrics.jsonl")[1:]):

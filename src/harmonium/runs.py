@@ -42,6 +42,7 @@ from harmonium.hosts import (
 from harmonium.life import Ground, Life, Result, RunEngine
 from harmonium.overrides import Change, changes_of
 from harmonium.recipe import Recipe
+from harmonium.telling import work
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
 
@@ -151,9 +152,10 @@ def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]
     dataset, _, split = opened(recipe, folder)
     judged, views = judged_on(dataset, split), recipe.views.build()
     judge = Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
-    if not judge.has_labels:
-        return {RAW: judge.verdict(Pixels())}
-    return {name: figures_of(one) for name, one in references(judge).items()}
+    with work("references"):
+        if not judge.has_labels:
+            return {RAW: judge.verdict(Pixels())}
+        return {name: figures_of(one) for name, one in references(judge).items()}
 
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:

@@ -476,7 +476,7 @@ def test_long_work_is_told_from_first_to_last(plain: Path, home: Path, tmp_path:
         harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
     ends = {(what, total, unit) for what, done, total, unit in told if done == total}
     assert {("fine-tuning", 2, "epochs"), ("a classifier", 3, "epochs")} <= ends
-    assert {("features", 40, "pictures"), ("a further round", 2, "clients")} <= ends
+    assert {("features", 40, "images"), ("a further round", 2, "clients")} <= ends
     assert ("fine-tuning", 1, 2, "epochs") in told
 
 

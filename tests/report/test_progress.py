@@ -1,15 +1,21 @@
-"""What a run says while it goes."""
+"""What a run and other long work say while they go."""
 
-from io import StringIO
+import time
+from io import BytesIO, StringIO
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from harmonium import telling
+from harmonium import codec, telling
 from harmonium.data.sets.shapes import Shapes
+from harmonium.engines import local, worker
 from harmonium.federation.drive import Reply
-from harmonium.report import progress
+from harmonium.report import display, progress
 from harmonium.report.progress import LineWatcher
+from harmonium.runs import run
 
 ROW = {"answered": 2, "missing": 0, "loss": 1.5, "bytes_up": 10, "bytes_down": 10}
 
@@ -33,39 +39,131 @@ def test_the_first_round_says_little_of_those_after_it(monkeypatch):
     assert told == ["5:00 or less", "0:20", "0:10", "0:00"]
 
 
-def decode(count, seconds, monkeypatch, total=None):
-    """A made-up decoding of `count` pictures, one every `seconds`."""
-    clock = iter(range(10_000, 20_000))
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock) * seconds)
+@pytest.fixture
+def passed(monkeypatch):
+    """A clock that stands still until it is moved."""
+    now = [1000.0]
+    monkeypatch.setattr(display.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(display, "TICK", 3600.0)  # the thread of `long_work` stays out of this
+
+    def pass_by(seconds):
+        now[0] += seconds
+
+    return pass_by
+
+
+def decode(count, seconds, passed, total=None):
+    """A made-up decoding of `count` images, one every `seconds`."""
     for done in range(1, count + 1):
+        passed(seconds)
         telling.tell("decoding photos", done, total)
     telling.tell("decoding photos", count, count)
 
 
-def test_long_decoding_is_told_in_plain_lines(monkeypatch):
+def test_long_work_is_told_in_plain_lines_every_few_seconds(passed):
     console = Console(file=StringIO(), width=100)
     with progress.long_work(console):
-        decode(30, 1.0, monkeypatch, total=30_000)
+        decode(20, 1.0, passed, total=30_000)
     assert console.file.getvalue().splitlines() == [
-        f"decoding photos: {done} of 30,000 pictures" for done in (3, 14, 25)
+        f"decoding photos: {done} of 30,000 images" for done in (3, 8, 13, 18)
     ]
 
 
-def test_quick_decoding_is_not_worth_a_line(monkeypatch):
+def test_work_within_work_is_told_with_what_it_is_a_part_of(passed):
+    console = Console(file=StringIO(), width=100)
+    with progress.long_work(console), telling.work("setup"), telling.work("server step"):
+        with telling.work("training at the server", 1000, "images") as at:
+            passed(3.0)
+            at(250)
+        passed(6.0)
+        with telling.work("clustering", 500, "steps"):
+            pass
+    assert console.file.getvalue().splitlines() == [
+        "setup; training at the server: 250 of 1,000 images",
+        "setup; clustering: 0 of 500 steps",
+    ]
+
+
+def test_work_that_says_nothing_is_told_all_the_same(monkeypatch):
+    monkeypatch.setattr(display, "PATIENCE", 0.05)
+    monkeypatch.setattr(display, "TICK", 0.01)
+    console = Console(file=StringIO(), width=100)
+    with progress.long_work(console), telling.work("drawing run.png"):
+        end = time.monotonic() + 10
+        while not console.file.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert console.file.getvalue() == "drawing run.png\n"
+
+
+def test_work_that_fails_is_over(passed):
+    console = Console(file=StringIO(), width=100)
+    with progress.long_work(console):
+        with pytest.raises(ValueError), telling.work("clustering", 9, "steps"):
+            raise ValueError
+        passed(60.0)
+        telling.tell("features", 1, 2)
+    assert console.file.getvalue() == ""
+
+
+def test_quick_decoding_is_not_worth_a_line(passed):
     for terminal in (False, True):
         console = Console(file=StringIO(), force_terminal=terminal)
         with progress.long_work(console):
-            decode(30, 0.05, monkeypatch)
+            decode(30, 0.05, passed)
         assert console.file.getvalue() == ""
 
 
-def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch):
+def test_nothing_is_told_where_one_document_of_json_is_asked_for(passed):
+    console = Console(file=StringIO(), width=100)
+    with progress.long_work(console, silent=True):
+        decode(30, 1.0, passed)
+    assert console.file.getvalue() == ""
+
+
+def test_a_terminal_shows_work_that_goes_away(passed, monkeypatch):
     console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
+    monkeypatch.setattr(display, "TICK", 0.25)
     with progress.long_work(console):
-        decode(20, 1.0, monkeypatch)
-        with Progress(console=console):  # a run's own bar finds the place free
+        decode(20, 1.0, passed)
+        with Progress(console=console):  # another bar finds the place free
             pass
-    assert "decoding photos: 20 pictures" in console.file.getvalue()
+    assert "decoding photos: 20 images" in console.file.getvalue()
+    assert console.file.getvalue().endswith("\x1b[2K\x1b[?25h")  # erased, and the cursor is back
+
+
+def told_by(listener):
+    with telling.listening(listener), telling.work("client 3", 100, "images") as at:
+        at(50)
+
+
+def test_seldom_passes_on_what_lasts_and_its_end():
+    events = []
+    told_by(telling.seldom(lambda *event: events.append(event), spacing=0.0))
+    assert events == [("client 3", n, 100, "images") for n in (0, 50, 100)]
+    events.clear()
+    told_by(telling.seldom(lambda *event: events.append(event)))
+    assert events == []
+
+
+def test_a_worker_process_passes_progress_on_before_its_answer(monkeypatch):
+    def perform(host, message):
+        told_by(telling.listener())
+        return {"answer": 1}
+
+    monkeypatch.setattr(worker, "_host", lambda folder: None)
+    monkeypatch.setattr(worker, "_perform", perform)
+    monkeypatch.setattr(worker, "seldom", lambda listener: listener)
+    tasks, results = BytesIO(), BytesIO()
+    local.write_frame(tasks, codec.encode({}))
+    tasks.seek(0)
+    worker.serve(Path(), tasks, results)
+    results.seek(0)
+    process = object.__new__(local._Worker)
+    process._started = True
+    process._process = SimpleNamespace(stdin=BytesIO(), stdout=results)
+    heard = []
+    assert process.ask(b"", lambda *event: heard.append(event)) == {"answer": 1}
+    assert heard == [("client 3", n, 100, "images") for n in (0, 50, 100)]
 
 
 def test_real_decoding_is_told_from_first_to_last(home):
@@ -73,7 +171,7 @@ def test_real_decoding_is_told_from_first_to_last(home):
     with telling.listening(lambda *words: told.append(words)):
         Shapes(count=600, test_count=5, size=8).load()
         Shapes(count=600, test_count=5, size=8).load()  # decoded already
-    what, unit = "decoding shapes", "pictures"
+    what, unit = "decoding shapes", "images"
     parts = [(what, n, None, unit) for n in (512, 600, 605)]
     assert told == [*parts, (what, 605, 605, unit)]
 
@@ -87,3 +185,26 @@ def test_a_client_that_does_not_answer_is_named_once_with_the_reason():
     assert said.getvalue().splitlines() == [
         "note: client 3 did not take part: it has 1 example, too few for one step"
     ]
+
+
+def test_a_run_tells_of_setup_clients_evaluation_and_probes(home, undrawn):
+    """FedCA trains at the server before its first round, Orchestra clusters there."""
+    heard = set()
+    words = ["clients=2", "rounds=1", "data.limit=120", "encoder.width=4", "engine.workers=0"]
+    with telling.listening(lambda what, done, total, unit: heard.add((what, unit))):
+        run("fedca", *words, "public=shapes", "public.count=64", "method.align_epochs=1")
+        run("orchestra", *words, "method.clusters=4", "method.global_steps=3")
+    assert {
+        ("setup", ""),
+        ("training at the server", "images"),
+        ("features at the server", "images"),
+        ("clustering at the server", "steps"),
+        ("cluster", "clients"),
+        ("train", "clients"),
+        ("client 1", "images"),
+        ("validation figures", ""),
+        ("test figures", ""),
+        ("features", "images"),
+        ("linear probe", "penalties"),
+        ("few-label probe", "draws"),
+    } <= heard

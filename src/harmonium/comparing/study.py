@@ -33,6 +33,7 @@ from harmonium.methods.centralised import Centralised
 from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
 from harmonium.runs import COMMAND, holds, reference_figures, run
+from harmonium.telling import work
 
 Cell = tuple[str, int]  # a row's label and a seed
 
@@ -102,7 +103,8 @@ def compare(
         raise NoneFinished(f"no run of any method came to its end: {why}")
     found.unfair += _same_ground(results, allow=allow_unfair)
     _read(found, results)
-    return table.written(folder, found)
+    with work("tables and plots"):
+        return table.written(folder, found)
 
 
 def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> None:

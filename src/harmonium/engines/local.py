@@ -28,6 +28,7 @@ from harmonium.engines.states import States
 from harmonium.errors import EngineError, HarmoniumError
 from harmonium.federation.drive import Reply, Turn
 from harmonium.federation.wire import Ask, ClientId, Weights
+from harmonium.telling import Listener, listener
 
 TRIES = 3  # how often a task may lose its worker before the run stops
 
@@ -76,7 +77,7 @@ class LocalEngine(States):
         results: Iterator[codec.Tree] = (
             (self._in_process(task, broadcast) for task in tasks)
             if self._pool is None
-            else self._pool.run(tasks, broadcast)
+            else self._pool.run(tasks, broadcast, listener() or _nobody)
         )
         for result in results:
             state = result.get("state")
@@ -126,8 +127,11 @@ class _Pool:
             self._idle.put(None)  # started when first needed
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="harmonium-worker")
 
-    def run(self, tasks: Iterator[Task], broadcast: bytes) -> Iterator[codec.Tree]:
-        """Results in the order of the tasks; at most two tasks a worker are under way."""
+    def run(self, tasks: Iterator[Task], broadcast: bytes, hear: Listener) -> Iterator[codec.Tree]:
+        """Results in the order of the tasks; at most two tasks a worker are under way.
+
+        `hear` is told, from other threads, of the progress of tasks that last.
+        """
         scratch = self._folder / "scratch"
         scratch.mkdir(exist_ok=True)
         shared = scratch / f"broadcast-{os.getpid()}"
@@ -135,7 +139,7 @@ class _Pool:
         under_way: deque[Future[codec.Tree]] = deque()
         try:
             for task in tasks:
-                under_way.append(self._threads.submit(self._perform, task, shared))
+                under_way.append(self._threads.submit(self._perform, task, shared, hear))
                 if len(under_way) > 2 * self._count:
                     yield under_way.popleft().result()
             while under_way:
@@ -145,13 +149,13 @@ class _Pool:
                 future.cancel()
             shared.unlink(missing_ok=True)
 
-    def _perform(self, task: Task, shared: Path) -> codec.Tree:
+    def _perform(self, task: Task, shared: Path, hear: Listener) -> codec.Tree:
         state = asdict(task.state) if task.state else None
         message = codec.encode({**vars(task), "state": state, "broadcast": str(shared)})
         for _ in range(TRIES):
             worker = self._take()
             try:
-                result = worker.ask(message)
+                result = worker.ask(message, hear)
             except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
                 self._all.discard(worker)
                 worker.end()
@@ -195,6 +199,7 @@ class _Worker:
     """One worker process."""
 
     def __init__(self, folder: Path) -> None:
+        self._started = False  # it has said something
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harmonium.engines.worker", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -207,13 +212,21 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: bytes) -> codec.Tree:
+    def ask(self, message: bytes, hear: Listener) -> codec.Tree:
         """Send a task and wait for its result; OSError or EOFError if the process is gone."""
         write_frame(self._process.stdin, message)  # type: ignore[arg-type]
-        frame = read_frame(self._process.stdout)  # type: ignore[arg-type]
-        if frame is None:
-            raise EOFError
-        return codec.decode(frame)
+        if starts := not self._started:
+            hear("starting workers", 0, None, "")
+        while (frame := read_frame(self._process.stdout)) is not None:  # type: ignore[arg-type]
+            self._started = True
+            if starts:
+                hear("starting workers", 0, 0, "")
+                starts = False
+            result: codec.Tree = codec.decode(frame)
+            if "progress" not in result:
+                return result
+            hear(*result["progress"])
+        raise EOFError
 
     def end(self) -> None:
         self._process.kill()
@@ -230,6 +243,10 @@ def environment() -> dict[str, str]:
     """Of a process that performs tasks: one thread, and it finds the modules that this one does."""
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def _nobody(what: str, done: int, total: int | None, unit: str) -> None:
+    """Nobody listens to the progress of tasks."""
 
 
 def _error(result: codec.Tree) -> Exception:

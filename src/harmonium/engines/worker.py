@@ -17,19 +17,27 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from harmonium.errors import HarmoniumError
+from harmonium.telling import listening, seldom
 
 if TYPE_CHECKING:
     from harmonium.engines.host import Host
 
 
 def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
-    """Answer tasks until there are no more; what goes wrong is an answer as well."""
+    """Answer tasks until there are no more; what goes wrong is an answer as well.
+
+    Progress events of a task that lasts go out before its answer.
+    """
     from harmonium import codec
     from harmonium.engines.local import read_frame, write_frame
 
+    def pass_on(*event: Any) -> None:
+        write_frame(results, codec.encode({"progress": list(event)}))
+
     while (frame := read_frame(tasks)) is not None:
         try:
-            answer = _perform(_host(folder), codec.decode(frame))
+            with listening(seldom(pass_on)):
+                answer = _perform(_host(folder), codec.decode(frame))
         except HarmoniumError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         except Exception:  # a fault in a method: its traceback is sent, the worker lives on

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from harmonium.evaluate.geometry import Health, health
 from harmonium.evaluate.knn import knn_answers
 from harmonium.evaluate.linear import FEW_STRENGTH, few_label_probe, linear_probe
 from harmonium.evaluate.metrics import Answers
+from harmonium.telling import tell
 from harmonium.threads import single_thread
 
 NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a verdict
@@ -237,7 +238,7 @@ class Judge:
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
         if len(images) == 0:  # data without a validation part
             return torch.zeros(0, 1)
-        return embed(encoder, images, self.views.plain)
+        return embed(encoder, images, self.views.plain, watch=partial(tell, "features"))
 
     def _health(self, encoder: nn.Module) -> dict[str, Any]:
         """Label-free figures; a number that is not finite is left out of JSON's way as None."""

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.metrics import Answers, answers
+from harmonium.telling import work
 from harmonium.threads import single_thread
 
 QUERIES = 256  # in a block
@@ -93,15 +94,15 @@ def knn_votes(
     votes = torch.empty(len(queries), len(classes), dtype=torch.float64, device=columns.device)
     workers = max(1, min(torch.get_num_threads(), THREADS, -(-len(queries) // chunk)))
 
-    def work(first: int) -> None:
+    def vote(first: int) -> None:
         space = bank.new_empty(max(chunk, LEAST) * voters.size, dtype=torch.float32)
         for start in range(first * chunk, len(queries), workers * chunk):
             some = functional.normalize(queries[start : start + chunk].detach().float(), dim=1)
             found = _votes(some, voters, min(k, voters.count), temperature, space)
             votes[start : start + chunk] = found
 
-    with single_thread(), ThreadPoolExecutor(workers) as threads:
-        list(threads.map(work, range(workers)))
+    with single_thread(), ThreadPoolExecutor(workers) as threads, work("nearest neighbours"):
+        list(threads.map(vote, range(workers)))
     return votes, classes
 
 

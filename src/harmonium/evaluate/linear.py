@@ -20,6 +20,7 @@ from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.logistic import regressions
 from harmonium.evaluate.metrics import Answers, answers
 from harmonium.seeds import numpy_rng
+from harmonium.telling import work
 from harmonium.threads import single_thread
 
 STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -150,12 +151,14 @@ def few_label_probe(
     asked = (asked - shift) / scale
     scored = []
     known = 0
-    for draw in range(draws):
-        chosen = _draw(labels, per_class, numpy_rng(seed, "few_labels", per_class, draw))
-        known = len(chosen)
-        some = (features[chosen] - shift) / scale
-        model = next(iter(_path(some, labels[chosen], [strength])))
-        scored.append((model.scores(asked), model.classes))
+    with work("few-label probe", draws, "draws") as at:
+        for draw in range(draws):
+            chosen = _draw(labels, per_class, numpy_rng(seed, "few_labels", per_class, draw))
+            known = len(chosen)
+            some = (features[chosen] - shift) / scale
+            model = next(iter(_path(some, labels[chosen], [strength])))
+            scored.append((model.scores(asked), model.classes))
+            at(len(scored))
     given = answers(scored, asked_labels)
     accuracies = [float(one) for one in given.right.double().mean(dim=1)]
     deviation = float(np.std(accuracies, ddof=1)) if draws > 1 else None

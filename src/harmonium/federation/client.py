@@ -26,6 +26,7 @@ from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import ClientId, Weights
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
+from harmonium.telling import work
 
 Sent = TypeVar("Sent", Tensor, Weights)
 
@@ -142,13 +143,13 @@ class Client:
         evaluation mode, so that no picture moves another's row.
         """
         index = torch.arange(len(self.examples)) if among is None else among
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    model(self.views.plain(self.examples.pixels(some)))
-                    for some in torch.split(index, size)
-                ]
-            )
+        where = "the server" if self.id < 0 else f"client {self.id}"
+        rows, seen = [], 0
+        with torch.no_grad(), work(f"features at {where}", len(index), "images") as at:
+            for some in torch.split(index, size):
+                rows.append(model(self.views.plain(self.examples.pixels(some))))
+                at(seen := seen + len(some))
+            return torch.cat(rows)
 
     def release(
         self,
@@ -312,8 +313,13 @@ def fit(
     parts.train()
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
-    total, steps = 0.0, 0
-    with frozen(module for name, module in parts.items() if name not in names):
+    total, steps, seen = 0.0, 0, 0
+    whole = local.epochs * len(client.examples if among is None else among)
+    who = "training at the server" if client.id < 0 else f"client {client.id}"
+    with (
+        frozen(module for name, module in parts.items() if name not in names),
+        work(who, whole, "images") as at,
+    ):
         batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
         for batch in batches:
             optimiser.zero_grad()
@@ -332,6 +338,7 @@ def fit(
                 after()
             total += amount
             steps += 1
+            at(seen := seen + len(batch.index))
     if not steps:
         count = len(client.examples if among is None else among)
         raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")

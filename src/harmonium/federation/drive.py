@@ -22,6 +22,7 @@ from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import MEASURING, STEPS, Ask, ClientId, Exchange, Plan, check
 from harmonium.privacy.mechanisms import Release
+from harmonium.telling import work
 from harmonium.threads import single_thread
 
 
@@ -132,7 +133,7 @@ class Driver:
     def _next(self, plan: Plan, got: SimpleNamespace | None, turn: Turn) -> Ask:
         """Let the plan go on to its next ask: one thread and keyed chance, as in a handler."""
         seed = seeds.seed_of(self.method.world.seed, "plan", turn.round, turn.ask)
-        with single_thread(), torch.random.fork_rng(devices=[]):
+        with single_thread(), torch.random.fork_rng(devices=[]), work("server step"):
             torch.default_generator.manual_seed(seed)
             return plan.send(got)  # type: ignore[arg-type]
 
@@ -248,20 +249,22 @@ class Driver:
                 entry.releases += more
             return entry
 
-        for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
-            if reply.client not in left:
-                continue
-            left.remove(reply.client)
-            waiting[reply.client] = count(reply) if at_once else reply
-            while awaited in waiting:
-                one = waiting.pop(awaited)
-                entry = one if isinstance(one, Entry) else count(one)
-                down = {**ask.down, **ask.each.get(awaited, {})}
-                entry.down, entry.parts["down"] = sizes(down), by_part(down)
-                server.account.charge(awaited, promised[awaited])
-                self.ledger.write(entry, aside=ask.step in STEPS)
-                answered += [awaited] if entry.outcome == "answered" else []
-                awaited = next(order, None)
+        with work(ask.step, len(ask.to), "clients") as at:
+            for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
+                if reply.client not in left:
+                    continue
+                left.remove(reply.client)
+                at(len(ask.to) - len(left))
+                waiting[reply.client] = count(reply) if at_once else reply
+                while awaited in waiting:
+                    one = waiting.pop(awaited)
+                    entry = one if isinstance(one, Entry) else count(one)
+                    down = {**ask.down, **ask.each.get(awaited, {})}
+                    entry.down, entry.parts["down"] = sizes(down), by_part(down)
+                    server.account.charge(awaited, promised[awaited])
+                    self.ledger.write(entry, aside=ask.step in STEPS)
+                    answered += [awaited] if entry.outcome == "answered" else []
+                    awaited = next(order, None)
         least = self._least(ask)
         if len(answered) < least:
             raise NotEnoughReplies(

@@ -22,6 +22,7 @@ from torch.nn import functional
 from harmonium.descent import SGD
 from harmonium.errors import ConfigError
 from harmonium.objectives.sinkhorn import scaled, scaling
+from harmonium.telling import tell
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -224,7 +225,8 @@ def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
     """SGD on minus the mean cosine of each row's shares; Sinkhorn goes on from the step before."""
     centroids, factors = nn.Parameter(start.clone()), None
     optimiser = SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
-    for _ in range(steps):
+    for step in range(steps):
+        tell("clustering at the server", step, steps, "steps")
         scores = rows @ centroids.T
         kernel = (SHARPNESS * scores.detach().double()).softmax(1)
         factors, across = scaling(kernel, 100, factors)
@@ -236,6 +238,7 @@ def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
         optimiser.step()
         with torch.no_grad():
             centroids.copy_(functional.normalize(centroids))
+    tell("clustering at the server", steps, steps, "steps")
     return centroids.detach()
 
 

@@ -1,4 +1,8 @@
-"""A run as it is watched: one live bar on a terminal, plain lines anywhere else."""
+"""A run as it is watched: one live line on a terminal, plain lines anywhere else.
+
+What does not fit into a terminal's width is left out in a fixed order: round, loss, kNN and time
+left stay longest.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from harmonium.callbacks import Callback
 from harmonium.errors import counted
 from harmonium.evaluate.geometry import tuning_score
-from harmonium.telling import listening
+from harmonium.report.display import Piece, bar, display_of, drawn, fitted
+from harmonium.report.display import clock as clock
+from harmonium.report.display import long_work as long_work
+from harmonium.telling import SETUP
 
 if TYPE_CHECKING:
     from harmonium.federation.drive import Reply
     from harmonium.life import Result
     from harmonium.recipe import Recipe
+
+LATER = ("objective", "clients", "score", "bytes")  # of a round, after what matters most
 
 
 def watcher_for(console: Console, label: str = "") -> Callback:
@@ -39,9 +41,9 @@ class LineWatcher(Callback):
 
     def __init__(self, console: Console, label: str = "") -> None:
         """Print to `console`; `label` tells several runs apart."""
-        self.console = console
+        self.display = display_of(console)
         self.label = f"{label}: " if label else ""
-        self._rounds = 0
+        self._rounds = self._done = 0
         self._clock = _Clock()
         self._warned = ""
         self._told: set[tuple[int, str]] = set()
@@ -49,7 +51,7 @@ class LineWatcher(Callback):
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
         """Say where the run is kept and whether it continues."""
         self.folder = folder
-        self._rounds = recipe.rounds
+        self._rounds, self._done = recipe.rounds, done
         self._clock = _Clock(done)
         clients = counted(recipe.clients, "client")
         if new := recipe.split.newcomers:
@@ -60,10 +62,23 @@ class LineWatcher(Callback):
             *(t.name for t in recipe.terms),
         ]
         what = f"{recipe.method.name} with {' and '.join(losses)}"
-        self._say(f"{self.label}{what} on {recipe.data.name}, {clients}")
-        self._say(f"{self.label}run folder {folder}")
+        self.display.say(f"{self.label}{what} on {recipe.data.name}, {clients}")
+        self.display.say(f"{self.label}run folder {folder}")
         if done:
-            self._say(f"{self.label}continuing after round {done}")
+            self.display.say(f"{self.label}continuing after round {done}")
+        self.display.run = self
+
+    def place_under_way(self) -> str:
+        """Which run and round work belongs to; the setup and the end belong to none."""
+        number = self._done + 1
+        is_round = number <= self._rounds and not self.display.under_way(SETUP)
+        return self.label.rstrip(": ") + (
+            (", " if self.label else "") + f"round {number}/{self._rounds}" if is_round else ""
+        )
+
+    def line(self, width: int) -> str:
+        """The run on one line of a terminal."""
+        return fitted([Piece(0, (f"{self.label}round {self._done}/{self._rounds}",))], width)
 
     def task(self, reply: Reply) -> None:
         """Say why a client did not answer, the first time."""
@@ -74,9 +89,11 @@ class LineWatcher(Callback):
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""
-        left = self._clock.left(row["round"], self._rounds)
-        place = f"{self.label}round {row['round']}/{self._rounds}"
-        self._say(f"{place}  {figures_of(row)}  training left {left}")
+        self._done = row["round"]
+        left = self._clock.left(self._done, self._rounds)
+        place = f"{self.label}round {self._done}/{self._rounds}"
+        words = {"round": place, "loss": "", "knn": "", "left": f"training left {left}"}
+        self.display.say("  ".join(filter(None, (words | figures_of(row)).values())))
         self._warn(row)
 
     def _warn(self, row: Mapping[str, Any]) -> None:
@@ -90,61 +107,64 @@ class LineWatcher(Callback):
 
     def note(self, text: str) -> None:
         """Print a remark."""
-        self._say(f"{self.label}note: {text}")
+        self.display.say(f"{self.label}note: {text}")
 
-    def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+    def close(self) -> None:
+        """Nothing more will come of this run."""
+        if self.display.run is self:
+            self.display.run = None
+            self.display.tick(at_once=True)
 
 
 class LiveWatcher(LineWatcher):
-    """A bar that moves with every client, with the latest figures beside it."""
+    """A line that stays in its place: a bar that moves with every client, the latest figures."""
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
-        """Start the bar; one step is one client's answer."""
+        """Draw the line for the first time."""
         super().begin(recipe, folder, done, cohort)
-        self._cohort = cohort
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("training left {task.fields[left]}"),
-            console=self.console,
-        )
-        self._task = self._bar.add_task(
-            f"{self.label}round {done}/{recipe.rounds}",
-            total=recipe.rounds * cohort,
-            completed=done * cohort,
-            figures="",
-            left="?",
-        )
-        self._bar.start()
-
-    def task(self, reply: Reply) -> None:
-        """A client is done."""
-        super().task(reply)
-        self._bar.advance(self._task)
+        self._began = time.perf_counter()
+        self._figures: dict[str, str] = {}
+        self._left = ""
+        self.display.tick(at_once=True)
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
-        """Put the round's figures beside the bar."""
-        number = row["round"]
-        self._bar.update(
-            self._task,
-            description=f"{self.label}round {number}/{self._rounds}",
-            completed=number * self._cohort,
-            figures=figures_of(row),
-            left=self._clock.left(number, self._rounds),
-        )
+        """Put the round's figures into the line."""
+        self._done = row["round"]
+        self._figures = self._figures | {"clients": "", "score": ""} | figures_of(row)
+        self._left = self._clock.left(self._done, self._rounds)
         self._warn(row)
+        self.display.tick(at_once=True)
+
+    def line(self, width: int) -> str:
+        """Round, loss, kNN and time left before all else; then whose run it is, and the rest.
+
+        A kNN stays until the next one; every other figure is of the last round.
+        """
+        is_setup = self.display.under_way(SETUP)
+        done = self._done + (0.0 if is_setup else self.display.share("clients"))
+        share = min(done, self._rounds) / max(1, self._rounds)
+        label = self.label.removesuffix(": ")
+        number = label[label.rfind("(") :] if label.endswith(")") else label  # "(3 of 12)"
+        figures = dict.fromkeys(("loss", "knn", *LATER), "") | self._figures
+        left = f"left {self._left}" if self._left else ""
+        pieces = [
+            Piece(1, ("setup" if is_setup else f"round {self._done}/{self._rounds}",)),
+            Piece(3, (figures["loss"],)),
+            Piece(4, (figures["knn"].removeprefix("validation "),)),
+            Piece(5, (left, left.removesuffix(" or less"))),
+            Piece(0, (label, number)),
+            Piece(2, tuple(bar(share, length) for length in (24, 16, 8))),
+            *(Piece(6 + place, (figures[key],)) for place, key in enumerate(LATER)),
+            Piece(6 + len(LATER), (f"elapsed {clock(time.perf_counter() - self._began)}",)),
+        ]
+        return fitted([piece for piece in pieces if piece.forms[-1]], width)
 
     def end(self, result: Result) -> None:
-        """Leave the finished bar on the screen."""
-        self.close()
-
-    def close(self) -> None:
-        """Stop drawing, also after an error."""
-        if hasattr(self, "_bar"):
-            self._bar.stop()
+        """Leave the finished line on the screen."""
+        if self.display.run is self:
+            line = self.line(self.display.console.width)
+            self.close()
+            self.display.console.print(drawn(line))
 
 
 class _Clock:
@@ -165,33 +185,23 @@ class _Clock:
         return f"{clock((now - self._start) * (rounds - number))} or less"
 
 
-def clock(seconds: float) -> str:
-    """A time as clocks have it.
-
-    >>> clock(75.4), clock(3600)
-    ('1:15', '1:00:00')
-    """
-    minutes, whole = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
-
-
-def figures_of(row: Mapping[str, Any]) -> str:
-    """Clients, loss, kNN and bytes of a round in a few words."""
-    words = [counted(row["answered"], "client")]
-    if row["missing"]:
-        words.append(f"{row['missing']} missing")
+def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Loss, kNN, clients, score and bytes of a round in a few words each, what there is of them."""
+    words: dict[str, str] = {}
     if row["loss"] is not None:
-        words.append(f"loss {row['loss']:.3f}")
+        words["loss"] = f"loss {row['loss']:.3f}"
     if row.get("knn") is not None:
-        words.append(f"validation kNN {100 * row['knn']:.1f} %")
+        words["knn"] = f"validation kNN {100 * row['knn']:.1f} %"
     if (overall := row.get("global_objective", {}).get("value")) is not None:
-        words.append(f"global objective {overall:.3f}")
+        words["objective"] = f"global objective {overall:.3f}"
+    words["clients"] = counted(row["answered"], "client")
+    if row["missing"]:
+        words["clients"] += f", {row['missing']} missing"
     told = row.get("reported", {})
     if "align" in told and "unif" in told:
-        words.append(f"score {tuning_score(told['align'], told['unif']):.3f}")
-    words.append(f"{size_of(row['bytes_up'] + row['bytes_down'])}")
-    return "  ".join(words)
+        words["score"] = f"score {tuning_score(told['align'], told['unif']):.3f}"
+    words["bytes"] = size_of(row["bytes_up"] + row["bytes_down"])
+    return words
 
 
 def size_of(count: float) -> str:
@@ -233,60 +243,3 @@ def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None
             bar.update(tasks[what], completed=done, total=total)
 
         yield draw
-
-
-@contextmanager
-def long_work(console: Console, silent: bool = False) -> Iterator[None]:
-    """Show how far decoding, features or trainings are, wherever they take more than a moment."""
-    if silent:
-        yield
-        return
-    shown = _LongWork(console)
-    try:
-        with listening(shown):
-            yield
-    finally:
-        shown.stop()
-
-
-class _LongWork:
-    """A bar on a terminal, a line now and then elsewhere, nothing in the first two seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._name, self._began, self._told = "", 0.0, 0.0
-        self._bar: Progress | None = None
-
-    def __call__(self, name: str, done: int, total: int | None, unit: str) -> None:
-        now = time.perf_counter()
-        if done == total:
-            return self.stop()
-        if name != self._name:
-            self.stop()
-            self._name, self._began = name, now
-        if now - self._began < 2:
-            return None
-        if self._console.is_terminal:
-            return self._draw(done, total, unit)
-        if now - self._told > 10:
-            self._told = now
-            whole = f" of {total:,}" if total else ""
-            text = f"{name}: {done:,}{whole} {unit}"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return None
-
-    def _draw(self, done: int, total: int | None, unit: str) -> None:
-        if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.add_task("")
-            self._bar.start()
-        words = f"{self._name}: {done:,} {unit}"
-        self._bar.update(self._bar.task_ids[0], description=words, completed=done, total=total)
-
-    def stop(self) -> None:
-        """Take the bar away; the next work begins anew."""
-        self._name, self._told = "", 0.0
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None

@@ -1,0 +1,273 @@
+"""The one place where progress is drawn: the line of a run, and the work under way.
+
+A run's line comes from its watcher (`report/progress.py`), the work from the progress events of
+`harmonium.telling`. On a terminal both are drawn anew several times a second, and go away when
+they are over. Elsewhere work that lasts gets a plain line every few seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console, ConsoleOptions
+from rich.live import Live
+from rich.text import Text
+
+from harmonium.telling import listening
+
+PATIENCE = 2.0  # seconds that work may take before it is worth a word
+SPACING = 5.0  # seconds between plain lines about work that lasts
+TICK = 0.25  # seconds between two drawings
+
+
+# ---- lines that fit ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a line; `forms` say the same at less and less length."""
+
+    place: int  # in the line, from the left
+    forms: tuple[str, ...]
+
+
+def fitted(pieces: Sequence[Piece], width: int, between: str = "  ") -> str:
+    """As many pieces as fit into a width, the first ones before all others, in their places.
+
+    >>> pieces = [Piece(1, ("round 3/20",)), Piece(2, ("time left 1:05", "1:05")), Piece(0, ("a",))]
+    >>> fitted(pieces, 40), fitted(pieces, 20), fitted(pieces, 14)
+    ('a  round 3/20  time left 1:05', 'a  round 3/20  1:05', 'round 3/20')
+    """
+    chosen: dict[int, str] = {}
+
+    def fits(place: int, form: str) -> bool:
+        parts = {**chosen, place: form}
+        return len(between.join(parts.values())) <= width
+
+    for piece in pieces:  # all that find room at their shortest, then longer forms
+        if not fits(piece.place, piece.forms[-1]):
+            break
+        chosen[piece.place] = piece.forms[-1]
+    for piece in pieces:
+        longer = [form for form in piece.forms if piece.place in chosen and fits(piece.place, form)]
+        chosen |= {piece.place: longer[0]} if longer else {}
+    return between.join(chosen[place] for place in sorted(chosen))
+
+
+def bar(share: float, length: int) -> str:
+    """A bar of characters.
+
+    >>> bar(0.5, 8)
+    '━━━━────'
+    """
+    full = round(min(1.0, max(0.0, share)) * length)
+    return "━" * full + "─" * (length - full)
+
+
+def drawn(line: str) -> Text:
+    """A line of the live display, its bars in the colours of bars."""
+    text = Text(line, no_wrap=True, overflow="crop")
+    text.highlight_regex("━+", "bar.complete")
+    text.highlight_regex("─+", "bar.back")
+    return text
+
+
+def clock(seconds: float) -> str:
+    """A time as clocks have it.
+
+    >>> clock(75.4), clock(3600)
+    ('1:15', '1:00:00')
+    """
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
+
+
+# ---- the display ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Work:
+    """Work that is under way."""
+
+    began: float
+    done: int
+    total: int | None
+    unit: str
+
+    def words(self, name: str) -> str:
+        """What it is and how far it has come.
+
+        >>> _Work(0.0, 300, 1200, "images").words("features")
+        'features: 300 of 1,200 images'
+        """
+        if self.total is not None:
+            return f"{name}: {self.done:,} of {self.total:,} {self.unit}"
+        return f"{name}: {self.done:,} {self.unit}" if self.done else name
+
+
+class RunLine(Protocol):
+    """A run as a display shows it."""
+
+    def line(self, width: int) -> str:
+        """The run on one line of a terminal."""
+
+    def place_under_way(self) -> str:
+        """Which run and round the work under way belongs to."""
+
+
+class Display:
+    """What a console shows while a command works: the line of a run and the work under way."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw on `console` if it is a terminal; print plain lines to it otherwise."""
+        self.console = console
+        self.run: RunLine | None = None
+        self._works: dict[str, _Work] = {}  # the outermost first
+        self._live: Live | None = None
+        self._shows_work = False
+        self._drawn = self._said = float("-inf")
+        self._lock = threading.RLock()  # events come from several threads
+
+    def event(self, what: str, done: int, total: int | None, unit: str) -> None:
+        """Take a progress event; `done == total` ends a piece of work."""
+        with self._lock:
+            if done == total:
+                self._works.pop(what, None)
+            elif what in self._works:
+                held = self._works[what]
+                held.done, held.total, held.unit = done, total, unit
+            else:
+                self._works[what] = _Work(time.perf_counter(), done, total, unit)
+            self.tick(at_once=self._shows_work and not self._works)
+
+    def tick(self, *, at_once: bool = False) -> None:
+        """Draw anew, or say a line, if it is time to."""
+        with self._lock:
+            now = time.perf_counter()
+            if not self.console.is_terminal:
+                if self._lasting(now) and now - self._said >= SPACING:
+                    self.say(self._plain_line())
+            elif at_once or now - self._drawn >= TICK:
+                self._drawn = now
+                self._draw(now)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above what is drawn."""
+        self._said = time.perf_counter()
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def under_way(self, what: str) -> bool:
+        """Whether some work has begun and not ended."""
+        return what in self._works
+
+    def share(self, unit: str) -> float:
+        """How much of the work that is counted in some unit is done."""
+        for one in self._works.values():
+            if one.unit == unit and one.total:
+                return one.done / one.total
+        return 0.0
+
+    def close(self) -> None:
+        """Take all that is drawn away; nothing is under way any more."""
+        with self._lock:
+            self._works.clear()
+            self.run = None
+            self.tick(at_once=True)
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Go on drawing while work tells nothing of itself."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TICK):
+                self.tick()
+
+        thread = threading.Thread(target=tick, name="harmonium-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.close()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines of the live display, as wide as the terminal is now."""
+        with self._lock:
+            yield from map(drawn, self.lines(options.max_width))
+
+    def lines(self, width: int) -> list[str]:
+        """The line of the run, and one of the work under way if it lasts."""
+        lines = [self.run.line(width)] if self.run else []
+        oldest = self._lasting(time.perf_counter())
+        self._shows_work = oldest is not None
+        if oldest:
+            parts = self._parts()
+            known = [one for one in self._works.values() if one.total]
+            shares = [bar(known[-1].done / (known[-1].total or 1), 12)] if known else []
+            pieces = [
+                Piece(1, (parts[-1],)),
+                Piece(2, (clock(time.perf_counter() - oldest.began),)),
+                *(Piece(place - 9, (part,)) for place, part in enumerate(parts[:-1])),
+                *(Piece(3, (share,)) for share in shares),
+            ]
+            lines.append(fitted(pieces, width) or parts[-1][:width])
+        return lines
+
+    def _lasting(self, now: float) -> _Work | None:
+        """The oldest work under way if it is worth a word."""
+        oldest = next(iter(self._works.values()), None)
+        return oldest if oldest and now - oldest.began >= PATIENCE else None
+
+    def _parts(self) -> list[str]:
+        """What is under way: the outermost work, and the latest of what can be counted in it."""
+        (first, *_), (last, *_) = list(self._works.items()), reversed(self._works.items())
+        within = [one for one in list(self._works.items())[1:] if one[1].total or one == last]
+        return [one.words(name) for name, one in (first, *within[-2:])]
+
+    def _plain_line(self) -> str:
+        place = [self.run.place_under_way()] if self.run else []
+        return ": ".join(filter(None, [*place, "; ".join(self._parts())]))
+
+    def _draw(self, now: float) -> None:
+        if self.run is None and not self._lasting(now):
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+            return
+        if self._live is None:
+            self._live = Live(
+                self,
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,  # results go there, and need not go to this console
+            )
+            self._live.start()
+        self._live.refresh()
+
+
+_displays: dict[Console, Display] = {}
+
+
+def display_of(console: Console) -> Display:
+    """The one display of a console, for no two can be drawn at once."""
+    return _displays.setdefault(console, Display(console))
+
+
+@contextmanager
+def long_work(console: Console, silent: bool = False) -> Iterator[None]:
+    """Show how far work is that takes more than a moment: training, decoding, features, probes."""
+    if silent:
+        yield
+        return
+    display = display_of(console)
+    with listening(display.event), display.ticking():
+        yield
