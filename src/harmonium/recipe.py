@@ -422,7 +422,8 @@ def known_keys() -> list[str]:
         sections[section] = list(registry.table().values())
     for section, classes in sections.items():
         names = {field.name for cls in classes for field in fields(cls) if field.init}
-        keys += [f"{section}.{name}" for name in sorted(names.difference(SUPPLIED))]
+        names -= set(SUPPLIED) if section == "method" else set()
+        keys += [f"{section}.{name}" for name in sorted(names)]
     return keys
 
 
