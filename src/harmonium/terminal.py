@@ -27,10 +27,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 WIDE = 160  # columns of what goes to a file or a program, where nothing would be cut for a screen
 
 
+def is_bounded(console: Console) -> bool:
+    """Whether what is printed should stay within a width: that of a terminal, or a given one."""
+    return console.is_terminal or "COLUMNS" in os.environ
+
+
 def _console(**how: Any) -> Console:
     made = Console(**how)
-    bounded = made.is_terminal or "COLUMNS" in os.environ
-    return made if bounded else Console(width=WIDE, **how)
+    return made if is_bounded(made) else Console(width=WIDE, **how)
 
 
 out = _console()
@@ -38,7 +42,10 @@ err = _console(stderr=True)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:
-    """Print rows as `report.tables.table` draws them; nothing where there are none."""
+    """Print rows as `report.tables.table` draws them; nothing where there are none.
+
+    A terminal has them at its width. Elsewhere every column is there, however wide that is.
+    """
     from rich.text import Text
 
     from harmonium.report.tables import table
@@ -46,7 +53,9 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -
     if rows:
         if title:  # above the table, not in it, where it would be as narrow as the table
             out.print(Text(f"\n{title}", style="italic"))
-        out.print(table(rows, **how))
+        made = table(rows, **how)
+        wide = out if is_bounded(out) else Console(file=out.file, width=max(WIDE, made.least))
+        wide.print(made)
 
 
 def say(text: str, console: Console = out) -> None:

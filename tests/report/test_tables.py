@@ -4,6 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
+from harmonium import terminal
 from harmonium.report.tables import csv_text, estimate, markdown, plus_minus, table
 
 ROWS = [
@@ -88,9 +89,62 @@ def test_decimals_can_be_chosen_by_row():
     assert "0.123" not in by_column
 
 
-def test_a_column_can_be_kept_whole():
-    rows = [{"name": "breastmnist", **{f"text {n}": "word " * 9 for n in range(3)}}]
-    for unbroken, whole in ((["name"], True), ([], False)):
-        narrow = Console(width=44, file=io.StringIO())
-        narrow.print(table(rows, unbroken=unbroken))
-        assert ("breastmnist" in narrow.file.getvalue()) is whole
+def narrow(made, width):
+    console = Console(width=width, file=io.StringIO())
+    console.print(made)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    return "\n".join(lines)
+
+
+TEXTS = [
+    {
+        "name": "divergence-aware",
+        "what": "FedAvg of BYOL with a twin kept at the client, and a predictor that stays",
+        "paper": "Lubana et al., 2022; Zhuang et al., 2021",
+        "linear, 10 labels a class": (88.1, 0.4),
+        "p (Holm)": 0.0001,
+    }
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_word_is_split_and_no_number_cut_at_any_width(width):
+    words = {word for key, value in TEXTS[0].items() for word in f"{key} {value}".split()}
+    words -= {"(88.1,", "0.4)"}
+    text = narrow(table(TEXTS), width)
+    body, _, hidden = text.partition("not shown")
+    assert set(body.replace("─", " ").split()) <= words | {"88.1", "±", "0.4", "0.000100"}
+    for key, value in TEXTS[0].items():
+        assert (key.split()[-1] in body) is (key not in hidden)
+        if isinstance(value, str) and key not in hidden:
+            assert set(value.split()) <= set(body.split())
+
+
+def test_columns_are_left_out_from_the_right_and_named():
+    shown = {w: table(TEXTS).widths(w) for w in (200, 80, 60, 40, 10)}
+    assert [len(shown[w]) for w in (200, 60, 40, 10)] == [5, 4, 3, 1]
+    assert "not shown in 40 columns: linear, 10 labels a class, p (Holm)" in narrow(
+        table(TEXTS), 40
+    ).replace("\n", " ").replace("  ", " ")
+    assert "not shown" not in narrow(table(TEXTS), table(TEXTS).least)
+
+
+def test_a_column_can_be_kept_on_one_line():
+    rows = [{"name": "a b c d e f", "text": "word " * 9}]
+    assert "a b c d e f" in narrow(table(rows, unbroken=["name"]), 20)
+    assert "a b c d e f" not in narrow(table(rows), 14)
+
+
+def test_nothing_is_left_out_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(terminal, "out", Console(file=io.StringIO(), width=terminal.WIDE))
+    many = {f"column {n}": "x" * 20 for n in range(30)}
+    terminal.show_table([many])
+    text = terminal.out.file.getvalue()
+    assert text.count("x" * 20) == 30 and "not shown" not in text
+
+
+def test_a_long_path_is_split_rather_than_lost():
+    rows = [{"file": "/" + "folder/" * 20}]
+    assert narrow(table(rows), 60).replace("\n", "").replace(" ", "").count("folder") > 15

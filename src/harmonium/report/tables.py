@@ -12,15 +12,12 @@ import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from harmonium.report.fitting import Fitting
 
 Row = Mapping[str, object]
 Columns = Sequence[str] | Mapping[str, str]
 MISSING = "–"
-LEAST = 10  # letters of a text that stay beside each other in the narrowest table
 
 
 def estimate(values: Sequence[float]) -> tuple[float, float | None]:
@@ -55,8 +52,11 @@ def table(
     digits: int | None = None,
     by_row: bool = False,
     unbroken: Collection[str] = (),
-) -> Table:
+) -> Fitting:
     """A table for the terminal; print it with a `rich` console, which respects NO_COLOR.
+
+    It takes the width of the console: long texts go on in the next line at the ends of words, and
+    where that does not suffice columns are left out from the right, which a line below says.
 
     Args:
         rows: the rows.
@@ -67,25 +67,10 @@ def table(
         by_row: choose them for each row instead, where each row is a quantity of its own.
         unbroken: columns of text that never go over into the next line; those of numbers do not.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     names = _headings(rows, columns)
-    for key, heading in names.items():
-        # Text objects, because a plain string would be read as markup and "[x]" would vanish.
-        right = _numeric(rows, key)
-        drawn.add_column(
-            Text(heading),
-            justify="right" if right else "left",
-            no_wrap=right or key in unbroken,
-            min_width=None if right else min(LEAST, max(len(_text(r.get(key), 0)) for r in rows)),
-            overflow="ellipsis" if right else "fold",
-        )
-    for cells in _cells(rows, names, digits, by_row):
-        drawn.add_row(*(Text(cell) for cell in cells))
-    return drawn
+    numeric = [_numeric(rows, key) for key in names]
+    whole = [right or key in unbroken for right, key in zip(numeric, names, strict=True)]
+    return Fitting(list(names.values()), _cells(rows, names, digits, by_row), numeric, whole, title)
 
 
 def markdown(

@@ -1,0 +1,169 @@
+"""Progress and tables in a real pseudo-terminal, at the widths that people have."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+WIDTHS = (60, 80, 100, 140)
+
+# One process draws the same at every width; a form feed is between two of them.
+SCENE = """
+import fcntl, struct, sys, termios
+from pathlib import Path
+from types import SimpleNamespace as Named
+from harmonium import telling, terminal
+from harmonium.report import display, progress
+
+recipe = Named(rounds=200, clients=10, split=Named(newcomers=0), objective=Named(name="simclr"),
+    terms=(), method=Named(name="fedavg"), data=Named(name="digits"))
+row = {"answered": 9, "missing": 1, "bytes_up": 3e6, "bytes_down": 3e6, "reported": {}}
+display.PATIENCE = 0.0
+progress._Clock.left = lambda self, number, rounds: "12:34:56 or less"
+for width in json_widths:
+    fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    with progress.long_work(terminal.err):
+        watcher = progress.watcher_for(terminal.err, "fedavg, seed 1 (3 of 12)")
+        watcher.begin(recipe, Path("run"), 0, 10)
+        with telling.work("setup"), telling.work("training at the server", 12800, "images") as at:
+            at(6400)
+            terminal.err.file.flush()
+            display.display_of(terminal.err).tick(at_once=True)
+        watcher.round({**row, "round": 198, "loss": 12.3456, "knn": 0.456}, 1.0)
+        watcher.note("a remark above the line")
+        watcher.round({**row, "round": 199, "loss": 11.3456}, 1.0)
+        watcher.end(None)
+        watcher.close()
+    terminal.show_table([
+        {"encoder": label, "kNN": (91.25, 0.41), "linear": (93.5, 0.3),
+         "linear, 10 labels a class": (71.25, 1.2), "95 % interval": "71.0 to 73.5",
+         "rounds to 90 %": 140, "what": "federated averaging of self-supervised encoders"}
+        for label in ("centralised", "alone (divergence-aware)", "fedavg")
+    ], "Test accuracy", digits=1, unbroken=["95 % interval"])
+    print("\\f", end="", flush=True)
+"""
+
+
+class Screen:
+    """The little of a terminal that progress and tables need; remembers every drawing."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.rows, self.row, self.column = [""], 0, 0
+        self.drawings: list[list[str]] = []  # as the screen was before each erasure
+
+    def feed(self, text: str) -> None:
+        for control, what, character in re.findall(r"\x1b\[([?\d;]*)([A-Za-z])|(.)", text, re.S):
+            if what == "A":
+                self.row -= int(control or 1)
+            elif what == "K":
+                self.drawings.append(list(self.rows))
+                self.rows[self.row] = ""
+            elif character == "\r":
+                self.column = 0
+            elif character == "\n":
+                self._down()
+            elif character:
+                self._put(character)
+
+    def _put(self, character: str) -> None:
+        if self.column == self.width:
+            self.column = 0
+            self._down()
+        line = self.rows[self.row].ljust(self.column)
+        self.rows[self.row] = line[: self.column] + character + line[self.column + 1 :]
+        self.column += 1
+
+    def _down(self) -> None:
+        self.row += 1
+        self.rows += [""] * (self.row + 1 - len(self.rows))
+
+    def drawn(self, pattern: str) -> str:
+        """The last row of any drawing that has a pattern."""
+        rows = [row for one in [*self.drawings, self.rows] for row in one]
+        return next(row for row in reversed(rows) if re.search(pattern, row))
+
+
+def read(main: int) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # Linux says so when the other side is closed
+            return
+        if not piece:
+            return
+        yield piece
+
+
+@pytest.fixture(scope="module")
+def screens() -> dict[int, Screen]:
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    hidden = ("COLUMNS", "LINES")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCENE.replace("json_widths", json.dumps(WIDTHS))],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env={**environment, "TERM": "xterm", "NO_COLOR": "1"},
+        start_new_session=True,
+    )
+    os.close(side)
+    shown = b"".join(read(main)).decode()
+    os.close(main)
+    assert process.wait() == 0, shown
+    made = {width: Screen(width) for width in WIDTHS}
+    for screen, text in zip(made.values(), shown.split("\f"), strict=False):
+        screen.feed(text)
+    return made
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_round_loss_knn_and_time_left_stay_at_any_width(
+    screens: dict[int, Screen], width: int
+) -> None:
+    line = screens[width].drawn(r"round 199/200")
+    assert re.search(r"round 199/200.*loss 11\.346  kNN 45\.6 %  left 12:34:56", line)
+    assert len(line) <= width
+    others = ["(3 of 12)", "━", "9 clients, 1 missing", "6.0 MB", "elapsed", "or less"]
+    found = [word in line for word in others]
+    assert all(found) if width == 140 else not all(found)
+    assert ("━" in line and "(3 of 12)" in line) is (width >= 80)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_work_is_shown_below_the_run_and_is_gone_in_the_end(
+    screens: dict[int, Screen], width: int
+) -> None:
+    line = screens[width].drawn("training at the server")
+    assert "training at the server: 6,400 of 12,800 images" in line and len(line) <= width
+    setups = [one for one in screens[width].drawings if any("12,800" in row for row in one)]
+    assert any(re.search(r"^(.*\) +)?setup", row) for one in setups for row in one)
+    left = "\n".join(screens[width].rows)
+    assert "training at the server" not in left and "setup" not in left
+    assert left.count("a remark above the line") == 1
+    assert left.count("round 199/200") == 1 and "round 198/200" not in left
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_split_no_word_and_name_what_they_leave_out(
+    screens: dict[int, Screen], width: int
+) -> None:
+    rows = screens[width].rows
+    begin = next(i for i, row in enumerate(rows) if "Test accuracy" in row)
+    body, _, hidden = "\n".join(rows[begin + 1 :]).partition("not shown")
+    assert {"centralised", "(divergence-aware)", "91.2", "0.4"} <= set(body.split())
+    assert "…" not in body
+    for heading in ("kNN", "linear", "linear, 10 labels a class", "95 % interval", "what"):
+        assert (heading.split()[-1] in body.split()) is (heading not in hidden)
+    assert ("self-supervised" in body.split()) is ("what" not in hidden)
+    assert (hidden == "") is (width == 140)
