@@ -11,6 +11,7 @@
     commits/000007.safetensors   the server's state after that round
     clients/               what clients keep between rounds, readable by the owner only
     encoder.safetensors    the encoder at the end, with result.json and run.png
+    earlier/000020/        the same as they were after round 20, of a run that was trained further
 
 A round exists once its commit file does. Writing that file is one atomic rename, so a run killed
 at any instant continues from the last committed round and ends with the same bits.

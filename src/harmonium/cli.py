@@ -119,7 +119,10 @@ def run(
 
 @app.command()
 def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None:
-    """Continue a run that stopped, from its last committed round."""
+    """Continue a run that stopped, from its last committed round; rounds=N trains it further.
+
+    For example: harmonium resume runs/first rounds=40
+    """
     from harmonium.runs import resume as resume_run
 
     with watched(as_json) as watcher:

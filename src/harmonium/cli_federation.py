@@ -177,7 +177,7 @@ def resume(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Continue a federation's run that stopped, from its last committed round."""
+    """Continue a federation's run that stopped; rounds=N trains it further."""
     from harmonium.sites.server import resume
 
     listening = _listening(listen, None, insecure)

@@ -107,7 +107,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         keys = ("data", "public", "split", "cache", "notes", "batch_norm")
-        return {key: about[key] for key in keys} | {"federation": about.get("federation")}
+        more = {"federation": about.get("federation"), "history": about.get("history", [])}
+        return {key: about[key] for key in keys} | more
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is missing or damaged: start a new run") from error
 

@@ -25,6 +25,7 @@ from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average, figures_of
 from harmonium.evaluate.references import references
 from harmonium.evaluate.verdict import reasons, verdict
+from harmonium.extending import told as further
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Turn
 from harmonium.federation.global_objective import KEY as GLOBAL_OBJECTIVE
@@ -476,7 +477,7 @@ class Life:
             held["figures"],
             held["untrained"],
             rounds,
-            tuple(about["notes"]),
+            (*about["notes"], *further(about["history"])),
             about["batch_norm"],
             held.get("references", {}),  # runs of earlier versions have none
             held.get("verdict", {}),

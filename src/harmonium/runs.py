@@ -28,6 +28,7 @@ from harmonium.errors import ConfigError, StoreError
 from harmonium.evaluate.judge import Judge, figures_of
 from harmonium.evaluate.pixels import Pixels
 from harmonium.evaluate.references import RAW, references
+from harmonium.extending import check_further, extend
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
 from harmonium.home import home, make_folder
@@ -74,17 +75,29 @@ def resume(
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Continue a run that stopped; only settings that cannot change its result may change."""
+    """Continue a run that stopped, or train it further: `resume("runs/first", rounds=40)`.
+
+    Settings that cannot change its result, `engine.*`, may change. `rounds`, above what the run
+    has, starts a new part of its history; `extending` says what becomes of schedules.
+    """
     folder = Path(folder)
     if why := of_many(folder):
         raise ConfigError(why)
-    changed = changed_recipe(folder, changes_of(words, settings))
+    changed = changed_recipe(folder, changes_of(words, settings), further=True)
     if read_about(folder)["federation"]:
         raise ConfigError(
             f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
         )
     with called(callbacks) as callback, locked(folder):
+        go_further(folder, changed)
         return _complete(Life(folder, changed, callback))
+
+
+def go_further(folder: Path, changed: Recipe) -> None:
+    """Give a run the rounds that its changed recipe has, if those are more."""
+    held = read_recipe(folder)
+    if changed.rounds != held.rounds:
+        extend(folder, held, changed.changed(engine=held.engine))
 
 
 def of_many(folder: Path) -> str:
@@ -105,15 +118,25 @@ def of_many(folder: Path) -> str:
     )
 
 
-def changed_recipe(folder: Path, changes: Sequence[str | Change]) -> Recipe:
-    """The recipe of a run that goes on, with changes that cannot change its result."""
-    recipe = read_recipe(folder)
-    changed = Recipe.of(recipe, *changes)
-    if changed.digest != recipe.digest:
+def changed_recipe(
+    folder: Path, changes: Sequence[str | Change], *, further: bool = False
+) -> Recipe:
+    """The recipe of a run that goes on, with changes that cannot change its result.
+
+    With `further`, its rounds may grow.
+    """
+    recipe, given = read_recipe(folder), changes_of(changes)
+    changed = Recipe.of(recipe, *given)
+    longer = further and any(change.key == "rounds" for change in given)
+    same = recipe.changed(rounds=changed.rounds) if longer else recipe
+    if changed.digest != same.digest:
         raise ConfigError(
             "a resumed run keeps its recipe, else its result would belong to neither: only "
-            "engine.* may change. Start a new run with --out instead."
+            f"engine.*{' and rounds' if further else ''} may change. Start a new run with --out "
+            "instead."
         )
+    if longer:
+        check_further(folder, recipe, changed)
     return changed
 
 

@@ -561,6 +561,18 @@ def test_a_client_number_must_be_one_of_the_plan(bench: Bench) -> None:
     assert not bench.opened
 
 
+def test_a_longer_plan_of_the_same_run_goes_on_with_the_state_that_is_here(bench: Bench) -> None:
+    """As when the server trains a run further; the site's policy looks at the new plan."""
+    state = bench.say(about={"round": PLAN.rounds})["state"]
+    bench.recipe = PLAN.changed(rounds=PLAN.rounds + 1)
+    got = bench.say(about={"round": PLAN.rounds + 1}, state=state, keep=[state["file"]])
+    assert got["up"]["loss"] == 2  # counted by the client's state
+    bench.policy = replace(POLICY, rounds=PLAN.rounds)
+    bench.restart()
+    why = bench.refusal(about={"round": PLAN.rounds + 1, "ask": 1})
+    assert f"rounds={PLAN.rounds + 1}" in why
+
+
 def test_no_plan_has_more_rounds_than_it_says(bench: Bench) -> None:
     assert bench.say(about={"round": PLAN.rounds})["up"]
     why = bench.refusal(about={"round": PLAN.rounds + 1})

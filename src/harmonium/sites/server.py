@@ -31,7 +31,7 @@ from harmonium.federation.wire import Ask, ClientId
 from harmonium.hosts import load_public, public_notes, read_about
 from harmonium.life import Ground, Life, Result
 from harmonium.recipe import Recipe
-from harmonium.runs import changed_recipe, holds, locked, new_folder, register
+from harmonium.runs import changed_recipe, go_further, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
 
@@ -93,13 +93,18 @@ def resume(
     watcher: Callback | None = None,
     listening: Listening | None = None,
 ) -> Result:
-    """Continue a federation's run that stopped, with the sites that it began with."""
-    plan, about = changed_recipe(path, changes), read_about(path)["federation"]
+    """Continue a federation's run that stopped, with the sites that it began with.
+
+    `rounds=N` trains it further. Every site checks the longer plan against its policy; one that
+    refuses it is left out of the rounds, by name.
+    """
+    plan, about = changed_recipe(path, changes, further=True), read_about(path)["federation"]
     if not about:
         raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
     with locked(path):
+        go_further(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
 
