@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ from harmonium.data.store import printable
 from harmonium.data.view_checks import normalise
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
+from harmonium.encoders.given import Given
 from harmonium.errors import ConfigError, DataError, StoreError, counted
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
+from harmonium.registry import recipe_name
 from harmonium.settings import choose, plain
 
 FORMAT = 2
@@ -257,13 +260,13 @@ def save_encoder(
         "size": shape[:2],
         "resize": "bicubic, scaled to cover, centre cut out",
         "depth": getattr(recipe.data, "depth", 16),
-        "features": method.encoder.features,
+        "features": method.encoder.features_for(method.world.channels, method.world.side),
         "prepare": {"mean": view.mean, "std": view.std, "size": view.size},
         "data": data,
         "method": recipe.method.name,
         "recipe": recipe.digest,
     }
-    weights = {key: value.contiguous() for key, value in encoder.state_dict().items()}
+    weights = {key: value.contiguous().clone() for key, value in encoder.state_dict().items()}
     frame = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
     store.write_atomic(path, frame)
 
@@ -274,6 +277,7 @@ def load_encoder(
     layout: Layout | None = None,
     strict: bool = False,
     value_range: tuple[float, float] | None = None,
+    network: nn.Module | Callable[[int, int], nn.Module] | None = None,
 ) -> LoadedEncoder:
     """The encoder of a finished run, as an `nn.Module` that takes images as they are.
 
@@ -285,13 +289,16 @@ def load_encoder(
             instead of resizing them as in training.
         value_range: least and greatest value of floating-point images, e.g. `(0, 1)`; without it
             they are refused.
+        network: the network itself, or a function of channels and side that makes it, where the
+            file does not name one: for encoders that were given as an `nn.Module`. A copy of it
+            gets the weights of the file.
 
     Returns:
         The encoder in evaluation mode. `encoder(images)` are features with gradients, for
         fine-tuning; `encoder.embed(images)` are those of many images, of a folder or of files.
 
-    An encoder that is not Harmonium's own needs its module to be imported already, for a file must
-    not choose what runs.
+    An encoder that is not Harmonium's own needs its module to be imported already, or `network`,
+    for a file must not choose what runs.
 
     >>> import harmonium, numpy as np
     >>> small = {"rounds": 1, "clients": 2, "encoder.width": 4, "engine.workers": 0}
@@ -321,24 +328,46 @@ def load_encoder(
         raise StoreError(f"there is no encoder {path}: {why}") from None
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
-    if (
-        ":" in name and name.partition(":")[0] not in sys.modules
-    ):  # a file must not choose what runs
+    try:
+        with torch.random.fork_rng(devices=[]):
+            built = _network(path, name, about, network)
+        built.load_state_dict(weights)
+        how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+        return LoadedEncoder(built, about, store.digest_of(data), **how).eval()
+    except (KeyError, TypeError, RuntimeError) as error:
+        line = str(error).splitlines()[0]
+        raise StoreError(f"{path} does not fit the encoder {name} that it names: {line}") from None
+
+
+def _network(path: Path, name: str, about: dict[str, Any], given: Any) -> nn.Module:
+    """The network that a file is of, with any weights; a file must not choose what runs."""
+    if isinstance(given, nn.Module):
+        return copy.deepcopy(given)
+    if given is not None:
+        made = given(about["channels"], about["side"]) if callable(given) else given
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"network is {_kind(given)}; give an nn.Module, or a function of channels and side "
+                "that returns one"
+            )
+        return made
+    if name == recipe_name(Given):
+        raise StoreError(
+            f"{path} is of a {about['encoder']['network']} that was given as an nn.Module: give "
+            "one again, as load_encoder(..., network=module)"
+        )
+    if ":" in name and name.partition(":")[0] not in sys.modules:
         raise StoreError(
             f"{path} is an encoder of {name}, which is not part of Harmonium: import that module "
             "first, if you trust it"
         )
     settings = choose("encoder", encoders, about["encoder"])
-    try:
-        with torch.random.fork_rng(devices=[]):
-            network = settings.build(about["channels"], about["side"])
-        network.load_state_dict(weights)
-        about.setdefault("features", settings.features)
-        how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
-        return LoadedEncoder(network, about, store.digest_of(data), **how).eval()
-    except (KeyError, TypeError, RuntimeError) as error:
-        line = str(error).splitlines()[0]
-        raise StoreError(f"{path} does not fit the encoder {name} that it names: {line}") from None
+    about.setdefault("features", settings.features_for(about["channels"], about["side"]))
+    return settings.build(about["channels"], about["side"])
+
+
+def _kind(value: Any) -> str:
+    return f"of the kind {type(value).__name__}"
 
 
 def _checked_range(given: Any) -> tuple[float, float]:

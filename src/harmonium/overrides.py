@@ -95,8 +95,25 @@ def _keywords(settings: Mapping[str, Any]) -> list[Change]:
     return [
         change
         for key, value in settings.items()
-        for change in _flat(tuple(key.split(".")), value, word=False)
+        for change in _flat(tuple(key.split(".")), _plainly(key, value), word=False)
     ]
+
+
+def _plainly(key: str, value: Any) -> Any:
+    """Arrays, networks and functions as settings that a recipe can name; the rest as it is."""
+    if _is_plain_throughout(value):
+        return value
+    from harmonium.objects import as_settings  # with it comes torch, which words do not need
+
+    return as_settings(key, value)
+
+
+def _is_plain_throughout(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain_throughout, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain_throughout, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:

@@ -268,7 +268,14 @@ class Recipe(BaseModel):
         if recipe.privacy.epsilon is not None:
             check_budget(method)
         recipe.transport.check(recipe.privacy)
+        if recipe.encoder.in_process:
+            recipe.engine.check_in_process()
         return recipe
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes run clients; 0: they run in this one."""
+        return 0 if self.encoder.in_process else self.engine.processes
 
     def _merged(self) -> Recipe:
         """The pictures of all clients in one place."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from harmonium.errors import ConfigError, UnknownSetting, suggest
 
@@ -21,9 +21,20 @@ C = TypeVar("C", bound=type)
 class Registry(Generic[T]):
     """Names of one kind of thing; `package` is scanned once, so a new file needs no other edit."""
 
-    def __init__(self, kind: str, package: str, base: type[T]) -> None:
-        """Make an empty table of `kind`; the modules of `package` fill it when first asked."""
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        base: type[T],
+        adapt: Callable[[Any, str], type[T] | None] = lambda found, name: None,
+        also: str = "",
+    ) -> None:
+        """Make an empty table of `kind`; the modules of `package` fill it when first asked.
+
+        `adapt` makes a class of what a name `module:other` means, if it can; `also` says of what.
+        """
         self.kind = kind
+        self._adapt, self._also = adapt, also
         self.base = base
         self._package = package
         self._table: dict[str, type[T]] = {}
@@ -64,11 +75,14 @@ class Registry(Generic[T]):
                     "a module, or set engine.workers=0"
                 )
             raise ConfigError(f"cannot import {self.kind} '{path}': {why}") from None
-        if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise ConfigError(
-                f"'{path}' is no {self.kind}: that is a class that extends {self.base.__name__}"
-            )
-        return found
+        if isinstance(found, type) and issubclass(found, self.base):
+            return found
+        if (adapted := self._adapt(found, path)) is not None:
+            return adapted
+        raise ConfigError(
+            f"'{path}' is no {self.kind}: that is a class that extends {self.base.__name__}"
+            f"{self._also}"
+        )
 
     def table(self) -> dict[str, type[T]]:
         """All names and their classes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +15,14 @@ from typing import Any
 
 import filelock
 import numpy as np
+from torch import nn
 
 from harmonium import store
 from harmonium.callbacks import Callback, called
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
+from harmonium.encoders.given import give_again
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
@@ -79,10 +80,16 @@ def resume(
 
     Settings that cannot change its result, `engine.*`, may change. `rounds`, above what the run
     has, starts a new part of its history; `extending` says what becomes of schedules.
+
+    A run whose encoder was given as an `nn.Module` needs it again, as `encoder=module`: its layers
+    count, and its weights are those of the run. Arrays can be given again as `data=images`.
     """
     folder = Path(folder)
     if why := of_many(folder):
         raise ConfigError(why)
+    if isinstance(network := settings.get("encoder"), nn.Module):
+        give_again(read_recipe(folder).encoder, network)
+        settings = {key: value for key, value in settings.items() if key != "encoder"}
     changed = changed_recipe(folder, changes_of(words, settings), further=True)
     if read_about(folder)["federation"]:
         raise ConfigError(
@@ -183,7 +190,7 @@ def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:
     settings = life.recipe.engine
-    workers = os.cpu_count() or 1 if settings.workers is None else settings.workers
+    workers = life.recipe.workers
     if settings.kind == "local":
         return LocalEngine(host, life.path, workers)
     from harmonium.engines.rehearsal import rehearsal  # needs the extra `flower`

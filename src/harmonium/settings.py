@@ -39,9 +39,15 @@ def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dic
         cls = registry[name]
     else:
         raise UnknownSetting(
-            f"{section} is {value!r}; give one of these names: {', '.join(registry.table())}"
+            f"{section} is {_brief(value)}; give one of these names: {', '.join(registry.table())}"
         )
     return cls, {k: v for k, v in value.items() if k != "name"}
+
+
+def _brief(value: Any) -> str:
+    """A value in a message; one that takes many words is named by its kind."""
+    text = repr(value)
+    return text if len(text) <= 200 and "\n" not in text else f"of the kind {type(value).__name__}"
 
 
 def make(cls: type[T], options: Mapping[str, Any], section: str, skip: Collection[str] = ()) -> T:

@@ -52,6 +52,8 @@ def _here(cls: type[DataSpec]) -> str:
         return ", ".join(found) or NOT_HERE
     if issubclass(cls, Sites):
         return "at the sites"
+    if "digest" in settings:
+        return "given from Python"
     if "path" in settings:
         return "needs a path"
     if "sets" in settings:

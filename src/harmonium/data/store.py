@@ -253,7 +253,7 @@ def decoded(
         finally:
             writer.close()
             tell(f"decoding {name}", writer.count, writer.count)
-    stored = _open(folder, key)
+    stored = stored_in(folder, key)
     if stored is None:
         raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")
     return stored
@@ -261,14 +261,14 @@ def decoded(
 
 def reopened(name: str, key: str) -> Stored | None:
     """What was decoded under this key, whatever became of its source; None if it is gone."""
-    return _open(_folder(name, key), key)
+    return stored_in(_folder(name, key), key)
 
 
 def _folder(name: str, key: str) -> Path:
     return home() / "cache" / f"{name}-{key[:16]}"
 
 
-def _open(folder: Path, key: str) -> Stored | None:
+def stored_in(folder: Path, key: str) -> Stored | None:
     """What a folder holds, or None where it is missing, damaged or of another key."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,16 @@ class Encoder:
     """Settings of a network; `features` is the size of what it puts out."""
 
     name: ClassVar[str] = ""
+    in_process: ClassVar[bool] = False  # whether only this process can build it
 
     @property
     def features(self) -> int:
         """Size of a feature vector."""
         raise TypeError(f"{type(self).__name__} must define `features`")
+
+    def features_for(self, channels: int, side: int) -> int:
+        """Size of a feature vector of such images, where it depends on them."""
+        return self.features
 
     @property
     def channels_last(self) -> bool:
@@ -41,7 +46,19 @@ class Encoder:
         raise TypeError(f"{type(self).__name__} must define `build`")
 
 
-encoders: Registry[Encoder] = Registry("encoder", "harmonium.encoders", Encoder)
+def _adapt(found: Any, name: str) -> type[Encoder] | None:
+    from harmonium.encoders.given import adapt  # which extends Encoder
+
+    return adapt(found, name)
+
+
+encoders: Registry[Encoder] = Registry(
+    "encoder",
+    "harmonium.encoders",
+    Encoder,
+    _adapt,
+    ", or a function `def build(channels: int, side: int) -> nn.Module`",
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,3 +28,18 @@ class EngineSettings:
                 raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be above 0")
         if self.tries < 1:
             raise ConfigError(f"engine.tries is {self.tries}; it must be at least 1")
+
+    @property
+    def processes(self) -> int:
+        """How many processes run clients: as many as told, or one a core."""
+        return (os.cpu_count() or 1) if self.workers is None else self.workers
+
+    def check_in_process(self) -> None:
+        """Refuse other processes for a run that only this one can perform."""
+        other = "engine=flower" if self.kind != "local" else f"engine.workers={self.workers}"
+        if self.kind != "local" or self.workers:
+            raise ConfigError(
+                f"{other}, but an encoder that is given as an nn.Module stays in this process: use "
+                "engine.workers=0, or a function `def build(channels: int, side: int) -> "
+                "nn.Module` in a module of yours, named as encoder=module:build"
+            )

@@ -352,7 +352,8 @@ class Method:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
-            dim, world = self.encoder.features, self.world
+            world = self.world
+            dim = self.encoder.features_for(world.channels, world.side)
             for build in (
                 lambda modules: self.objective.build(modules, dim, world),
                 lambda modules: self.extra_parts(modules, dim),

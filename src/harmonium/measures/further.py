@@ -13,7 +13,6 @@ What differs from the run's own next round changes no client's training:
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -215,8 +214,7 @@ def _with_state(run: Run, clients: Sequence[ClientId]) -> list[ClientId]:
 
 
 def _workers(recipe: Recipe, clients: int) -> int:
-    wanted = recipe.engine.workers
-    return min(os.cpu_count() or 1 if wanted is None else wanted, clients)
+    return min(recipe.workers, clients)
 
 
 def _telling(run: Run, clients: Collection[ClientId]) -> Callable[[Reply], None]:

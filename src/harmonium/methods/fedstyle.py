@@ -138,7 +138,8 @@ class FedStyle(Method):
             return cast(Tensor, style(self.both(client.views, client.examples.pixels(index))))
 
         count = len(client.examples)
-        if 2 * count * self.encoder.features * 4 > MEMORY:
+        features = self.encoder.features_for(self.world.channels, self.world.side)
+        if 2 * count * features * 4 > MEMORY:
             return look
         pieces = [
             look(some).chunk(2) for some in torch.split(torch.arange(count), self.local.batch)

@@ -90,7 +90,13 @@ def read_archive(path: Path, writer: Writer, known: int | None = None) -> tuple[
         known: how many classes there are, where that is known: labels below it stay as they are.
     """
     with open_archive(path) as archive:
-        return _Reader(str(path), archive, known).write(writer)
+        return _Reader(str(path), archive, dict(_headers(archive)), known).write(writer)
+
+
+def read_arrays(name: str, arrays: Mapping[str, npt.NDArray[Any]], writer: Writer) -> Sequence[str]:
+    """The same for arrays that are in memory already, called `name` in messages."""
+    shapes = {key: (array.shape, array.dtype.kind) for key, array in arrays.items()}
+    return _Reader(name, arrays, shapes, None).write(writer)
 
 
 @contextmanager
@@ -110,11 +116,17 @@ def open_archive(path: Path) -> Iterator[Any]:
 class _Reader:
     """One archive, whose arrays are read one at a time: together they may not fit in memory."""
 
-    def __init__(self, path: str, archive: Any, known: int | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        archive: Mapping[str, npt.NDArray[Any]],
+        shapes: Mapping[str, tuple[tuple[int, ...], str]],
+        known: int | None,
+    ) -> None:
         self.path = path
         self.archive = archive
         self.known = known
-        self.shapes = dict(_headers(archive))
+        self.shapes = shapes
 
     def write(self, writer: Writer) -> tuple[str, ...]:
         parts = self._parts()

@@ -1,0 +1,25 @@
+"""Python objects that stand for settings: arrays as data, networks and functions as encoders.
+
+Each becomes plain settings before anything else sees it, so that a recipe stays a tree of plain
+values which another process can read. Arrays and weights are stored by their digest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from harmonium.data.sets.arrays import holds_arrays, keep_arrays
+from harmonium.encoders.given import keep_network, named
+
+
+def as_settings(key: str, value: Any) -> Any:
+    """Plain settings for an object that a caller gave as `key`; any other value as it is."""
+    if key in ("data", "public") and holds_arrays(value):
+        return keep_arrays(value, key)
+    if key == "encoder":
+        if isinstance(value, nn.Module):
+            return keep_network(value)
+        return named(value) or value
+    return value
