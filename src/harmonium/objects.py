@@ -6,18 +6,24 @@ values which another process can read. Arrays and weights are stored by their di
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from harmonium.data.sets.arrays import holds_arrays, keep_arrays
+from harmonium.data.datasets import DataSpec
+from harmonium.data.inputs import kind
+from harmonium.data.sets.arrays import FORMS, holds_arrays, keep_arrays
 from harmonium.encoders.given import keep_network, named
+from harmonium.errors import ConfigError
 
 
 def as_settings(key: str, value: Any) -> Any:
     """Plain settings for an object that a caller gave as `key`; any other value as it is."""
     if key in ("data", "public") and holds_arrays(value):
         return keep_arrays(value, key)
+    if key in ("data", "public") and not isinstance(value, DataSpec | type | Mapping):
+        raise ConfigError(f"{key} is a {kind(value)}; give a data set's name, {FORMS}")
     if key == "encoder":
         if isinstance(value, nn.Module):
             return keep_network(value)
