@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from harmonium.comparing.study import compare as compare
     from harmonium.comparing.sweep import sweep as sweep
     from harmonium.diagnosis.finding import diagnose as diagnose
+    from harmonium.encoders import Encoder as Encoder
     from harmonium.federation.method import Method as Method
     from harmonium.handover import load_encoder as load_encoder
+    from harmonium.life import Result as Result
     from harmonium.measures.evaluation import evaluate_run as evaluate_run
     from harmonium.objectives import Objective as Objective
     from harmonium.recipe import Recipe as Recipe
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Callback": "harmonium.callbacks",
+    "Encoder": "harmonium.encoders",
     "Method": "harmonium.federation.method",
     "Objective": "harmonium.objectives",
     "Recipe": "harmonium.recipe",
+    "Result": "harmonium.life",
     "compare": "harmonium.comparing.study",
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.diagnosis.finding",

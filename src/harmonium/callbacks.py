@@ -30,7 +30,8 @@ class Callback:
     ...     def round(self, row, seconds):
     ...         self.seen.append(row["loss"])
     >>> losses = Losses()
-    >>> small = {"rounds": 2, "clients": 2, "encoder.width": 4, "engine.workers": 0}
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 2, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
     >>> result = harmonium.run("demo", callbacks=losses, **small)
     >>> len(losses.seen)
     2

@@ -301,7 +301,8 @@ def load_encoder(
     for a file must not choose what runs.
 
     >>> import harmonium, numpy as np
-    >>> small = {"rounds": 1, "clients": 2, "encoder.width": 4, "engine.workers": 0}
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
     >>> result = harmonium.run("demo", **small)
     >>> encoder = harmonium.load_encoder(result.folder)
     >>> encoder.size, encoder.channels

@@ -58,10 +58,24 @@ def run(
 ) -> Result:
     """Run a recipe to its end and return what it has to show.
 
-    `run("fedavg", "rounds=5", out="runs/first")` does what the command line does with the same
-    words; settings can be given by name as well: `run("fedavg", data="digits", rounds=5)`,
-    `evaluate={"every": 1}`, `**{"encoder.width": 8}`. `Recipe.of` says how they are read. If `out`
-    holds this very run already, it is continued, or simply returned when it is complete.
+    Args:
+        recipe: a method's name or class, a recipe's name or file, or a `Recipe`.
+        words: settings as on the command line, e.g. `"rounds=5"`.
+        out: the run's folder; a new one under `HARMONIUM_HOME` if left out. If it holds this very
+            run already, that is continued, or simply returned when it is complete.
+        callbacks: one or several `Callback` objects, which see the run while it goes.
+        settings: settings by name: `rounds=5`, `evaluate={"every": 1}`, `**{"encoder.width": 8}`.
+            `data` may be arrays, `encoder` an `nn.Module` or a function that makes one.
+
+    Returns:
+        The figures of the encoder, the metrics of all rounds, and the run's folder.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("demo", "local.lr=0.002", **small)
+    >>> [row["round"] for row in result.metrics], "knn" in result.figures
+    ([0, 1], True)
     """
     recipe = Recipe.of(recipe, *words, **settings)
     folder = Path(out) if out is not None else new_folder(recipe)
@@ -78,11 +92,25 @@ def resume(
 ) -> Result:
     """Continue a run that stopped, or train it further: `resume("runs/first", rounds=40)`.
 
-    Settings that cannot change its result, `engine.*`, may change. `rounds`, above what the run
-    has, starts a new part of its history; `extending` says what becomes of schedules.
+    Args:
+        folder: the run's folder.
+        words: settings as on the command line.
+        callbacks: as for `run`.
+        settings: settings by name. Those that cannot change the result, `engine.*`, may change.
+            `rounds`, above what the run has, starts a new part of its history; `extending` says
+            what becomes of schedules. A run whose encoder was given as an `nn.Module` needs it
+            again in another process, as `encoder=module`: its layers count, and its weights are
+            those of the run. Arrays can be given again as `data=images`.
 
-    A run whose encoder was given as an `nn.Module` needs it again, as `encoder=module`: its layers
-    count, and its weights are those of the run. Arrays can be given again as `data=images`.
+    Returns:
+        What the run has to show at its end; of a complete run, what it had.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("demo", **small)
+    >>> harmonium.resume(result.folder, rounds=2).metrics[-1]["round"]
+    2
     """
     folder = Path(folder)
     if why := of_many(folder):

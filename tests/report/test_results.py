@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,18 +58,16 @@ def test_notebooks_get_a_table_in_which_nothing_is_markup() -> None:
     assert "<table>" not in result(figures={}, untrained={})._repr_html_()
 
 
-def test_references_and_a_verdict_are_shown_where_there_are_any() -> None:
-    @dataclass(frozen=True, repr=False)
-    class Judged(Result):
-        references: Any = None  # type: ignore[assignment, unused-ignore]
-        verdict: str = ""  # type: ignore[assignment, unused-ignore]
-
-    plain = result()
-    held = {key: getattr(plain, key) for key in ("folder", "recipe", "figures", "untrained")}
-    beside = {"raw pixels": {"knn": 0.7}}
-    judged = Judged(**held, rounds=ROUNDS, references=beside, verdict="no better than raw pixels")
+def test_references_balanced_figures_and_a_verdict_are_shown_where_there_are_any() -> None:
+    figures = {"knn": 0.6, "linear": None, "balanced": {"knn": 0.55}, "auroc": {"knn": 0.81}}
+    judged = result(
+        figures=figures,
+        references={"raw pixels": {"knn": 0.7, "balanced": {"knn": 0.66}}},
+        against={"text": "no better than raw pixels", "reasons": ["too few steps"]},
+    )
     for said in (judged.summary(), judged._repr_html_()):
-        assert "70.0" in said and "raw pixels" in said and "no better than" in said
+        for word in ("70.0", "raw pixels", "55.0", "66.0", "81.0", "no better than", "too few"):
+            assert word in said
 
 
 def test_metrics_are_flat_rows() -> None:

@@ -63,10 +63,24 @@ def compare(
 ) -> table.Comparison:
     """Run methods and references under one budget, and put their figures side by side.
 
-    `compare("fedavg", "fedprox", "rounds=5", "seeds=3", out="compared")` does what the command does
-    with the same words; settings of all can be given by name, as `rounds=5, seeds=3`. Budgets
-    that differ are refused, with the reason, unless `allow_unfair`. If `out` holds some of these
-    runs already, they are continued or simply read.
+    Args:
+        words: methods and recipes by name, and settings of all of them, as on the command line.
+        out: the folder of all runs; if it holds some of them already, they are continued or simply
+            read.
+        allow_unfair: compare although budgets differ; else that is refused, with the reason.
+        callbacks: one or several `Callback` objects for every run, or a function that makes one
+            from a run's label.
+        settings: settings by name, e.g. `rounds=5, seeds=3`.
+
+    Returns:
+        Rows of figures over seeds, with intervals and differences in `details`.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> found = harmonium.compare("fedavg", "compare.references=none", **small)
+    >>> {"untrained", "raw pixels", "fedavg"} <= {row["encoder"] for row in found.rows}
+    True
     """
     made = planned(words, settings, allow_unfair=allow_unfair)
     if not next(iter(made.methods.values())).data.load().train.labelled:

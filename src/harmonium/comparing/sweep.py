@@ -142,9 +142,23 @@ def sweep(
 ) -> Sweep:
     """Compare methods at every value of one setting.
 
-    `sweep("heterogeneity@cpu", "seeds=3")` is a paper's, `sweep("fedavg", "fedprox",
-    "sweep.local.epochs=1,5", "data=digits")` any other; both do what the command does. Settings can
-    be given by name, too: `seeds=3, data="digits"`.
+    Args:
+        words: a paper's sweep by name, such as `"heterogeneity@cpu"`, or methods and
+            `"sweep.KEY=1,5"`; and settings of all, as on the command line.
+        out: the folder of all comparisons; what it holds already is continued or simply read.
+        allow_unfair: as for `compare`.
+        callbacks: as for `compare`.
+        settings: settings by name, e.g. `seeds=3, data="digits"`.
+
+    Returns:
+        A comparison for every value.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> found = harmonium.sweep("fedavg", "sweep.local.lr=0.1", "compare.references=none", **small)
+    >>> found.key, list(found.found)
+    ('local.lr', ['0.1'])
     """
     words, settings = _swept(words, settings)
     asked = read(words, settings)

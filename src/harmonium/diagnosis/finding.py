@@ -157,8 +157,19 @@ def find(sums: Sums, **facts: Any) -> Finding:
 def diagnose(recipe: Recipe | str = "fedavg", *words: str, **settings: Any) -> Finding:
     """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
 
-    `diagnose("data=digits", "split=rotation", clients=5)`; a recipe's name or file may stand
-    before the settings. Only its data, split, clients, seed and privacy matter.
+    Args:
+        recipe: a recipe, its name or file, of which only data, split, clients, seed and privacy
+            matter; or the first of the settings.
+        words: settings as on the command line, e.g. `"split=rotation"`.
+        settings: settings by name, e.g. `clients=5`; `data` may be arrays.
+
+    Returns:
+        What tells the clients apart, content or style, and the advice that follows.
+
+    >>> import harmonium
+    >>> found = harmonium.diagnose("data=digits", "split=rotation", clients=3)
+    >>> isinstance(found.advice, str)
+    True
     """
     if isinstance(recipe, str) and "=" in recipe:
         recipe, words = "fedavg", (recipe, *words)

@@ -64,11 +64,24 @@ def evaluate_run(
 ) -> Evaluation:
     """Measure runs from their folders, which stay as they are.
 
-    `evaluate_run("runs/a", "runs/b", "angles", "angles.pictures=200", out="figures")` does what the
-    command does with the same words: folders of runs, or of comparisons, the first of them first;
-    names of measures; settings of these measures, or of the engine; `on=[own,mnist]` and
-    `on.mnist.key=value` for other pictures than the runs' own. Settings can be given by name, too:
-    `**{"knn.k": 5}`. `note` is told what takes time.
+    Args:
+        words: as on the command line: folders of runs, or of comparisons, the first of them first;
+            names of measures; settings of these measures, or of the engine; `on=[own,mnist]` and
+            `on.mnist.key=value` for other images than the runs' own.
+        out: where figures and plots go; beside the first run if left out.
+        note: is told what takes time.
+        settings: settings by name, e.g. `**{"knn.k": 5}`.
+
+    Returns:
+        The figures of every measure and run, their plots and tables.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("demo", **small)
+    >>> found = harmonium.evaluate_run(result.folder, "knn", **{"knn.k": 5})
+    >>> list(found.figures)
+    ['knn']
     """
     paths, names, chosen, unfinished = _sorted(words)
     sets, changes = sets_of(changes_of(chosen, settings))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html as markup
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ _HEALTH = ("spread", "effective_rank", "uniformity", "alignment")
 def line(result: Result) -> str:
     """A run in one line: what was trained on what, its figures, and where it lies."""
     probes = _probes(result.figures)
-    figures = ", ".join(f"{heading(key)} {_percent(value)}" for key, value in probes.items())
+    names = {key: heading(key).replace(", ", " with ") for key in probes}
+    figures = ", ".join(f"{names[key]} {_percent(value)}" for key, value in probes.items())
     if figures:
         before = ", ".join(_percent(result.untrained.get(key)) for key in probes)
         figures = f": {figures} % (at initialisation {before} %)"
@@ -28,36 +29,34 @@ def line(result: Result) -> str:
 
 def summary(result: Result) -> str:
     """A run in a few lines of plain text."""
-    columns = _columns(result)
-    probes = _probes(result.figures)
+    names, rows = _table(result)
     lines = [_title(result)]
-    if probes:
-        lines += ["", "test accuracy in percent, encoder frozen", *_aligned(columns, probes)]
+    if rows:
+        lines += ["", "test accuracy in percent, encoder frozen", *_aligned(names, rows)]
     if health := result.figures.get("health"):
         said = (f"{k.replace('_', ' ')} {health[k]:.2f}" for k in _HEALTH if _is_number(health, k))
         lines += ["", f"label-free: {', '.join(said)}"]
         lines += [f"warning: {text}" for text in health.get("warnings", ())]
-    lines += [""] if probes or health else []
-    lines += _remarks(result)
-    return "\n".join(lines)
+    lines += [""] if rows or health else []
+    return "\n".join([*lines, *_remarks(result)])
 
 
 def html(result: Result) -> str:
     """A run as a compact table for notebooks; whatever comes from outside is escaped."""
-    columns, probes = _columns(result), _probes(result.figures)
-    rows = [f"<b>{markup.escape(_title(result))}</b>"]
-    if probes:
-        heads = "".join(f"<th>{markup.escape(name)}</th>" for name in columns)
+    names, rows = _table(result)
+    lines = [f"<b>{markup.escape(_title(result))}</b>"]
+    if rows:
+        heads = "".join(f"<th>{markup.escape(name)}</th>" for name in names)
         body = "".join(
-            f"<tr><th style='text-align:left'>{markup.escape(heading(key))}</th>"
-            + "".join(f"<td>{_percent(held.get(key))}</td>" for held in columns.values())
+            f"<tr><th style='text-align:left'>{markup.escape(label)}</th>"
+            + "".join(f"<td>{cell}</td>" for cell in cells)
             + "</tr>"
-            for key in probes
+            for label, cells in rows
         )
-        rows.append(f"<table><tr><th>test accuracy, %</th>{heads}</tr>{body}</table>")
+        lines.append(f"<table><tr><th>test accuracy, %</th>{heads}</tr>{body}</table>")
     warnings = result.figures.get("health", {}).get("warnings", ())
-    rows += [markup.escape(text) for text in (*warnings, *_remarks(result))]
-    return "<div>" + "<br>".join(rows) + "</div>"
+    lines += [markup.escape(text) for text in (*warnings, *_remarks(result))]
+    return "<div>" + "<br>".join(lines) + "</div>"
 
 
 def tidy(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -87,39 +86,41 @@ def _probes(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in figures.items() if v is None or _is_number(figures, k)}
 
 
-def _columns(result: Result) -> dict[str, Mapping[str, Any]]:
-    """What is shown side by side: the encoder, at initialisation, and references if there are."""
+def _table(result: Result) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """What is shown side by side, and a row for every probe, with what else is known of it."""
     columns: dict[str, Mapping[str, Any]] = {"trained": result.figures}
     if result.untrained:
         columns["at initialisation"] = result.untrained
-    references = getattr(result, "references", None) or {}
-    for name, figures in references.items():
-        if isinstance(figures, Mapping):
-            columns[str(name).replace("_", " ")] = figures
-    return columns
+    columns |= result.references
+    rows = []
+    for probe in _probes(result.figures):
+        rows.append((heading(probe), [_percent(one.get(probe)) for one in columns.values()]))
+        for kind, called in (("balanced", "balanced"), ("auroc", "AUROC")):
+            if probe in result.figures.get(kind, {}):
+                cells = [_percent(one.get(kind, {}).get(probe)) for one in columns.values()]
+                rows.append((f"  {called}", cells))
+    return list(columns), rows
 
 
-def _aligned(columns: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any]) -> list[str]:
-    left = max(len(heading(key)) for key in probes)
-    widths = [max(5, len(name)) for name in columns]
-    names = "  ".join(name.rjust(width) for name, width in zip(columns, widths, strict=True))
-    lines = [f"{'':{left}}  {names}"]
-    for key in probes:
-        cells = [_percent(figures.get(key)) for figures in columns.values()]
-        said = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{heading(key):{left}}  {said}")
-    return lines
+def _aligned(names: Sequence[str], rows: Sequence[tuple[str, list[str]]]) -> list[str]:
+    left = max(len(label) for label, _ in rows)
+    widths = [max(5, len(name)) for name in names]
+    return [
+        f"{label:{left}}  "
+        + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for label, cells in [("", list(names)), *rows]
+    ]
 
 
 def _remarks(result: Result) -> list[str]:
-    verdict = getattr(result, "verdict", "")
-    said = {"verdict": verdict, "stopped": result.stopped, "BatchNorm": result.batch_norm}
+    said = {"verdict": result.verdict, "stopped": result.stopped, "BatchNorm": result.batch_norm}
     if overall := result.global_objective:
         numbers = {"over all clients": "value", "mean of clients": "local"}
         numbers |= {"gradient norm": "gradient_norm"}
         told = [f"{n} {overall[k]:.3f}" for n, k in numbers.items() if _is_number(overall, k)]
         said = {f"global objective ({overall['objective']})": ", ".join(told), **said}
     lines = [f"{key}: {text}" for key, text in said.items() if text]
+    lines += [f"probably {reason}" for reason in result.reasons]
     lines += [f"note: {note}" for note in result.notes]
     return [*lines, f"run: {result.folder}"]
 

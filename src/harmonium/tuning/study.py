@@ -99,12 +99,29 @@ def tune(
 ) -> Study:
     """Try a grid of settings in short runs and rank them without labels.
 
-    `tune("fedbyol", "grid.local.lr=0.03,0.01", "rounds=10", out="runs/tuned")` does what the
-    command does with the same words; a grid may also be given as `grid={"local.lr": [0.03, 0.01]}`
-    and settings by name. `keep_all` plays every setting to its end; else the share `keep` goes on
-    after each round of `check`, and whoever is less than `margin` below the last of them, as a
-    share of the distance between the best and the worst score. If `out` holds this very study
-    already, it is continued.
+    Args:
+        what: a method or a recipe by name.
+        words: settings, and the grid as `"grid.local.lr=0.03,0.01"`, as on the command line.
+        grid: the same as `{"local.lr": [0.03, 0.01]}`.
+        out: the study's folder; if it holds this very study already, that is continued.
+        keep_all: play every setting to its end.
+        keep: else the share that goes on after each round of `check`,
+        margin: and whoever is less than this below the last of them, as a share of the distance
+            between the best and the worst score.
+        check: rounds after which settings are dropped.
+        callbacks: as for `compare`.
+        note: is told what is worth a line.
+        settings: settings by name.
+
+    Returns:
+        The settings with their scores, the best first, and the command that runs the best.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> grid = {"local.lr": [0.1, 0.001]}
+    >>> found = harmonium.tune("fedsimclr", grid=grid, **small, **{"engine.workers": 0})
+    >>> len(found.rows), found.best["local.lr"] in ("0.1", "0.001")
+    (2, True)
     """
     grid_words = [word for word in words if word.startswith("grid.")]
     dotted = {key: some for key, some in settings.items() if key.startswith("grid.")}
