@@ -36,12 +36,14 @@ from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
 from harmonium.encoders.given import Given
 from harmonium.errors import ConfigError, DataError, StoreError, counted
+from harmonium.evaluate.whitening import Whitening
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.registry import recipe_name
 from harmonium.settings import choose, plain
 
 FORMAT = 2
+WHITENING = "harmonium.whitening."  # begins the names of its tensors, beside the encoder's
 DECODED = 16  # image files decoded by one process at once
 LAYOUT = 'load_encoder(..., layout="NCHW")'  # where the order of axes is in doubt
 
@@ -53,6 +55,7 @@ class LoadedEncoder(nn.Module):
         size: height and width of the images it was trained on; others are resized to it.
         channels: 1 (grey) or 3 (colour).
         features: length of a feature vector.
+        whitening: what whitens its features, if it was loaded with `whiten`; else none.
         mean: subtracted from values between 0 and 1; one number or one for each channel.
         std: divided by, likewise.
         method: the method that trained it.
@@ -72,6 +75,7 @@ class LoadedEncoder(nn.Module):
         layout: Layout | None = None,
         strict: bool = False,
         value_range: tuple[float, float] | None = None,
+        whitening: Whitening | None = None,
     ) -> None:
         """Wrap a network; `about` says what it was trained on and how to prepare images."""
         super().__init__()
@@ -83,7 +87,8 @@ class LoadedEncoder(nn.Module):
         # Files of format 1 do not name the size of the images, only that of the views.
         self.size: tuple[int, int] = tuple(about.get("size") or (about["side"], about["side"]))
         self.channels: int = about["channels"]
-        self.features: int = about["features"]
+        self.whitening = whitening
+        self.features: int = whitening.directions if whitening else about["features"]
         self.depth: int = about.get("depth", 16)  # bits that 16-bit grey images use
         self.method, self.data, self.recipe = about["method"], about["data"], about["recipe"]
 
@@ -118,6 +123,9 @@ class LoadedEncoder(nn.Module):
         if parameter is not None:
             prepared = prepared.to(parameter.device, parameter.dtype)
         features: Tensor = self.network(prepared)
+        if self.whitening is not None:
+            whitened: Tensor = self.whitening.to(features.device)(features.float())
+            return whitened
         return features
 
     def _prepared(self, images: Any, layout: Layout | None) -> Tensor:
@@ -240,6 +248,7 @@ def save_encoder(
     method: Method,
     data: str,
     shape: tuple[int, int, int],
+    whitening: Whitening | None = None,
 ) -> None:
     """Write an encoder with all that `load_encoder` needs to rebuild and to feed it.
 
@@ -250,6 +259,7 @@ def save_encoder(
         method: the method with the facts of the run.
         data: the name of the data.
         shape: height, width and channels of the images before any view.
+        whitening: of its features, where the run has fitted one.
     """
     view = recipe.views.build().pipelines[0]
     about = {
@@ -267,6 +277,10 @@ def save_encoder(
         "recipe": recipe.digest,
     }
     weights = {key: value.contiguous().clone() for key, value in encoder.state_dict().items()}
+    if whitening is not None:
+        about["whitening"] = {"directions": whitening.directions}
+        held = whitening.state_dict()
+        weights |= {f"{WHITENING}{key}": value.contiguous() for key, value in held.items()}
     frame = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
     store.write_atomic(path, frame)
 
@@ -278,6 +292,7 @@ def load_encoder(
     strict: bool = False,
     value_range: tuple[float, float] | None = None,
     network: nn.Module | Callable[[int, int], nn.Module] | None = None,
+    whiten: bool | int = False,
 ) -> LoadedEncoder:
     """The encoder of a finished run, as an `nn.Module` that takes images as they are.
 
@@ -292,6 +307,8 @@ def load_encoder(
         network: the network itself, or a function of channels and side that makes it, where the
             file does not name one: for encoders that were given as an `nn.Module`. A copy of it
             gets the weights of the file.
+        whiten: whitened features, which nearest neighbours and search are often better with, of a
+            run with `evaluate.whiten=true`; a number keeps so many leading directions.
 
     Returns:
         The encoder in evaluation mode. `encoder(images)` are features with gradients, for
@@ -332,8 +349,11 @@ def load_encoder(
     try:
         with torch.random.fork_rng(devices=[]):
             built = _network(path, name, about, network)
+        white = {key: weights.pop(key) for key in list(weights) if key.startswith(WHITENING)}
         built.load_state_dict(weights)
         how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+        if whiten is not False:
+            how["whitening"] = _whitening(path, white, whiten)
         return LoadedEncoder(built, about, store.digest_of(data), **how).eval()
     except (KeyError, TypeError, RuntimeError) as error:
         line = str(error).splitlines()[0]
@@ -369,6 +389,22 @@ def _network(path: Path, name: str, about: dict[str, Any], given: Any) -> nn.Mod
 
 def _kind(value: Any) -> str:
     return f"of the kind {type(value).__name__}"
+
+
+def _whitening(path: Path, held: dict[str, Tensor], whiten: bool | int) -> Whitening:
+    """The whitening of a file, or its leading directions."""
+    if not held:
+        raise ConfigError(
+            f"{path} has no whitening: train with evaluate.whiten=true, or leave whiten out"
+        )
+    found = Whitening(held[f"{WHITENING}mean"], held[f"{WHITENING}matrix"])
+    if isinstance(whiten, bool):
+        return found
+    if not 1 <= whiten <= found.directions:
+        raise ConfigError(
+            f"whiten is {whiten}; {path} has 1 to {found.directions} whitened directions"
+        )
+    return Whitening(found.mean, found.matrix[:, :whiten].contiguous())
 
 
 def _checked_range(given: Any) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average, figures_of
 from harmonium.evaluate.references import references
-from harmonium.evaluate.verdict import reasons, verdict
+from harmonium.evaluate.verdict import changes, reasons, verdict
 from harmonium.extending import told as further
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.drive import Driver, Engine, Turn
@@ -33,6 +33,7 @@ from harmonium.federation.global_objective import note as note_on_objective
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.spending import charged, check_first, notes_on_noise, recount
+from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import ClientId, Weights, fault
 from harmonium.handover import save_encoder
 from harmonium.hosts import read_about
@@ -82,6 +83,8 @@ class Result:
     """Figures by the same probes of the commonest class, raw pixels and whitened pixels."""
     against: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """How the encoder stands against them: `text`, `reasons`, and `probes` with every margin."""
+    whitened: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """With `evaluate.whiten`: `figures` of whitened features, and what `changes` by probe."""
 
     @property
     def verdict(self) -> str:
@@ -234,16 +237,18 @@ class Life:
             judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, first, warns)
         server = self._rounds(ground, engine, judge, simulate)
         shown: dict[str, Any] = {"figures": {}, "untrained": {}}
+        white = whitening_of(server.memory, recipe.evaluate.directions)
         if judge is not None:
             self.watcher.note("judging the final encoder on the test part")
             encoders = self._encoders(method, server, engine)
             with work("test figures"):
-                shown = self._judged(judge, encoders, ground)
+                shown = self._judged(judge, encoders, ground, white)
         if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
-            save_encoder(path / "encoder.safetensors", encoder, recipe, method, name, shape)
+            file = path / "encoder.safetensors"
+            save_encoder(file, encoder, recipe, method, name, shape, white)
         engine.finish(server.model, server.memory.get("statistics", {}))
         with work("drawing run.png"):
             self._picture()
@@ -252,7 +257,11 @@ class Life:
         return self.result()
 
     def _judged(
-        self, judge: Judge, encoders: Sequence[nn.Module], ground: Ground
+        self,
+        judge: Judge,
+        encoders: Sequence[nn.Module],
+        ground: Ground,
+        white: nn.Module | None = None,
     ) -> dict[str, Any]:
         """The figures of final encoders, of what they stand beside, and how they compare."""
         tests = [judge.tested(encoder) for encoder in encoders]
@@ -269,6 +278,11 @@ class Life:
         answers = [one.answers for one in tests]
         if found := verdict(answers, {**beside, "untrained": before.answers}, why):
             shown["verdict"] = found.plain()
+        if white is not None and judge.has_labels and all(answers):
+            made = judge.answers(nn.Sequential(encoders[0], white))
+            if made is not None:
+                changed = changes(answers[0], made)
+                shown["whitened"] = {"figures": figures_of(made), "changes": changed}
         return shown
 
     def _rounds(
@@ -326,11 +340,12 @@ class Life:
             figures, last = dict(marks), number if stopped else recipe.rounds
             due = recipe.evaluate.due(number, last)
             asks = method.measured or method.appraisal or method.measures_objective
-            if due and (judge or asks or number == last):
+            if due and (judge or asks or method.whitening or number == last):
                 server = driver.drive(method.settle(server, self._cohort(server)), server)
                 encoders = self._encoders(method, server, engine) if judge else []
                 with work("validation figures"):
-                    looks = [judge.look(encoder) for encoder in encoders] if judge else []
+                    white = whitening_of(server.memory, recipe.evaluate.directions)
+                    looks = [judge.look(encoder, white) for encoder in encoders] if judge else []
                 figures |= {**(average(looks) if looks else {}), **method.report(server)}
             server = self._finish(server, driver, engine, started, figures)
         if all(row.get("failed") for row in self.folder.read_log("metrics.jsonl")[1:]):
@@ -481,6 +496,7 @@ class Life:
             about["batch_norm"],
             held.get("references", {}),  # runs of earlier versions have none
             held.get("verdict", {}),
+            held.get("whitened", {}),
         )
         self.watcher.end(result)
         return result

@@ -32,7 +32,7 @@ from harmonium.encoders.cnn import CnnSmall
 from harmonium.engines.settings import EngineSettings
 from harmonium.errors import ConfigError, DataError, Key, UnknownSetting, suggest
 from harmonium.evaluate.judge import Evaluation
-from harmonium.federation import dpsgd
+from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.appraising import Appraisal
 from harmonium.federation.client import Local
@@ -259,6 +259,8 @@ class Recipe(BaseModel):
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
         if recipe.evaluate.objective and (reason := obstacle(method)):
             raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
+        if method.whitening and (reason := whitening.obstacle(method)):
+            raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
         if recipe.local.dp_clip is not None:
@@ -407,6 +409,7 @@ class Recipe(BaseModel):
             transport=self.transport,
             appraisal=self._appraisal(),
             global_objective=self._global_objective(),
+            whitening=bool(self.evaluate.whiten),
             **self.method.options,
         )
         self.objective.check_views(views)  # a method that needs another objective says so first

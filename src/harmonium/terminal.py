@@ -97,6 +97,7 @@ def show_result(result: Result, as_json: bool) -> None:
             "references": {name: dict(one) for name, one in result.references.items()},
             "verdict": result.verdict,
             "against": dict(result.against),
+            "whitened": dict(result.whitened),
             "notes": list(result.notes),
             "batch_norm": result.batch_norm,
             "stopped": result.stopped,
@@ -171,7 +172,12 @@ def _show_figures(result: Result) -> None:
     """Probes beside their references, label-free figures, and the verdict in a sentence."""
     after, before = result.figures, result.untrained
     title = "Test accuracy in percent; encoder frozen"
-    show_table(probe_rows(after, before, result.references), title, digits=1)
+    columns = {"trained": after}
+    if result.whitened:
+        columns["trained,\nwhitened"] = result.whitened["figures"]
+    columns |= {"untrained": before}
+    columns |= {_BRIEF.get(name, name): one for name, one in result.references.items()}
+    show_table(probe_rows(columns), title, digits=1)
     if result.references:
         say(REFERENCE_LEGEND)
     health = after["health"]
@@ -189,20 +195,19 @@ def _show_figures(result: Result) -> None:
         say(f"warning  {warning}")
     if result.verdict:
         say(f"verdict  {result.verdict}")
+    if text := _whitening_words(result.whitened.get("changes", {})):
+        say(f"whitened {text}")
     for reason in result.reasons:
         if reason not in warnings:
             say(f"probably {reason}")
 
 
-def probe_rows(
-    after: Mapping[str, Any], before: Mapping[str, Any], references: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Accuracy, balanced accuracy and AUROC of every probe, a column each for what it is of."""
+def probe_rows(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Accuracy, balanced accuracy and AUROC of every probe; the first column is the encoder's."""
     from harmonium.evaluate.judge import probes_of
     from harmonium.report.figures import heading, times
 
-    columns = {"trained": after, "untrained": before}
-    columns |= {_BRIEF.get(name, name): one for name, one in references.items()}
+    after = next(iter(columns.values()))
     rows = []
     for probe in probes_of(after):
         rows.append(
@@ -220,8 +225,28 @@ def probe_rows(
     return rows
 
 
+def _whitening_words(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    """What whitening changes, by probe, beyond the noise of the test part."""
+    from harmonium.evaluate.verdict import by
+
+    said = {"better": "Better than plain features", "worse": "Worse than plain features"}
+    told = []
+    for probe, one in changes.items():
+        how = said.get(one["outcome"], "No different")
+        told.append(f"{how} {by(probe)} ({_gap(one)})")
+    return "; ".join(told) + ("." if told else "")
+
+
+def _gap(one: Mapping[str, Any]) -> str:
+    return f"{100 * one['whitened']:.1f} against {100 * one['plain']:.1f} %"
+
+
 REFERENCE_LEGEND = (
-    "balanced: mean recall over classes; commonest: always naming the commonest training class; "
-    "whitened: pixels whitened along their leading principal directions"
+    "balanced: mean recall over classes; commonest class: always naming that of the training "
+    "labels; whitened: along the leading principal directions, without labels"
 )
-_BRIEF = {"whitened pixels": "whitened", "commonest class": "commonest"}  # for narrow terminals
+_BRIEF = {  # for narrow terminals
+    "raw pixels": "raw\npixels",
+    "whitened pixels": "whitened\npixels",
+    "commonest class": "commonest\nclass",
+}

@@ -263,7 +263,7 @@ def _check_state_is_declared(plain: Trial) -> None:
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
     kept = any(plain.states.values())
     _need(kept or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
-    measured = {"statistics", "measured", "global_objective"}
+    measured = {"statistics", "measured", "global_objective", "whitening"}
     extra = set(plain.server.memory) - {*plain.method.remembers, *measured}
     _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")
 

@@ -157,7 +157,7 @@ def test_references_are_those_that_runs_report(plain: Path, opened: Opened, home
         again = measure.look(run).plain["sets"]["own"]  # from disk
         assert again == found and not run.finished.found and not run.finished.computed
         row = measure.tables({"a": measure.look(run)})[0].rows[0]
-        assert row["whitened"] == 100 * wanted["whitened pixels"][name]
+        assert row["whitened pixels"] == 100 * wanted["whitened pixels"][name]
         assert row["chance"] == 100 * wanted["commonest class"][name]
 
 

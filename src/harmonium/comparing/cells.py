@@ -16,14 +16,20 @@ from typing import Any, Literal
 from harmonium.comparing import fairness
 from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError, UnknownSetting, counted
-from harmonium.evaluate.references import COMMONEST, RAW, WHITENED
+from harmonium.evaluate import references as without_training
 from harmonium.overrides import apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
 from harmonium.settings import make, plain, unknown
 from harmonium.tuning.grid import split_values
 
 UNTRAINED, SUPERVISED = "untrained", "supervised"
-WITHOUT_RUN = (COMMONEST, UNTRAINED, RAW, WHITENED)  # the first rows of every comparison
+WITHOUT_RUN = (  # the first rows of every comparison
+    without_training.COMMONEST,
+    UNTRAINED,
+    without_training.RAW,
+    without_training.WHITENED,
+)
+WHITENED = ", whitened"  # after the label of a row: the same encoder with whitened features
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
 OWN = ("compare", "seeds")  # settings of a comparison; all others are of its runs
 Wanted = Literal["each", "first", "none"]
@@ -219,4 +225,6 @@ def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
     """
     local = {**plain(recipe.local), "dp_clip": None, "dp_noise": 0.0}
     bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
+    if method == "alone":  # each client ends with an encoder, so there are no moments to add up
+        bare["evaluate"] = {**plain(recipe.evaluate), "whiten": False}
     return recipe.changed(method=method, **bare, **changes)

@@ -20,7 +20,7 @@ from typing import Any
 from harmonium import store
 from harmonium.callbacks import Callbacks, called
 from harmonium.comparing import table
-from harmonium.comparing.cells import SUPERVISED, UNTRAINED, Plan, is_name
+from harmonium.comparing.cells import SUPERVISED, UNTRAINED, WHITENED, Plan, is_name
 from harmonium.comparing.cells import plan as planned
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
@@ -190,6 +190,8 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
     device = found.plan.settings
     for (label, seed), result in results.items():
         found.figures[label, seed] = result.figures
+        if result.whitened:
+            found.figures[f"{label}{WHITENED}", seed] = result.whitened["figures"]
         found.figures.setdefault((UNTRAINED, seed), result.untrained)
         if result.stopped:
             last = f"after {result.rounds[-1]['round'] - 1} of {result.recipe.rounds} rounds"

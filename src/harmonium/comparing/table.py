@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harmonium import store
 from harmonium.comparing import statistics
-from harmonium.comparing.cells import UNTRAINED, WITHOUT_RUN
+from harmonium.comparing.cells import UNTRAINED, WHITENED, WITHOUT_RUN
 from harmonium.comparing.traffic import (
     MEGA,
     WAYS,
@@ -196,7 +196,8 @@ class Comparison:
 def written(folder: Path, found: Found) -> Comparison:
     """Put everything into a comparison, and write it down in every form."""
     figures = {key: flat(its) for key, its in found.figures.items()}
-    order = [*WITHOUT_RUN, *found.plan.rows]
+    trained = [row for label in found.plan.rows for row in (label, f"{label}{WHITENED}")]
+    order = [*WITHOUT_RUN, *trained]
     labels = [label for label in order if any(label == one for one, _ in figures)]
     by_seed = {label: _by_seed(figures, label) for label in labels}
     kinds = list(dict.fromkeys(key for its in found.figures.values() for key in probes(its)))

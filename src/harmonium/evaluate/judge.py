@@ -26,6 +26,7 @@ from harmonium.evaluate.geometry import Health, health
 from harmonium.evaluate.knn import knn_answers
 from harmonium.evaluate.linear import FEW_STRENGTH, few_label_probe, linear_probe
 from harmonium.evaluate.metrics import Answers
+from harmonium.evaluate.whitening import DIRECTIONS
 from harmonium.telling import tell
 from harmonium.threads import single_thread
 
@@ -48,6 +49,7 @@ class Evaluation:
     clients: int = 10  # clients whose own encoders are judged, where each has one
     tuning: str | None = None  # views by which clients score the encoder without labels; none: no
     tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
+    whiten: bool | int = False  # features, from clients' moments; true: 64 directions, or how many
     objective: bool | None = None  # measure the global objective; none: in simulations, if possible
 
     def __post_init__(self) -> None:
@@ -58,6 +60,10 @@ class Evaluation:
                 raise ConfigError(f"evaluate.{name} is {value}; it must be at least {bound}")
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"evaluate.temperature is {self.temperature}; it must be above 0")
+        if self.whiten is not False and self.whiten < 1:
+            raise ConfigError(
+                f"evaluate.whiten is {self.whiten}; give true, or at least 1 direction"
+            )
         if self.tuning is not None and self.tuning not in PRESETS:
             raise UnknownSetting(f"unknown views '{self.tuning}': {suggest(self.tuning, PRESETS)}")
         if any(count < 1 for count in self.labels_per_class):
@@ -65,6 +71,11 @@ class Evaluation:
                 f"evaluate.labels_per_class is {list(self.labels_per_class)}; each must be at "
                 "least 1, or the list empty"
             )
+
+    @property
+    def directions(self) -> int:
+        """How many directions whitened features have, at most."""
+        return DIRECTIONS if isinstance(self.whiten, bool) else self.whiten
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round ends with an evaluation; the first and last always do."""
@@ -102,8 +113,8 @@ class Judge:
             )
         return notes
 
-    def look(self, encoder: nn.Module) -> dict[str, Any]:
-        """Figures during training, from validation pictures only."""
+    def look(self, encoder: nn.Module, whitening: nn.Module | None = None) -> dict[str, Any]:
+        """Figures during training, from validation images only; also whitened where it is given."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         validation = _some(_known(self.data.validation), self.settings.queries)
         if self.bank is not None and len(validation):
@@ -114,6 +125,9 @@ class Judge:
                 if _finite(known, asked)
                 else None
             )
+            if whitening is not None and figures["knn"] is not None:
+                white = self._knn(whitening(known), bank, whitening(asked), validation)
+                figures["knn_whitened"] = white.accuracy
         return figures
 
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:

@@ -32,8 +32,7 @@ from harmonium.evaluate.features import embed
 from harmonium.evaluate.kept import Kept
 from harmonium.evaluate.metrics import Answers, balanced_accuracy
 from harmonium.evaluate.pixels import Pixels
-from harmonium.evaluate.whitening import PIXELS as DIRECTIONS
-from harmonium.evaluate.whitening import moments_of, whitening
+from harmonium.evaluate.whitening import DIRECTIONS, moments_of, whitening
 from harmonium.home import home
 from harmonium.settings import plain
 

@@ -113,6 +113,20 @@ def verdict(
     return Verdict(sentence(found), () if better else tuple(reasons), plain)
 
 
+def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> dict[str, Any]:
+    """What whitening changes, by probe: accuracies before and after, and whether beyond noise."""
+    found = {probe: difference(one.right, plain[probe].right) for probe, one in whitened.items()}
+    return {
+        probe: {
+            "plain": one.reference,
+            "whitened": one.encoder,
+            "margin": one.margin,
+            "outcome": one.outcome,
+        }
+        for probe, one in found.items()
+    }
+
+
 def sentence(found: Mapping[str, Mapping[str, Difference]]) -> str:
     """Which probes beat every reference, and which do not, with the strongest that they miss."""
     groups: dict[tuple[str, str], list[str]] = {}

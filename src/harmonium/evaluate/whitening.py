@@ -4,6 +4,11 @@ Cosines between features that share a large mean, or vary along few directions, 
 rest. Whitening needs no labels, only the first and second moments of the training features, which
 are sums over images and therefore over clients.
 
+What it is good for: nearest neighbours. On digits, kNN on features of SimCLR (256 of them, 10
+rounds) rose from 90.5 to 99.4 % with 64 directions, to 98.9 % with 32. Classifiers of few labels
+lose by it, because directions of little variance come to count as much as the others: with 10
+labels a class from 91.1 to 83.0 %, and to 63.6 % with all 223 directions that vary.
+
 Directions are the leading eigenvectors of the covariance. Each is divided by the root of its
 variance, shrunk towards the mean variance of those that are kept, so that directions that hardly
 vary are not blown up to the size of the others.
@@ -19,7 +24,7 @@ from torch import Tensor, nn
 from harmonium.errors import DataError
 from harmonium.threads import single_thread
 
-PIXELS = 64  # directions of whitened pixels, at most
+DIRECTIONS = 64  # at most, where no number is given
 SHRINKAGE = 0.01  # share of the mean variance that is mixed into each
 RANK = 1e-9  # of the largest variance; below it a direction counts as constant
 BLOCK = 4096  # rows that are added at a time, in float64
@@ -64,9 +69,32 @@ class Whitening(nn.Module):
         self.register_buffer("mean", mean)
         self.register_buffer("matrix", matrix)
 
+    @property
+    def directions(self) -> int:
+        """How many whitened features there are."""
+        return int(self.matrix.shape[1])
+
     def forward(self, features: Tensor) -> Tensor:
         """Whitened features."""
         return (features - self.mean) @ self.matrix
+
+
+class WhitenedEncoder(nn.Sequential):
+    """An encoder followed by the whitening of its features."""
+
+    def __init__(self, encoder: nn.Module, white: Whitening) -> None:
+        """Put one after the other."""
+        super().__init__(encoder, white)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """What makes plain features."""
+        return self[0]
+
+    @property
+    def white(self) -> nn.Module:
+        """What whitens them."""
+        return self[1]
 
 
 def whitening(

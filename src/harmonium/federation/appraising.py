@@ -47,21 +47,26 @@ def ask(method: Method, server: Server) -> Ask:
     """The request to everyone, for a score over few clients is noisy; any answer will do."""
     everyone = server.everyone
     if not any(method.known(server, client) for client in everyone):
-        return Ask("appraise", everyone, {"model": _model(method, server, {})}, least=0)
+        model = judged_model(method, server, {}, "evaluate.tuning")
+        return Ask("appraise", everyone, {"model": model}, least=0)
     each: dict[ClientId, Mapping[str, Value]] = {
-        client: {"model": _model(method, server, method.known(server, client))}
+        client: {
+            "model": judged_model(method, server, method.known(server, client), "evaluate.tuning")
+        }
         for client in everyone
     }
     return Ask("appraise", everyone, each=each, least=0)
 
 
-def _model(method: Method, server: Server, known: Mapping[str, object]) -> Weights:
-    """The model as sent, its encoder the one that is judged."""
+def judged_model(
+    method: Method, server: Server, known: Mapping[str, object], setting: str
+) -> Weights:
+    """The model as sent, its encoder the one that is judged; `setting` is what asks for it."""
     measured = server.memory.get("statistics", {})
     judged = {f"encoder.{k}": v for k, v in method.represent(server, known).state_dict().items()}
     if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
         raise ConfigError(
-            f"evaluate.tuning cannot score {method.name}: what it is judged by is not its encoder"
+            f"{setting} cannot be used with {method.name}: what it is judged by is not its encoder"
         )
     sent = {**server.model, **measured}
     return {**sent, **{key: value for key, value in judged.items() if key in sent}}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import counted
-from harmonium.federation import dpsgd, global_objective
+from harmonium.federation import dpsgd, global_objective, whitening
 from harmonium.federation.client import Local
 from harmonium.federation.masking import traffic
 from harmonium.federation.method import Method
@@ -203,6 +203,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         noise={step: found for step in exchanges if (found := _noise(method, step))},
         extents={
             **(global_objective.EXTENTS if method.measures_objective else {}),
+            **(whitening.EXTENTS if method.whitening else {}),
             **method.extents(),
         },
         batch_norm=_batch_norm(method),
@@ -219,6 +220,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         reveals=(
             *method.revealed(),
             *global_objective.words(method),
+            *whitening.words(method),
             *(term.reveals for term in method.terms if term.reveals),
             *(method.updates.words() if method.updates else ()),
             *dpsgd.words(method.local),
@@ -340,6 +342,7 @@ def _remembered(method: Method) -> dict[str, str]:
     measured = {"statistics": "statistic"} if method.recalibrates else {}
     measured |= {"measured": "statistic"} if method.measured else {}
     measured |= {"global_objective": "scalar"} if method.measures_objective else {}
+    measured |= {whitening.KEY: "statistic"} if method.whitening else {}
     return {"the model": "weights", **dict[str, str](method.remembers), **found, **measured}
 
 

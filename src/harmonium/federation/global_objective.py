@@ -80,7 +80,7 @@ def obstacle(method: Method) -> str:
     objective = method.objective
     if not objective.pooled:
         return f"objective={objective.name} is not a function of means over images"
-    if reason := _noise(method):
+    if reason := noise(method):
         return f"{reason}, and exact means of the same images would undo what noise protects"
     if method.personal:
         return f"{method.name} ends with a model for each client and none for all of them"
@@ -228,7 +228,7 @@ def _batches(method: Method, client: Client) -> Iterator[tuple[float, Batch]]:
         yield len(index) / count, Batch(index, client.examples, client.views, rng)
 
 
-def _noise(method: Method) -> str:
+def noise(method: Method) -> str:
     """What has noise in what clients send, in a few words; empty where nothing has."""
     if method.world.epsilon is not None:
         return "privacy.epsilon is a budget of noisy releases"

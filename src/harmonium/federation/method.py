@@ -22,6 +22,7 @@ from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import NotEnoughReplies, counted
 from harmonium.federation import appraising, measuring, rows
 from harmonium.federation import global_objective as overall
+from harmonium.federation import whitening as whitened
 from harmonium.federation.aggregate import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
 from harmonium.federation.client import Batch, Client, Decline, Fitted, Local, fit
@@ -91,6 +92,7 @@ class Method:
     transport: Transport = Transport()  # how weights travel
     appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
     global_objective: overall.GlobalObjective | None = None  # measured where it can be
+    whitening: bool = False  # whether clients send moments of features before they are judged
 
     name: ClassVar[str] = "method"
     paper: ClassVar[str] = ""  # authors and year, for lists
@@ -190,7 +192,7 @@ class Method:
     # ---- given, not overridden ---------------------------------------------------------------
     def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """A round, or the setup as round 0; what was measured on the model before is dropped."""
-        dropped = ("statistics", overall.KEY)
+        dropped = ("statistics", overall.KEY, whitened.KEY)
         memory = {key: value for key, value in server.memory.items() if key not in dropped}
         plan = self.round if server.round else self.setup
         return (yield from plan(replace(server, memory=memory), cohort))
@@ -205,6 +207,8 @@ class Method:
             yield appraising.ask(self, server)
         if self.measures_objective:
             server = yield from overall.measured(self, server)
+        if self.whitening:
+            server = yield from whitened.fitted(self, server)
         return server
 
     @exchange(
@@ -245,6 +249,11 @@ class Method:
     def measure_gradient(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The client's share of the global objective's gradient; nothing is trained."""
         return overall.client_gradient(self, client, got.model, got.slope)
+
+    @exchange(down={"model": weights()}, up=whitened.UP)
+    def measure_moments(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Moments of the judged encoder's features over the client's images, for whitening."""
+        return whitened.client_moments(self, client, got.model)
 
     @cached_property
     def measures_objective(self) -> bool:
@@ -408,6 +417,7 @@ class Method:
             "appraise": self.appraisal is not None,
             "measure_objective": self.measures_objective,
             "measure_gradient": self.measures_objective and overall.has_gradient(self),
+            "measure_moments": self.whitening,
         }
         last = {name: declared.pop(name) for name in used}
         last = {name: overall.declared(self, one) for name, one in last.items()}

@@ -29,6 +29,7 @@ class NearestNeighbours(Frozen):
     def __post_init__(self) -> None:
         self.at_least(k=1)
         self.above_zero("temperature")
+        self.check_whiten()
 
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str

@@ -44,6 +44,7 @@ class Linear(Frozen):
 
     def __post_init__(self) -> None:
         self.at_least(epochs=1, passes=1, seed=0)
+        self.check_whiten()
         if self.epochs is not None and self.protocol == "fast":
             raise ConfigError("linear.epochs is for a paper's protocol: linear.protocol=lp_fedsc")
 

@@ -26,6 +26,7 @@ from harmonium.evaluate.features import embed
 from harmonium.evaluate.kept import Kept
 from harmonium.evaluate.pixels import Pixels
 from harmonium.evaluate.references import RAW, WHITENED, whitened_pixels
+from harmonium.evaluate.whitening import DIRECTIONS, WhitenedEncoder, moments_of, whitening
 from harmonium.federation.method import Method, Server
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
@@ -141,6 +142,12 @@ class Run:
     def _pixels(self) -> dict[str, dict[str, nn.Module]]:
         return {}
 
+    def whitened(self, encoder: nn.Module, ground: Ground, whiten: bool | int) -> nn.Module:
+        """An encoder with its features whitened by those of the training part of a set."""
+        directions = DIRECTIONS if isinstance(whiten, bool) else whiten
+        features = self.kept_features(encoder, ground.data.train, "the encoder to whiten")
+        return WhitenedEncoder(encoder, whitening(moments_of(features), directions))
+
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
         """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.
 
@@ -236,6 +243,11 @@ class Run:
         self, encoder: nn.Module, pictures: Images, whose: str, drawn: Drawn | None = None
     ) -> Tensor:
         """The same by way of the disk; of random views where `drawn` says of which."""
+        if isinstance(encoder, WhitenedEncoder):  # plain features are kept, and serve both
+            white: Tensor = encoder.white(
+                self.kept_features(encoder.encoder, pictures, whose, drawn)
+            )
+            return white
         first = self.method.views.pipelines[0]
         how = {
             "encoder": plain(self.recipe.encoder),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ from harmonium.settings import plain as plain_settings
 
 CHANCE = "chance: the accuracy of always naming the commonest class of the training pictures"
 BESIDE = (
-    "balanced: mean recall over classes; whitened: pixels whitened along their leading principal "
-    f"directions; {CHANCE}"
+    "balanced: mean recall over classes; whitened: along the leading principal directions, "
+    f"without labels; {CHANCE}"
 )
 PIXELS = f"{RAW}, whitened: linear probes on pixels with the same labels; {CHANCE}"
 
@@ -97,6 +97,8 @@ class Frozen(Probe):
 
     legend = BESIDE
 
+    whiten: bool | int = False  # features, without labels, beside plain ones; or into how many
+
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
     ) -> dict[str, Any]:
@@ -130,6 +132,7 @@ class Frozen(Probe):
                 **self._references(run, ground, asked),
                 COMMONEST: _commonest(ground, asked),
             },
+            **self._whitened(run, ground, asked, each),
             "pictures": len(asked),
             "learnt_from": each[0].get("learnt_from", len(ground.bank)),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
@@ -139,6 +142,30 @@ class Frozen(Probe):
         ]
         notes = [f"the classifier of {whose} diverged, and names any class" for whose in broken]
         return Figures(plain, [*self.remarks(run, ground), *notes])
+
+    def check_whiten(self) -> None:
+        """Refuse a number of directions below 1."""
+        if self.whiten is not False and self.whiten < 1:
+            raise ConfigError(f"{self.name}.whiten is {self.whiten}; give true, or at least 1")
+
+    def _whitened(
+        self, run: Run, ground: Ground, asked: Images, each: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The same encoders with whitened features, and what that changes."""
+        if self.whiten is False:
+            return {}
+        made = {
+            whose: run.whitened(encoder, ground, self.whiten)
+            for whose, encoder in run.judged.items()
+        }
+        found = [
+            self.accuracy(run, ground, encoder, asked, whose) for whose, encoder in made.items()
+        ]
+        mean = {
+            key: float(np.mean([one[key] for one in found])) for key in ("accuracy", "balanced")
+        }
+        gain = mean["accuracy"] - float(np.mean([one["accuracy"] for one in each]))
+        return {"whitened": {**mean, "change": gain, "encoders": found}}
 
     def depends(self, run: Run) -> dict[str, Any]:
         """What figures of pixels depend on beside images, labels and the measure's settings."""
@@ -152,7 +179,7 @@ class Frozen(Probe):
             about = {
                 "reference": encoder_digest(encoder),
                 "measure": self.name,
-                "settings": plain_settings(self),
+                "settings": plain_settings(replace(self, whiten=False)),
                 **self.depends(run),
                 "parts": [
                     identity(run, part) for part in (ground.bank, ground.data.validation, asked)
@@ -175,9 +202,10 @@ class Frozen(Probe):
                 "accuracy": one["accuracy"],
                 "balanced": one["balanced"],
                 "AUROC": one.get("auroc"),
+                "whitened": one.get("whitened", {}).get("accuracy"),
                 "untrained": one["untrained"],
                 RAW: beside[RAW]["accuracy"],
-                "whitened": beside.get(WHITENED, {}).get("accuracy"),
+                WHITENED: beside.get(WHITENED, {}).get("accuracy"),
                 "chance": one["chance"],
             }
             percent = {key: 100 * value for key, value in figures.items() if value is not None}

@@ -40,9 +40,12 @@ class Retrieving(Probe):
     queries: int | None = 1000  # pictures that ask, at most; none: all
     sheet: int = 6  # queries on the sheet; 0: no sheet
     seed: int = 0  # of the choice of queries
+    whiten: bool | int = False  # features, without labels, beside plain ones; or into how many
 
     def __post_init__(self) -> None:
         self.at_least(queries=1, sheet=0, seed=0)
+        if self.whiten is not False and self.whiten < 1:
+            raise ConfigError(f"retrieval.whiten is {self.whiten}; give true, or at least 1")
         if not self.at or min(self.at) < 1:
             raise ConfigError(f"retrieval.at is {list(self.at)}; each must be at least 1")
 
@@ -67,6 +70,11 @@ class Retrieving(Probe):
             "untrained": self._figures(before, asked, queries),
             "references": pixels,
         }
+        if self.whiten is not False:
+            made = {k: run.whitened(one, ground, self.whiten) for k, one in run.judged.items()}
+            features = {k: run.kept_features(one, asked, k) for k, one in made.items()}
+            found = [self._figures(rows, asked, queries) for rows in features.values()]
+            plain["whitened"] = average(found)
         beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]
         notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other pictures" for one in beyond]
         return Figures(plain, notes, self._sheet(first, asked, queries[: self.sheet]))
@@ -104,6 +112,7 @@ class Retrieving(Probe):
                     **first,
                     "chance": 100 * one["precision_chance"],
                     "mAP": 100 * one["map"],
+                    **({"mAP whitened": 100 * one["whitened"]["map"]} if "whitened" in one else {}),
                     "mAP untrained": 100 * one["untrained"]["map"],
                     **{f"mAP {name}": 100 * its["map"] for name, its in one["references"].items()},
                     "mAP chance": 100 * one["map_chance"],

@@ -1,0 +1,122 @@
+"""Whitening of the federation's features, fitted on moments that clients send (`evaluate.whiten`).
+
+Before an encoder is judged, every client returns the mean of its features and of the products of
+all pairs of them, d + d (d + 1) / 2 numbers for d features, and how many images they are of. Their
+averages over all images give the whitening of `evaluate/whitening.py`; no labels are involved. Both
+are averages, so secure aggregation can hide what single clients send. Nothing is trained: a run
+ends with the same model with and without it.
+
+It is not fitted where clients send anything with noise, for exact moments of the same images would
+undo what the noise protects, nor where each client ends with an encoder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import DataError, counted
+from harmonium.evaluate.whitening import Moments, Whitening, moments_of, whitening
+from harmonium.federation import global_objective
+from harmonium.federation.appraising import judged_model
+from harmonium.federation.client import Client, Decline
+from harmonium.federation.wire import Ask, Plan, Value, Weights, scalar, statistic
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+KEY = "whitening"  # in the server's memory
+LEAST = 5  # images; with fewer, a client's moments would nearly be its features
+UP = {
+    "first": statistic("mean", by="images"),  # mean of the features
+    "second": statistic("mean", by="images"),  # mean of their products, of each pair once
+    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+}
+EXTENTS = {  # for the card
+    "first": "as many numbers as the encoder has features",
+    "second": "as many numbers as there are pairs of features",
+}
+
+
+def obstacle(method: Method) -> str:
+    """Why no whitening can be fitted for a method; empty where it can."""
+    if reason := global_objective.noise(method):
+        return f"{reason}, and exact moments of the same images would undo what noise protects"
+    if method.has_own_encoders:
+        return f"with {method.name} each client ends with an encoder of its own"
+    return ""
+
+
+def words(method: Method) -> tuple[str, ...]:
+    """What leaves for it, for the card."""
+    if not method.whitening:
+        return ()
+    return (
+        "At every evaluation each client also sends the first and second moments of its features, "
+        "for whitening (evaluate.whiten).",
+    )
+
+
+def fitted(method: Method, server: Server) -> Plan:
+    """The server with the moments of the judged encoder's features over all clients that answer."""
+    model = judged_model(method, server, {}, "evaluate.whiten")
+    got = yield Ask("measure_moments", server.everyone, {"model": model}, least=0)
+    if not got.ids or got.images < 2:
+        return server
+    held = {"first": got.first.double(), "second": got.second.double(), "images": got.images}
+    return replace(server, memory={**server.memory, KEY: held})
+
+
+def client_moments(method: Method, client: Client, model: Weights) -> dict[str, Value]:
+    """Means of features and of their products over a client's images as they are."""
+    count = len(client.examples)
+    if count < LEAST:
+        raise Decline(f"it has {counted(count, 'example')}, too few to send moments of")
+    encoder = method.blueprint.copy_from(model).eval()["encoder"]
+    found = moments_of(client.look(encoder))
+    return {
+        "first": found.first / count,
+        "second": _packed(found.second / count),
+        "images": count,
+    }
+
+
+def whitening_of(memory: Mapping[str, Any], directions: int | None) -> Whitening | None:
+    """The whitening by the moments in a server's memory; none where nobody has sent any."""
+    if not (held := memory.get(KEY)):
+        return None
+    count, first, second = float(held["images"]), held["first"], held["second"]
+    if second.shape != (len(first) * (len(first) + 1) // 2,):
+        return None  # a client elsewhere may send anything
+    try:
+        moments = Moments(count, count * first, count * _unpacked(second, len(first)))
+        return whitening(moments, directions)
+    except DataError:  # features that are all the same, or no numbers: as said by their health
+        return None
+
+
+def _packed(matrix: Tensor) -> Tensor:
+    """The entries of a symmetric matrix on and above its diagonal.
+
+    >>> _packed(torch.tensor([[1, 2], [2, 3]])).tolist()
+    [1, 2, 3]
+    """
+    rows, columns = torch.triu_indices(*matrix.shape)
+    return matrix[rows, columns]
+
+
+def _unpacked(entries: Tensor, dim: int) -> Tensor:
+    """The symmetric matrix again.
+
+    >>> _unpacked(torch.tensor([1, 2, 3]), 2).tolist()
+    [[1, 2], [2, 3]]
+    """
+    matrix = entries.new_zeros(dim, dim)
+    rows, columns = torch.triu_indices(dim, dim)
+    matrix[rows, columns] = entries
+    matrix[columns, rows] = entries
+    return matrix
