@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
@@ -18,6 +20,12 @@ from harmonium.report.fitting import Fitting
 Row = Mapping[str, object]
 Columns = Sequence[str] | Mapping[str, str]
 MISSING = "–"
+BEST, NEAR = "best", "near"
+"""Marks of cells: the best of a column, and those that may be as good."""
+Marks = Mapping[tuple[int, str], str]
+WORDY = 36  # letters of a cell: longer ones are set as paragraphs in LaTeX
+PARAGRAPH = r"p{0.3\linewidth}"
+NARROW = 16  # letters of a heading that stay on one line in LaTeX
 
 
 def estimate(values: Sequence[float]) -> tuple[float, float | None]:
@@ -74,14 +82,25 @@ def table(
 
 
 def markdown(
-    rows: Sequence[Row], columns: Columns | None = None, *, digits: int | None = None
+    rows: Sequence[Row],
+    columns: Columns | None = None,
+    *,
+    digits: int | None = None,
+    marks: Marks | None = None,
 ) -> str:
-    """A Markdown table, aligned in its source as well; arguments as in `table`."""
+    """A Markdown table, aligned in its source as well; arguments as in `table` and `latex`.
+
+    Of marked cells, `BEST` is bold and `NEAR` in italics.
+    """
     names = _headings(rows, columns)
     if not names:
         return ""
     right = [_numeric(rows, key) for key in names]
-    lines = [list(names.values()), *_cells(rows, names, digits)]
+    cells = _cells(rows, names, digits)
+    for (number, key), mark in (marks or {}).items():
+        sign, place = {BEST: "**", NEAR: "*"}[mark], list(names).index(key)
+        cells[number][place] = f"{sign}{cells[number][place]}{sign}"
+    lines = [list(names.values()), *cells]
     lines = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(names))]
 
@@ -105,18 +124,34 @@ def latex(
     columns: Columns | None = None,
     *,
     digits: int | None = None,
+    label: str = "",
+    marks: Marks | None = None,
+    rules: Collection[int] = (),
 ) -> str:
-    r"""A LaTeX table with its caption, in `tabular` and nothing that needs a package.
+    r"""A LaTeX table with rules of `booktabs`, its caption above, and a label to refer to.
 
-    >>> print(latex([{"method": "a_b", "kNN": (91.234, 0.5)}], digits=1))
-    \begin{table}
+    Args:
+        rows: the rows.
+        title: the caption.
+        columns: which columns, as in `table`.
+        digits: decimals of every number, as in `table`.
+        label: for `\ref`, e.g. `tab:compare`.
+        marks: cells to set apart, by the number of their row and their column: `BEST` is bold,
+            `NEAR` underlined.
+        rules: numbers of rows that begin a group: a thin rule stands above them.
+
+    >>> print(latex([{"method": "a_b", "kNN": (91.234, 0.5)}], "A & B", digits=1, label="tab:a",
+    ...     marks={(0, "kNN"): BEST}))
+    \begin{table}[t]
     \centering
+    \caption{A \& B}
+    \label{tab:a}
     \begin{tabular}{lr}
-    \hline
+    \toprule
     method & kNN \\
-    \hline
-    a\_b & $91.2 \pm 0.5$ \\
-    \hline
+    \midrule
+    a\_b & $\mathbf{91.2} \pm 0.5$ \\
+    \bottomrule
     \end{tabular}
     \end{table}
     <BLANKLINE>
@@ -124,34 +159,91 @@ def latex(
     names = _headings(rows, columns)
     if not names:
         return ""
-    places = "".join("r" if _numeric(rows, key) else "l" for key in names)
-    lines = [[_escaped(cell) for cell in line] for line in _cells(rows, names, digits)]
-    body = [" & ".join(line) + r" \\" for line in lines]
-    head = " & ".join(_escaped(heading) for heading in names.values()) + r" \\"
-    caption = [rf"\caption{{{_escaped(title)}}}"] if title else []
+    cells = _cells(rows, names, digits)
+    numeric = {key: _numeric(rows, key) for key in names}
+    places = "".join(
+        "r" if numeric[key] else "l" if max(len(line[n]) for line in cells) <= WORDY else PARAGRAPH
+        for n, key in enumerate(names)
+    )
+    body: list[str] = []
+    for number, line in enumerate(cells):
+        body += [r"\midrule"] if number in rules and number else []
+        made = [
+            _tex_cell(cell, (marks or {}).get((number, key)))
+            for cell, key in zip(line, names, strict=True)
+        ]
+        body.append(" & ".join(made) + r" \\")
+    head = " & ".join(_tex_heading(names[key], numeric[key]) for key in names) + r" \\"
     return "\n".join(
         [
-            r"\begin{table}",
+            r"\begin{table}[t]",
             r"\centering",
+            *([rf"\caption{{{tex_text(title)}}}"] if title else []),
+            *([rf"\label{{{label}}}"] if label else []),
             rf"\begin{{tabular}}{{{places}}}",
-            r"\hline",
+            r"\toprule",
             head,
-            r"\hline",
+            r"\midrule",
             *body,
-            r"\hline",
+            r"\bottomrule",
             r"\end{tabular}",
-            *caption,
             r"\end{table}",
             "",
         ]
     )
 
 
-def _escaped(cell: str) -> str:
-    """Text as LaTeX has it; a mean with its error as a formula."""
-    text = "".join(f"\\{c}" if c in "&%$#_{}" else c for c in cell.replace("\\", "/"))
-    mean, sign, error = text.partition(" ± ")
-    return rf"${mean} \pm {error}$" if sign else text.replace(MISSING, "--")
+_TEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"${sign}$" for sign in "<>|"},
+    MISSING: "--",
+    "—": "---",
+    "…": r"\ldots{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+}
+
+
+def tex_text(text: str) -> str:
+    r"""Text as LaTeX has it: what would be read as a command is escaped.
+
+    >>> tex_text("100 % of a_b, ε < 2")
+    '100 \\% of a\\_b, $\\epsilon$ $<$ 2'
+    """
+    return "".join(_TEX.get(sign) or _greek(sign) or sign for sign in " ".join(text.split()))
+
+
+def _greek(sign: str) -> str:
+    """The command of a small Greek letter; empty for all that is none."""
+    name = unicodedata.name(sign, "").lower().partition("greek small letter ")[2]
+    return f"$\\{name.replace('lamda', 'lambda')}$" if name.isalpha() else ""
+
+
+def _tex_cell(cell: str, mark: str | None) -> str:
+    """A cell as LaTeX has it; a mean with its error as a formula, of which the mean is marked."""
+    mean, sign, error = cell.partition(" ± ")
+    if sign:
+        command = {BEST: r"\mathbf", NEAR: r"\underline"}.get(mark or "")
+        mean = f"{command}{{{mean}}}" if command else mean
+        return rf"${mean} \pm {error}$"
+    command = {BEST: r"\textbf", NEAR: r"\underline"}.get(mark or "")
+    return f"{command}{{{tex_text(cell)}}}" if command else tex_text(cell)
+
+
+def _tex_heading(heading: str, numeric: bool) -> str:
+    """A heading, on several lines where it is wider than its numbers."""
+    lines = [tex_text(line) for line in textwrap.wrap(heading, NARROW)] or [""]
+    if len(lines) == 1:
+        return lines[0]
+    side = "r" if numeric else "l"
+    return rf"\shortstack[{side}]{{" + r" \\ ".join(lines) + "}"
 
 
 def csv_text(rows: Sequence[Row], columns: Columns | None = None) -> str:
