@@ -19,6 +19,14 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HARMONIUM_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_format() -> Iterator[None]:
+    """Studies draw in one format, unless a test names others: three take three times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.report.look.BY_DEFAULT", ("png",))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _drawn_alike() -> None:
     """A test draws the same numbers alone and after any other."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Json, Out, err, say, show_table
+from harmonium.terminal import Formats, Json, Out, err, say, say_plots, show_table
 
 if TYPE_CHECKING:
     from harmonium.callbacks import Callback
@@ -28,11 +28,15 @@ Unfair = Annotated[
 
 def compare(
     words: Annotated[
-        list[str], typer.Argument(metavar="METHOD... [seeds=N] [compare.KEY=VALUE] [KEY=VALUE]...")
+        list[str],
+        typer.Argument(
+            metavar="METHOD... [seeds=N] [compare.KEY=VALUE] [label.METHOD=NAME] [KEY=VALUE]..."
+        ),
     ],
     folder: Out = None,
     allow_unfair: Unfair = False,
     dry_run: DryRun = False,
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Run methods under one budget, beside the references.
@@ -44,7 +48,7 @@ def compare(
 
         _foretell(forecast(words, folder, allow_unfair=allow_unfair), folder, as_json)
         return
-    show(words, folder, as_json, allow_unfair=allow_unfair)
+    show(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
 
 
 def sweep(
@@ -54,6 +58,7 @@ def sweep(
     folder: Out = None,
     allow_unfair: Unfair = False,
     dry_run: DryRun = False,
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods at every value of one setting.
@@ -76,16 +81,23 @@ def sweep(
         say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = sweep_methods(
-            *words, out=folder, allow_unfair=allow_unfair, callbacks=_teller(as_json)
+            *words,
+            out=folder,
+            allow_unfair=allow_unfair,
+            formats=formats,
+            callbacks=_teller(as_json),
         )
     if as_json:
         print(json.dumps(found.plain()))
     else:
-        show_table(found.shown(), found.title, digits=1, unbroken=["encoder"])
+        digits = 1 if found.has_accuracy else 3
+        for probe in found.probes:
+            rows = found.shown(probe)
+            show_table(rows, found.title_of(probe), digits=digits, unbroken=["encoder"])
         for note in found.notes:
             say(f"note     {note}")
         say(f"runs     {found.folder}")
-        say(f"picture  {found.picture}")
+        say_plots(found.plots)
     _complain(found.failed, folder)
 
 
@@ -95,7 +107,12 @@ def demo(folder: Out = None, as_json: Json = False) -> None:
 
 
 def show(
-    words: list[str], folder: Path | None, as_json: bool, *, allow_unfair: bool = False
+    words: list[str],
+    folder: Path | None,
+    as_json: bool,
+    *,
+    allow_unfair: bool = False,
+    formats: str | None = None,
 ) -> None:
     """Compare and print what came of it."""
     from harmonium.comparing.cells import plan
@@ -110,7 +127,11 @@ def show(
         say(made.said, err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = compare_methods(
-            *words, out=folder, allow_unfair=allow_unfair, callbacks=_teller(as_json)
+            *words,
+            out=folder,
+            allow_unfair=allow_unfair,
+            formats=formats,
+            callbacks=_teller(as_json),
         )
     if as_json:
         print(json.dumps(found.plain()))
@@ -125,8 +146,7 @@ def show(
         for note in found.notes:
             say(f"note     {note}")
         say(f"runs     {found.folder}")
-        if found.picture:
-            say(f"picture  {found.picture}")
+        say_plots(found.plots)
     _complain(found.failed, folder)
 
 

@@ -28,7 +28,7 @@ from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, StoreError
 from harmonium.evaluate.judge import Judge, figures_of
 from harmonium.evaluate.pixels import Pixels
-from harmonium.evaluate.references import RAW, references
+from harmonium.evaluate.references import RAW, references, validation_levels
 from harmonium.extending import check_further, extend
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
@@ -207,13 +207,22 @@ def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]
 
     Data without labels have the label-free figures of raw pixels alone.
     """
-    dataset, _, split = opened(recipe, folder)
-    judged, views = judged_on(dataset, split), recipe.views.build()
-    judge = Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
+    judge = _judge_of(recipe, folder)
     with work("references"):
         if not judge.has_labels:
             return {RAW: judge.verdict(Pixels())}
         return {name: figures_of(one) for name, one in references(judge).items()}
+
+
+def reference_levels(recipe: Recipe, folder: Path) -> dict[str, float]:
+    """The validation kNN of references that need no run, on a run's data."""
+    return validation_levels(_judge_of(recipe, folder))
+
+
+def _judge_of(recipe: Recipe, folder: Path) -> Judge:
+    dataset, _, split = opened(recipe, folder)
+    judged, views = judged_on(dataset, split), recipe.views.build()
+    return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
 
 
 def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:

@@ -23,6 +23,9 @@ Changes = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Formats = Annotated[
+    str | None, typer.Option("--formats", help="Formats of plots: png,pdf,svg or some of them.")
+]
 
 WIDE = 160  # columns of what goes to a file or a program, where nothing would be cut for a screen
 
@@ -61,6 +64,15 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -
 def say(text: str, console: Console = out) -> None:
     """Print a line exactly as it is: no markup, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_plots(paths: Sequence[Path]) -> None:
+    """Print where plots are, a line each, however many formats they have."""
+    endings: dict[Path, list[str]] = {}
+    for path in paths:
+        endings.setdefault(path.with_suffix(""), []).append(path.suffix)
+    for path, (first, *others) in endings.items():
+        say(f"plot     {path}{first}{''.join(f', {one}' for one in others)}")
 
 
 @contextmanager

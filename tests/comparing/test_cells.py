@@ -240,3 +240,35 @@ def test_references_that_see_more_are_told():
     )
     none = ["fedavg", "clients=10", "participation.number=2", "compare.references=none"]
     assert plan(none).remarks == ()
+
+
+def test_rows_are_named_by_words_and_from_python():
+    words = ["fedavg", "fedavg,local.lr=0.1", "label.fedavg=FedAvg", "compare.references=first"]
+    word = "label.fedavg local.lr=0.1='FedAvg, fast: #1'"
+    made = plan([*words, word, "label.raw-pixels=pixels", "label.centralised=upper bound"])
+    assert made.names == {
+        "fedavg": "FedAvg", "fedavg local.lr=0.1": "FedAvg, fast: #1", "raw pixels": "pixels",
+        "centralised": "upper bound",
+    }  # fmt: skip
+    assert list(made.methods) == ["fedavg", "fedavg local.lr=0.1"]  # folders keep their names
+    assert made.methods["fedavg"].digest == plan(words).methods["fedavg"].digest
+    named = plan(["fedavg"], {"label": {"fedavg": "A"}, "label.untrained": "start"}).names
+    assert named == {"fedavg": "A", "untrained": "start"}
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("label.fedagv=A", r"label\.fedagv.*'fedavg'"),
+        ("label.raw=A", r"label\.raw.*raw pixels"),
+        ("label.fedavg", r"label\.METHOD=NAME"),
+        ("label.fedavg=", r"label\.fedavg is empty"),
+        ("label.fedavg=untrained", r"label\.fedavg.*untrained"),
+        ("label.alone=A", r"label\.alone"),  # there are no references here
+    ],
+)
+def test_names_of_rows_that_are_none_are_refused(word: str, why: str):
+    with pytest.raises(ConfigError, match=why):
+        plan(["fedavg", "fedprox", "compare.references=none", word])
+    with pytest.raises(ConfigError, match=r"label\.fedavg is given twice"):
+        plan(["fedavg", "label.fedavg=A"], {"label": {"fedavg": "B"}})

@@ -180,7 +180,7 @@ def test_pixels_are_judged_anew_where_pictures_or_probes_are_others(
     compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Life, "_picture", lambda life: None)
-    monkeypatch.setattr("harmonium.comparing.drawing.draw", lambda *_: None)
+    monkeypatch.setattr("harmonium.comparing.drawing.draw", lambda *_: [])
 
     def pixels(label: str, *words: str) -> Any:
         keys = {word.partition("=")[0] for word in words}

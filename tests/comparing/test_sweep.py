@@ -79,25 +79,43 @@ def test_a_sweep_is_a_table_and_a_picture(
         "encoder.out=16", "clients=2", "rounds=1", "local.batch=12", "evaluate.k=5",
         "evaluate.labels_per_class=[]", "engine.workers=0",
     )  # fmt: skip
-    go = ("fedavg", "sweep.local.epochs=1,2", *words)
+    go = ("fedavg", "fedprox", "sweep.local.epochs=1,2", "label.fedprox=Prox (ours)", *words)
     with pytest.raises(ConfigError, match="local.epochs is 0"):
         harmonium.sweep("fedavg", "sweep.local.epochs=1,0", *words, out=tmp_path / "s")
     assert not (tmp_path / "s").exists()  # slips are found before anything runs
     found = harmonium.sweep(*go, out=tmp_path / "s")
     rows = {row["encoder"]: row for row in found.shown()}
-    assert list(rows) == ["commonest class", "untrained", "raw pixels", "whitened pixels", "fedavg"]
+    assert list(rows) == [
+        "commonest class",
+        "untrained",
+        "raw pixels",
+        "whitened pixels",
+        "fedavg",
+        "Prox (ours)",
+    ]
     assert rows["untrained"]["1"] == rows["untrained"]["2"]
     held = json.loads((tmp_path / "s" / "local.epochs=2" / "compare.json").read_text())
     knn = next(row["knn"] for row in held["rows"] if row["encoder"] == "fedavg")
     assert rows["fedavg"]["2"] == pytest.approx(100 * knn)
     for name in ("sweep.json", "sweep.csv", "sweep.md", "sweep.tex", "sweep.png"):
         assert (tmp_path / "s" / name).stat().st_size > 50
+    assert [path.name for path in found.plots] == ["sweep.png", "sweep-linear.png"]
+    for name in ("sweep.md", "sweep.tex"):
+        text = (tmp_path / "s" / name).read_text()
+        assert "Prox (ours)" in text and "linear in percent" in text and "bold" in text
+    lines = (tmp_path / "s" / "sweep.csv").read_text().splitlines()
+    assert any(one.startswith("linear,fedprox,") and "Prox (ours)" in one for one in lines)
+    with pytest.raises(ConfigError, match=r"label\.fedporx.*'fedprox'"):
+        harmonium.sweep(*go, "label.fedporx=x", out=tmp_path / "s")
     monkeypatch.setattr(study, "run", without(study.run, epochs=2))
     some = harmonium.sweep(*go, out=tmp_path / "s")
     assert [row["encoder"] for row in some.shown()] == list(rows)
     assert all("1" in row and "2" not in row for row in some.shown())
     lost = {"local.epochs": "2", "encoder": "fedavg", "seed": 0}
-    assert [{k: one[k] for k in lost} for one in some.failed] == [lost]
+    assert [{k: one[k] for k in lost} for one in some.failed] == [
+        lost,
+        {**lost, "encoder": "fedprox"},
+    ]
     assert "left out: local.epochs=2: no run of any method came to its end: gone" in some.notes
     with pytest.raises(HarmoniumError, match="no run of any method"):
         harmonium.sweep("fedavg", "sweep.local.epochs=2,3", *words, out=tmp_path / "t")
@@ -121,6 +139,6 @@ def test_every_form_of_a_sweep_carries_what_was_unfair(tmp_path: Path):
     health = {"spread": 0.5, "uniformity": -1.0, "effective_rank": 3.0, "warnings": []}
     figures = {(k, 0): {"knn": 0.5, "health": health} for k in ("untrained", *asked.methods)}
     made = table.written(tmp_path, study.Found(asked, figures, unfair=list(asked.unfair)))
-    _written(Sweep(tmp_path, "local.lr", ("1",), {"1": made}, tmp_path / "sweep.png"))
+    _written(Sweep(tmp_path, "local.lr", ("1",), {"1": made}, None))
     for name in ("sweep.csv", "sweep.md", "sweep.tex", "sweep.json"):
         assert "differ in local.batch (64; 6)" in (tmp_path / name).read_text(), name

@@ -1,6 +1,10 @@
 """What a comparison shows of its encoders, from figures made by hand."""
 
 import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from harmonium.comparing.study import Found
 from harmonium.comparing.table import Comparison, more_tables, written
 from harmonium.comparing.traffic import Device, Point
 from harmonium.methods.fedavg import FedAvg
+from harmonium.report.look import FORMATS, formats
 
 KNN = {"fedavg": [0.50, 0.56, 0.53], "fedprox": [0.55, 0.60, 0.59], "fedbyol": [0.2, 0.7, 0.4]}
 
@@ -69,10 +74,141 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
     assert "untrained,0,0.1,0.2,a and b differ,,,,,,," in lines
     assert "a and b differ" in (tmp_path / "compare.md").read_text()
     tex = (tmp_path / "compare.tex").read_text()
-    assert r"\caption{Test accuracy in percent; encoders frozen. Unfair: a and b differ}" in tex
+    caption = next(line for line in tex.splitlines() if line.startswith(r"\caption"))
+    assert caption.startswith(r"\caption{Test accuracy in percent; encoders frozen")
+    assert caption.endswith("Unfair: a and b differ}")
     assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
     for kind in ("compare", "knn-over-rounds", "knn-over-bytes", "knn-over-time"):
         assert (tmp_path / f"{kind}.png").stat().st_size > 1000
+    assert [path.name for path in made.plots][0] == "compare.png" and made.picture == made.plots[0]
+
+
+def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
+    bytes_of = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        with formats(FORMATS):
+            made = written(folder, found())
+        assert len(made.plots) == 12 and {path.suffix for path in made.plots} == {
+            ".png", ".pdf", ".svg",
+        }  # fmt: skip
+        bytes_of.append({path.name: path.read_bytes() for path in made.plots})
+    assert bytes_of[0] == bytes_of[1]
+    svg = (tmp_path / "a" / "knn-over-rounds.svg").read_text()
+    assert "mean and 95 % interval" in svg and "over 3 seeds" in svg
+
+
+def test_plots_name_intervals_and_references(tmp_path: Path):
+    some = found()
+    some.levels = {("untrained", 0): 0.1, ("raw pixels", 0): 0.3, ("raw pixels", 1): 0.4}
+    with formats("svg"):
+        written(tmp_path, some)
+    text = {path.stem: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert {"untrained", "raw pixels", "95 % interval over 3 seeds"} <= set(words(text["compare"]))
+    assert {"untrained (10.0)", "raw pixels (35.0)"} <= set(words(text["knn-over-bytes"]))
+
+
+def words(svg: str) -> list[str]:
+    return [word.strip() for word in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+
+
+def test_every_probe_is_tested_as_knn_is(tmp_path: Path):
+    some = found()
+    for (label, seed), its in list(some.figures.items()):
+        spread = {"fedavg": 0.01, "fedprox": 0.02}.get(label, 0.05) * (seed - 1)
+        some.figures[label, seed] = {**its, "linear_10": its["knn"] + spread}
+    made = written(tmp_path, some)
+    for key in ("linear", "linear_10"):
+        tested = made.details["tests"][key]
+        own = [some.figures["fedprox", seed][key] for seed in range(3)]
+        base = [some.figures["fedavg", seed][key] for seed in range(3)]
+        raw = stats.ttest_rel(own, base).pvalue
+        others = [some.figures["fedbyol", seed][key] for seed in range(3)]
+        other = stats.ttest_rel(others, base).pvalue
+        expected = max(min(1, 2 * raw), other) if raw > other else min(1, 2 * raw)
+        its = tested["rows"]["fedprox"]["difference"]
+        assert its["p"] == pytest.approx(expected)
+        low, high = stats.t.interval(
+            0.95, 2, its["mean"], stats.sem([a - b for a, b in zip(own, base, strict=True)])
+        )
+        assert (its["low"], its["high"]) == pytest.approx((low, high))
+        assert tested["test"].startswith("two-sided paired t") and "Holm" in tested["correction"]
+        assert 1 <= tested["rows"]["fedavg"]["rank"] <= 3
+    shown = made.tested()
+    assert {row["figure"] for row in shown} == {"kNN", "linear", "linear, 10 labels a class"}
+    assert len(shown) == 9 and all("mean rank" in row for row in shown)
+    for name in ("compare.md", "compare.tex"):
+        text = (tmp_path / name).read_text()
+        assert "Holm" in text and "paired t-test" in text and "10 labels a class" in text
+    lines = (tmp_path / "compare-tests.csv").read_text().splitlines()
+    assert len(lines) == 1 + 9 and lines[0].startswith("figure,encoder,against,mean_rank,mean,low")
+    held = json.loads((tmp_path / "compare.json").read_text())["details"]["tests"]
+    assert held["linear_10"]["rows"]["fedprox"]["difference"]["seeds"] == 3
+
+
+def test_the_best_is_bold_and_what_a_test_cannot_tell_from_it_underlined(tmp_path: Path):
+    made = written(tmp_path, found())
+    tests = made.details["tests"]["knn"]
+    assert tests["best"] == ("fedprox",) and tests["near"] == ("fedbyol",)
+    # fedavg is 5.0 below fedprox with a paired p of 0.02, 0.04 by Holm.
+    tex = (tmp_path / "compare.tex").read_text()
+    first = tex.partition(r"\end{table}")[0]
+    assert r"fedprox & $\mathbf{58.0} \pm" in first and r"fedbyol & $\underline{43.3} \pm" in first
+    assert r"fedavg & $53.0 \pm" in first and r"raw pixels & $30.0 \pm" in first
+    assert "bold" in first and "underlined" in first and r"\label{tab:compare}" in first
+    page = (tmp_path / "compare.md").read_text()
+    assert "**58.0 ± 1.5**" in page and "*43.3 ± 14.5*" in page and "in italics" in page
+
+
+def test_equal_means_are_all_bold_and_a_single_seed_has_no_underlines(tmp_path: Path):
+    some = found()
+    some.figures = {cell: its for cell, its in some.figures.items() if cell[1] == 0}
+    some.courses = {cell: its for cell, its in some.courses.items() if cell[1] == 0}
+    some.plan = replace(some.plan, seeds=(0,))
+    some.figures["fedavg", 0] = some.figures["fedprox", 0]
+    made = written(tmp_path, some)
+    assert made.details["tests"]["knn"]["best"] == ("fedavg", "fedprox")
+    assert made.details["tests"]["knn"]["near"] == () and made.tested() == []
+    assert "underlined" not in (tmp_path / "compare.tex").read_text()
+    assert "± " not in (tmp_path / "compare.md").read_text()
+
+
+def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
+    some = found()
+    names = {"fedprox": "FedProx & Co_1 (ours)", "raw pixels": "Pixel"}
+    some.plan = replace(some.plan, names=names)
+    with formats("svg"):
+        made = written(tmp_path, some)
+    assert [row["encoder"] for row in made.shown()][1:4] == ["Pixel", "fedavg", names["fedprox"]]
+    assert [row["encoder"] for row in made.rows][1:4] == ["raw pixels", "fedavg", "fedprox"]
+    for rows in (made.beside(), made.costs(), made.sent()):
+        assert names["fedprox"] in {row["method"] for row in rows}
+    lines = (tmp_path / "compare.csv").read_text().splitlines()
+    assert lines[0].startswith("encoder,name,seed,knn")
+    assert any(line.startswith("fedprox,FedProx & Co_1 (ours),2,0.59") for line in lines)
+    assert any(line.startswith("fedavg,fedavg,2,") for line in lines)
+    assert ",fedprox,FedProx & Co_1 (ours),fedavg," in (tmp_path / "compare-tests.csv").read_text()
+    assert r"FedProx \& Co\_1 (ours)" in (tmp_path / "compare.tex").read_text()
+    assert "| FedProx & Co_1 (ours)" in (tmp_path / "compare.md").read_text()
+    held = json.loads((tmp_path / "compare.json").read_text())
+    assert held["details"]["names"] == names and "fedprox" in held["details"]["rows"]
+    for name in ("compare", "knn-over-rounds"):
+        assert "FedProx &amp; Co_1 (ours)" in (tmp_path / f"{name}.svg").read_text()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_tables_compile(tmp_path: Path):
+    some = found()
+    some.plan = replace(some.plan, names={"fedprox": r"50% \ours{} #1 ~ a^b & ε_2 < 3 | … – “é”"})
+    written(tmp_path, some)
+    page = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}"]
+    page += [r"\input{compare}", r"See Table~\ref{tab:compare}.", r"\end{document}"]
+    (tmp_path / "page.tex").write_text("\n".join(page))
+    made = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout[-2000:]
 
 
 def test_global_objectives_are_drawn_and_tabled_by_objective(tmp_path: Path):
@@ -146,7 +282,7 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
         }
     ]
     assert [title.split()[0] for title, _, _ in more_tables(made)] == [
-        "kNN",
+        "Against",
         "Megabytes",
         "Megabytes",
         "Published,",

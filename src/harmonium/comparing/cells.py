@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from harmonium.comparing import fairness
+from harmonium.comparing.names import is_label, names_of, taken
 from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError, UnknownSetting, counted
 from harmonium.evaluate import references as without_training
@@ -58,6 +59,7 @@ class Plan:
     settings: Settings
     unfair: tuple[str, ...]  # in what budgets differ, where that was allowed
     remarks: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)  # of rows that are called otherwise
 
     @property
     def rows(self) -> dict[str, Recipe]:
@@ -88,8 +90,11 @@ def plan(
     """From the words of a command to its runs: names of methods or recipes, then settings.
 
     Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. From
-    Python, settings of all may be given by name.
+    Python, settings of all may be given by name. `label.ROW=NAME` names a row for readers.
     """
+    settings, called = taken(settings)
+    called = [*filter(is_label, words), *called]
+    words = [word for word in words if not is_label(word)]
     names = [word for word in words if is_name(word)]
     if not names:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
@@ -100,7 +105,7 @@ def plan(
     rest = [change for change in changes if change.section not in OWN]
     for change in rest:
         if change.section not in Recipe.model_fields:
-            own_keys = ["seeds", *(f"compare.{one.name}" for one in fields(Settings))]
+            own_keys = ["seeds", "label", *(f"compare.{one.name}" for one in fields(Settings))]
             raise UnknownSetting(unknown(change.key, [*known_keys(), *own_keys]))
     recipes = {}
     for word in names:
@@ -126,6 +131,7 @@ def plan(
         made,
         tuple(fairness.check(methods, allow=allow_unfair)),
         (*fairness.remarks(methods), *_more_seen(methods, beside)),
+        names_of(called, [*WITHOUT_RUN, *methods, *beside]),
     )
 
 
@@ -135,7 +141,7 @@ def is_name(word: str) -> bool:
     >>> is_name("fedavg"), is_name("fedavg,local.lr=0.1"), is_name("local.lr=0.1")
     (True, True, False)
     """
-    return "=" not in word.partition(",")[0]
+    return "=" not in word.partition(",")[0] and not is_label(word)
 
 
 def seeds_of(asked: Any, first: int) -> tuple[int, ...]:

@@ -1,15 +1,20 @@
-"""Plots of a comparison: bars of accuracies, kNN over what it took, global objectives."""
+"""Plots of a comparison: arms beside references, kNN over what it took, global objectives."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harmonium.comparing.cells import UNTRAINED, WITHOUT_RUN
+from harmonium.comparing.statistics import half_width, interval_words
 from harmonium.comparing.traffic import MEGA, Point, mean_course
 from harmonium.errors import counted
-from harmonium.report.plots import bars, curves
+from harmonium.report.arms import Estimate, arms_plot
+from harmonium.report.figures import heading, times
+from harmonium.report.look import LEVELS, formats, plot_paths, study_formats
+from harmonium.report.plots import curves
 from harmonium.report.tables import estimate
 from harmonium.settings import plain
 
@@ -29,47 +34,88 @@ OBJECTIVES = {  # of a global objective: the name of its plot, and the axis
 }
 
 
-def draw(made: Comparison, found: Found) -> None:
-    """Bars of accuracies; kNN over rounds, bytes and modelled time."""
-    assert made.picture is not None
+def draw(made: Comparison, found: Found) -> Iterator[Path]:
+    """Accuracies of arms; kNN over rounds, bytes and modelled time. Gives the files."""
     recipe = next(iter(found.plan.methods.values()))
-    name = f"{recipe.data.name}, {counted(len(found.plan.seeds), 'seed')}"
-    name += ", unfair: budgets differ" if found.unfair else ""
-    groups: dict[str, dict[str, tuple[float, float | None]]] = {}
-    for row in made.shown():
-        cells = {key: value for key, value in row.items() if key != "encoder" and value is not None}
-        groups[str(row["encoder"])] = {
-            key: value if isinstance(value, tuple) else (value, None)
-            for key, value in cells.items()
-        }
-    bars(made.picture, groups, "test accuracy (%)", f"{name}, frozen encoders")
-    for kind, (words, place) in AXES.items():
-        series = {label: line(found, label, place) for label in found.plan.methods}
-        if any(len(points) > 1 for points in series.values()):
-            path = made.folder / f"knn-over-{kind}.png"
-            curves(path, series, words, "validation kNN (%)", f"{name}, kNN over {kind}")
+    title = f"{recipe.data.name}, {counted(len(found.plan.seeds), 'seed')}"
+    title += ", unfair: budgets differ" if found.unfair else ""
+    with formats(study_formats()):
+        path = made.folder / "compare.png"
+        _arms(path, made, f"{title}, frozen encoders")
+        yield from plot_paths(path)
+        for kind, (words, place) in AXES.items():
+            series = {made.name(k): line(found, k, place) for k in found.plan.methods}
+            if any(len(points) > 1 for points in series.values()):
+                path = made.folder / f"knn-over-{kind}.png"
+                seeds = {_seeds(found, label) for label in found.plan.methods}
+                curves(
+                    path, series, words, "validation kNN (%)", f"{title}, kNN over {kind}",
+                    levels(made, found), interval=_interval(seeds),
+                )  # fmt: skip
+                yield from plot_paths(path)
 
 
-def draw_objectives(folder: Path, found: Found) -> None:
+def _arms(path: Path, made: Comparison, title: str) -> None:
+    """Methods and references that were trained as bars, the others as lines, a panel a probe."""
+    arms: dict[str, dict[str, Estimate | None]] = {}
+    lines: dict[str, dict[str, float | None]] = {}
+    seeds: set[int] = set()
+    for row in made.rows:
+        label = str(row["encoder"])
+        keys = [key for key in row if key != "encoder"]
+        if label in WITHOUT_RUN:
+            lines[made.name(label)] = {heading(key): times(100, row[key]) for key in keys}
+            continue
+        held = made.details["rows"][label]["figures"]
+        arms[made.name(label)] = {heading(key): _estimate(held.get(key)) for key in keys}
+        seeds |= {held[key]["seeds"] for key in keys if key in held}
+    tested = {made.name(label) for label in made.details["methods"]}
+    muted = [name for name in arms if name not in tested]
+    interval = interval_words(seeds)
+    arms_plot(path, arms, title, references=lines, interval=interval, muted=muted)
+
+
+def _estimate(figure: dict[str, Any] | None) -> Estimate | None:
+    if figure is None:
+        return None
+    return 100 * figure["mean"], times(100, half_width(figure["stderr"], figure["seeds"]))
+
+
+def levels(made: Comparison, found: Found) -> dict[str, float]:
+    """Validation kNN of references, for horizontal lines; as many as can be told apart."""
+    order = [UNTRAINED, *(k for k in WITHOUT_RUN if k != UNTRAINED), *found.plan.references]
+    known: dict[str, float] = {}
+    for label in order:
+        values = [value for (row, _), value in found.levels.items() if row == label]
+        if values:
+            known[made.name(label)] = 100 * sum(values) / len(values)
+    return dict(list(known.items())[: len(LEVELS)])
+
+
+def draw_objectives(made: Comparison, found: Found) -> Iterator[Path]:
     """The global objective and its gradient norm over rounds, of rows with the same objective."""
     groups: dict[str, list[str]] = {}
     for label, recipe in found.plan.rows.items():
         if any(label == row for row, _ in found.objectives):
             groups.setdefault(json.dumps(plain(recipe.objective)), []).append(label)
-    for number, labels in enumerate(groups.values(), 1):
-        recipe = found.plan.rows[labels[0]]
-        of = f"{recipe.objective.name} on {recipe.data.name}"
-        of += f", {counted(len(found.plan.seeds), 'seed')}"
-        more = f"-{number}" if number > 1 else ""
-        for key, (name, words) in OBJECTIVES.items():
-            series = {label: _over_rounds(found, label, key) for label in labels}
-            if any(len(points) > 1 for points in series.values()):
-                path = folder / f"{name}-over-rounds{more}.png"
-                curves(path, series, "round", words, f"{of}, {words} over rounds")
+    with formats(study_formats()):
+        for number, labels in enumerate(groups.values(), 1):
+            recipe = found.plan.rows[labels[0]]
+            of = f"{recipe.objective.name} on {recipe.data.name}"
+            of += f", {counted(len(found.plan.seeds), 'seed')}"
+            more = f"-{number}" if number > 1 else ""
+            runs = {sum(label == row for row, _ in found.objectives) for label in labels}
+            for key, (name, words) in OBJECTIVES.items():
+                series = {made.name(label): _over_rounds(found, label, key) for label in labels}
+                if any(len(points) > 1 for points in series.values()):
+                    path = made.folder / f"{name}-over-rounds{more}.png"
+                    title = f"{of}, {words} over rounds"
+                    curves(path, series, "round", words, title, interval=_interval(runs))
+                    yield from plot_paths(path)
 
 
 def _over_rounds(found: Found, label: str, key: str) -> list[tuple[float, float, float]]:
-    """Means over seeds of a figure of the global objective, and their standard errors."""
+    """Means over seeds of a figure of the global objective, with half their intervals."""
     by_round: dict[int, list[float]] = {}
     runs = [rows for (row, _), rows in found.objectives.items() if row == label]
     for row in (row for rows in runs for row in rows):
@@ -79,15 +125,24 @@ def _over_rounds(found: Found, label: str, key: str) -> list[tuple[float, float,
     drawn = []
     for number, values in sorted(by_round.items()):
         mean, error = estimate(values)
-        if len(values) == len(runs) and mean is not None:  # else means would be of other seeds
-            drawn.append((float(number), mean, error or 0.0))
+        if len(values) == len(runs):  # else means would be of other seeds
+            drawn.append((float(number), mean, half_width(error, len(values)) or 0.0))
     return drawn
+
+
+def _interval(seeds: Collection[int]) -> str:
+    said = interval_words(seeds)
+    return f"mean and {said}" if said else ""
+
+
+def _seeds(found: Found, label: str) -> int:
+    return sum(row == label for row, _ in found.courses)
 
 
 def line(
     found: Found, label: str, place: Callable[[Point], float]
 ) -> list[tuple[float, float, float]]:
-    """Means over seeds, and their standard errors; 0 for a single seed."""
+    """Means over seeds with half their intervals; 0 for a single seed."""
     courses = [some for (row, _), some in found.courses.items() if row == label]
     if not courses:
         return []
@@ -95,6 +150,7 @@ def line(
     for point in mean_course(courses):
         if point.knn is not None:
             each = [one.knn for some in courses for one in some if one.round == point.round]
-            _, error = estimate([knn for knn in each if knn is not None])
-            drawn.append((place(point), 100 * point.knn, 100 * (error or 0.0)))
+            known = [knn for knn in each if knn is not None]
+            half = half_width(estimate(known)[1], len(known))
+            drawn.append((place(point), 100 * point.knn, 100 * (half or 0.0)))
     return drawn

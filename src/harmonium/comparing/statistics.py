@@ -7,7 +7,7 @@ Holm's rule (1979); with two or three seeds they can hardly be small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ import numpy as np
 from harmonium.report.tables import estimate
 
 CONFIDENCE = 0.95
+ALPHA = 0.05  # corrected p values above it do not tell two methods apart
+TEST = "two-sided paired t-test over seeds"
+CORRECTION = "Holm"
 ROUNDING = 1e-9  # of the figures; differences that vary less are the same
 
 Figures = Mapping[int, float]
@@ -95,6 +98,62 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, (len(p) - place) * p[label]))
         corrected[label] = largest
     return corrected
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Which rows are the best of a column, and which may be as good."""
+
+    best: tuple[str, ...]  # the greatest mean, and those that are shown as the same number
+    near: tuple[str, ...]  # others that the test does not tell apart from the best
+
+
+def standing(rows: Mapping[str, Figures], digits: int = 3) -> Standing:
+    """The best mean; those with the same digits; and those that the test cannot tell from it.
+
+    Rows without two seeds in common with the best are said neither to differ nor to be as good.
+
+    >>> standing({"a": {0: 0.5, 1: 0.6, 2: 0.5}, "b": {0: 0.4, 1: 0.7, 2: 0.4}, "c": {0: 0.1}})
+    Standing(best=('a',), near=('b',))
+    """
+    means = {label: summary(figures).mean for label, figures in rows.items() if figures}
+    if not means:
+        return Standing((), ())
+    first = max(means, key=lambda label: means[label])
+    best = [k for k in means if round(means[k], digits) == round(means[first], digits)]
+    apart = differences({label: rows[label] for label in means}, first)
+    near = [k for k, one in apart.items() if one.p is not None and one.p > ALPHA and k not in best]
+    return Standing(tuple(best), tuple(near))
+
+
+def half_width(stderr: float | None, seeds: int) -> float | None:
+    """Half of what plots draw around a mean: the 95 % interval, of two seeds their range.
+
+    Student's interval of two values is 25 times as wide as they are apart, and says nothing.
+
+    >>> round(half_width(1.0, 3), 2), half_width(1.0, 2), half_width(None, 1)
+    (4.3, 1.0, None)
+    """
+    if stderr is None or seeds < 2:
+        return None
+    return stderr if seeds == 2 else _quantile(seeds - 1) * stderr
+
+
+def interval_words(counts: Collection[int]) -> str:
+    """What plots draw around means of so many seeds each; empty where all have one.
+
+    >>> interval_words({5}), interval_words({2}), interval_words({1})
+    ('95 % interval over 5 seeds', 'range of 2 seeds', '')
+    >>> interval_words({2, 5})
+    '95 % interval over 2 to 5 seeds (range of 2)'
+    """
+    several = sorted({count for count in counts if count > 1})
+    if not several:
+        return ""
+    if several == [2]:
+        return "range of 2 seeds"
+    over = f"{several[0]} to {several[-1]}" if len(several) > 1 else str(several[0])
+    return f"95 % interval over {over} seeds{' (range of 2)' if several[0] == 2 else ''}"
 
 
 def mean_ranks(rows: Mapping[str, Figures]) -> dict[str, float]:

@@ -8,7 +8,6 @@ an accuracy are by validation pictures.
 
 from __future__ import annotations
 
-import re
 import shlex
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from harmonium.callbacks import Callbacks, called
 from harmonium.comparing import table
 from harmonium.comparing.cells import SUPERVISED, UNTRAINED, WHITENED, Plan, is_name
 from harmonium.comparing.cells import plan as planned
+from harmonium.comparing.names import slug
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
 from harmonium.data.partition import Split
@@ -32,7 +32,8 @@ from harmonium.life import Result
 from harmonium.methods.centralised import Centralised
 from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
-from harmonium.runs import COMMAND, holds, reference_figures, run
+from harmonium.report import look
+from harmonium.runs import COMMAND, holds, reference_figures, reference_levels, run
 from harmonium.telling import work
 
 Cell = tuple[str, int]  # a row's label and a seed
@@ -47,6 +48,7 @@ class Found:
     courses: dict[Cell, list[Point]] = field(default_factory=dict)
     objectives: dict[Cell, list[Mapping[str, Any]]] = field(default_factory=dict)  # by round
     traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    levels: dict[Cell, float] = field(default_factory=dict)  # validation kNN of references
     against: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)  # verdicts of runs
     published: dict[str, Published] = field(default_factory=dict)
     failed: dict[Cell, str] = field(default_factory=dict)
@@ -58,6 +60,7 @@ def compare(
     *words: str,
     out: str | Path | None = None,
     allow_unfair: bool = False,
+    formats: str | Sequence[str] | None = None,
     callbacks: Callbacks = (),
     **settings: Any,
 ) -> table.Comparison:
@@ -68,9 +71,11 @@ def compare(
         out: the folder of all runs; if it holds some of them already, they are continued or simply
             read.
         allow_unfair: compare although budgets differ; else that is refused, with the reason.
+        formats: of the plots, e.g. `"pdf"` or `["pdf", "svg"]`; PNG, PDF and SVG if left out.
         callbacks: one or several `Callback` objects for every run, or a function that makes one
             from a run's label.
-        settings: settings by name, e.g. `rounds=5, seeds=3`.
+        settings: settings by name, e.g. `rounds=5, seeds=3`, and names of rows for readers,
+            `label={"fedavg": "FedAvg (ours)"}`.
 
     Returns:
         Rows of figures over seeds, with intervals and differences in `details`.
@@ -82,6 +87,7 @@ def compare(
     >>> {"untrained", "raw pixels", "fedavg"} <= {row["encoder"] for row in found.rows}
     True
     """
+    formats = None if formats is None else look.known_formats(formats)
     made = planned(words, settings, allow_unfair=allow_unfair)
     if not next(iter(made.methods.values())).data.load().train.labelled:
         unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
@@ -117,7 +123,7 @@ def compare(
         raise NoneFinished(f"no run of any method came to its end: {why}")
     found.unfair += _same_ground(results, allow=allow_unfair)
     _read(found, results)
-    with work("tables and plots"):
+    with work("tables and plots"), look.formats(formats):
         return table.written(folder, found)
 
 
@@ -152,7 +158,7 @@ def cell(folder: Path, label: str, seed: int) -> Path:
     >>> cell(Path("c"), "alone (fedbyol)", 0).as_posix()
     'c/alone-fedbyol/seed-0'
     """
-    return folder / re.sub(r"[^\w.,=+-]+", "-", label).strip("-") / f"seed-{seed}"
+    return folder / slug(label) / f"seed-{seed}"
 
 
 def new_folder(labels: list[str]) -> Path:
@@ -198,8 +204,12 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
             found.stopped[label, seed] = f"{last}: {result.stopped}"
         if overall := [row for row in result.rounds if row.get("global_objective")]:
             found.objectives[label, seed] = overall
+        validated = [row["knn"] for row in result.rounds if row.get("knn") is not None]
         if label not in found.plan.methods:
+            found.levels |= {(label, seed): validated[-1]} if validated else {}
             continue
+        if result.rounds and (first := result.rounds[0])["round"] == 0 and validated:
+            found.levels.setdefault((UNTRAINED, seed), first.get("knn") or validated[0])
         split = Split.load(result.folder / "split.npz")
         examples = [len(index) for index in split.indices]
         method = result.recipe.known_method()
@@ -211,3 +221,5 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
         if base is not None:
             beside = base.references or reference_figures(base.recipe, base.folder)
             found.figures |= {(label, seed): figures for label, figures in beside.items()}
+            levels = reference_levels(base.recipe, base.folder)
+            found.levels |= {(label, seed): level for label, level in levels.items()}

@@ -9,8 +9,9 @@ Orchestra does, budgets differ, and the result says so.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,17 @@ from typing import Any
 from harmonium import store
 from harmonium.callbacks import Callbacks, labelled
 from harmonium.comparing.cells import WITHOUT_RUN, Plan, is_name, plan
+from harmonium.comparing.statistics import half_width, interval_words
 from harmonium.comparing.study import compare, note_command
-from harmonium.comparing.table import Comparison
+from harmonium.comparing.table import TEST_WORDS, TEX, Comparison, as_markdown, marks_words
 from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
 from harmonium.overrides import changes_of
 from harmonium.recipe_tables import FULL, SMALL
 from harmonium.recipe_text import read_yaml, sweeps
+from harmonium.report import look
 from harmonium.report.figures import PROBES, heading
-from harmonium.report.tables import csv_text, latex, markdown
+from harmonium.report.tables import BEST, NEAR, Marks, csv_text, latex, markdown
 from harmonium.settings import plain
 from harmonium.tuning.grid import split_values
 
@@ -69,8 +72,19 @@ class Sweep:
     key: str
     values: tuple[str, ...]
     found: Mapping[str, Comparison]  # by value
-    picture: Path | None
+    picture: Path | None  # the first of the plots
     lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none came to its end
+    plots: tuple[Path, ...] = ()  # every file of them
+
+    @property
+    def probes(self) -> list[str]:
+        """The figures that tables have, one a table: that of `probe` first."""
+        known = [key for made in self.found.values() for key in made.rows[0] if key != "encoder"]
+        return list(dict.fromkeys([self.probe, *known]))
+
+    def name(self, label: str) -> str:
+        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        return next(iter(self.found.values())).name(label)
 
     @property
     def probe(self) -> str:
@@ -79,9 +93,18 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """What the table shows."""
-        unit = " in percent" if self.probe in PROBES else ""
-        return f"{heading(self.probe)}{unit} over {self.key}; encoders frozen"
+        """What the first table shows."""
+        return self.title_of(self.probe)
+
+    def title_of(self, probe: str) -> str:
+        """What the table of a figure shows."""
+        unit = " in percent" if self.has_accuracy else ""
+        return f"{heading(probe)}{unit} over {self.key}; encoders frozen"
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether anything could be judged by labels."""
+        return self.probe in PROBES
 
     @property
     def notes(self) -> list[str]:
@@ -108,18 +131,42 @@ class Sweep:
             *self.lost,
         ]
 
-    def shown(self) -> list[dict[str, Any]]:
-        """A row a method, a column a value."""
-        scale = 100 if self.probe in PROBES else 1
+    def shown(self, probe: str | None = None) -> list[dict[str, Any]]:
+        """A row a method, a column a value, of one figure."""
+        probe = probe or self.probe
+        scale = 100 if self.has_accuracy else 1
         rows: dict[str, dict[str, Any]] = {}
         for value, made in self.found.items():
             for label, its in made.details["rows"].items():
-                if figure := its["figures"].get(self.probe):
+                if figure := its["figures"].get(probe):
                     stderr = figure["stderr"]
                     cell = scale * figure["mean"]
                     shown = cell if stderr is None else (cell, scale * stderr)
-                    rows.setdefault(label, {"encoder": label})[value] = shown
+                    rows.setdefault(label, {"encoder": self.name(label)})[value] = shown
         return list(rows.values())
+
+    def labels(self, probe: str) -> list[str]:
+        """The rows of `shown` by their own labels."""
+        found = (made.details["rows"].items() for made in self.found.values())
+        return list(
+            dict.fromkeys(k for rows in found for k, its in rows if probe in its["figures"])
+        )
+
+    def marks(self, probe: str) -> Marks:
+        """The best method at every value, and those that a test does not tell from it."""
+        labels = self.labels(probe)
+        return {
+            (labels.index(label), value): mark
+            for value, made in self.found.items()
+            for mark in (BEST, NEAR)
+            for label in made.details["tests"].get(probe, {}).get(mark, ())
+        }
+
+    def tested(self) -> list[dict[str, Any]]:
+        """Methods against the first at every value, by every figure; empty for a single seed."""
+        return [
+            {self.key: value, **row} for value, made in self.found.items() for row in made.tested()
+        ]
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -130,6 +177,7 @@ class Sweep:
             "found": {value: made.plain() for value, made in self.found.items()},
             "notes": self.notes,
             "failed": self.failed,
+            "plots": [str(path) for path in self.plots],
         }
 
 
@@ -137,6 +185,7 @@ def sweep(
     *words: str,
     out: str | Path | None = None,
     allow_unfair: bool = False,
+    formats: str | Sequence[str] | None = None,
     callbacks: Callbacks = (),
     **settings: Any,
 ) -> Sweep:
@@ -147,8 +196,10 @@ def sweep(
             `"sweep.KEY=1,5"`; and settings of all, as on the command line.
         out: the folder of all comparisons; what it holds already is continued or simply read.
         allow_unfair: as for `compare`.
+        formats: as for `compare`; plots of a single value are PNG alone if left out.
         callbacks: as for `compare`.
-        settings: settings by name, e.g. `seeds=3, data="digits"`.
+        settings: settings by name, e.g. `seeds=3, data="digits"`; names of rows are as for
+            `compare`.
 
     Returns:
         A comparison for every value.
@@ -160,6 +211,7 @@ def sweep(
     >>> found.key, list(found.found)
     ('local.lr', ['0.1'])
     """
+    formats = None if formats is None else look.known_formats(formats)
     words, settings = _swept(words, settings)
     asked = read(words, settings)
     allow = allow_unfair or asked.own_views
@@ -175,7 +227,12 @@ def sweep(
         place = folder / f"{asked.key}={value}"
         try:
             found[value] = compare(
-                *asked.at(value), out=place, allow_unfair=allow, callbacks=teller, **asked.settings
+                *asked.at(value),
+                out=place,
+                allow_unfair=allow,
+                formats=formats or look.chosen_formats() or "png",
+                callbacks=teller,
+                **asked.settings,
             )
         except NoneFinished as error:  # at other values some may
             made = asked.plan(value, allow_unfair=allow)
@@ -186,8 +243,8 @@ def sweep(
             ]
     if not found:
         raise NoneFinished(lost[0]["why"])
-    picture = folder / "sweep.png"
-    return _written(Sweep(folder, asked.key, asked.values, found, picture, tuple(lost)))
+    with look.formats(look.study_formats(formats)):
+        return _written(Sweep(folder, asked.key, asked.values, found, None, tuple(lost)))
 
 
 def _swept(
@@ -276,37 +333,81 @@ def new_folder(words: Sequence[str]) -> Path:
 
 def _written(made: Sweep) -> Sweep:
     """Draw it, and write it down in every form."""
-    from harmonium.report.plots import curves
-
-    rows = made.shown()
-    known = [value for value in made.values if any(value in row for row in rows)]
-    places = {value: number for number, value in enumerate(known)}
-    series = {
-        str(row["encoder"]): [
-            (places[value], *(cell if isinstance(cell, tuple) else (cell,)))
-            for value, cell in row.items()
-            if value != "encoder"
-        ]
-        for row in rows
-    }
-    levels: dict[str, float] = {}
-    for label in WITHOUT_RUN:  # the same at every value, if images and encoder are
-        points = series.get(label, [])
-        if points and len({point[1] for point in points}) == 1:
-            levels[label] = series.pop(label)[0][1]
-    assert made.picture is not None
-    ylabel = f"{heading(made.probe)}{' (%)' if made.probe in PROBES else ''}"
-    curves(made.picture, series, made.key, ylabel, made.title, levels, ticks=known)
-    notes = "".join(f"- {note}\n" for note in made.notes)
+    plots = [path for probe in made.probes for path in _drawn(made, probe)]
+    made = replace(made, plots=tuple(plots), picture=plots[0] if plots else None)
     apart = dict.fromkeys(x for one in made.found.values() for x in one.details["unfair"])
     unfair = {"unfair": "; ".join(apart)} if apart else {}
-    table = latex(rows, made.title, digits=1)
+    said = [f"Unfair: {'; '.join(apart)}"] if apart else []
+    more = marks_words(next(iter(made.found.values())).details)
+    parts, tex, lines = list[str](), [TEX], list[dict[str, Any]]()
+    digits = 1 if made.has_accuracy else 3
+    for probe in made.probes:
+        rows, marks, title = made.shown(probe), made.marks(probe), made.title_of(probe)
+        for label, row in zip(made.labels(probe), rows, strict=True):
+            called = {"name": row["encoder"]} if row["encoder"] != label else {}
+            lines.append({"figure": probe, **row, "encoder": label, **called, **unfair})
+        parts += [f"## {title}\n", markdown(rows, digits=digits, marks=marks), as_markdown(more)]
+        parts.append("")
+        label = f"tab:sweep{'' if probe == made.probe else f'-{probe}'}"
+        caption = ". ".join([title, more.rstrip("."), *said])
+        tex.append(latex(rows, caption, digits=digits, label=label, marks=marks))
+    if tested := made.tested():
+        base = made.name(next(iter(made.found.values())).details["base"])
+        title = f"Against {base}, paired by seed, at every value"
+        parts += [f"## {title}\n", markdown(tested, digits=digits), f"{TEST_WORDS}.\n"]
+        caption = f"{title}. {TEST_WORDS}"
+        tex.append(latex(tested, caption, digits=digits, label="tab:sweep-tests"))
+    notes = "".join(f"- {note}\n" for note in made.notes)
     texts = {
         "sweep.json": json.dumps(made.plain(), indent=1) + "\n",
-        "sweep.csv": csv_text([{**row, **unfair} for row in rows]),
-        "sweep.md": f"## {made.title}\n\n{markdown(rows, digits=1)}\n{notes}".rstrip() + "\n",
-        "sweep.tex": "\n".join([*(f"% {note}" for note in made.notes), table]),
+        "sweep.csv": csv_text(lines),
+        "sweep.md": "\n".join([*parts, notes]).rstrip() + "\n",
+        "sweep.tex": "\n".join([*(f"% {note}" for note in made.notes), *tex]),
     }
     for name, text in texts.items():
         store.write_atomic(made.folder / name, text.encode())
     return made
+
+
+def _drawn(made: Sweep, probe: str) -> list[Path]:
+    """Draw one figure over the values; gives the files."""
+    from harmonium.report.plots import curves
+
+    scale = 100 if made.has_accuracy else 1
+    labels = made.labels(probe)
+    held = {
+        label: {
+            value: one.details["rows"][label]["figures"][probe]
+            for value, one in made.found.items()
+            if probe in one.details["rows"].get(label, {}).get("figures", {})
+        }
+        for label in labels
+    }
+    known = [value for value in made.values if any(value in its for its in held.values())]
+    levels: dict[str, float] = {}
+    series: dict[str, list[tuple[float, ...]]] = {}
+    seeds: set[int] = set()
+    for label, its in held.items():
+        means = {figure["mean"] for figure in its.values()}
+        if label in WITHOUT_RUN and len(means) == 1:  # if images and encoder are the same at each
+            levels[made.name(label)] = scale * means.pop()
+            continue
+        seeds |= {figure["seeds"] for figure in its.values()}
+        series[made.name(label)] = [
+            (place, *_point(its.get(value), scale)) for place, value in enumerate(known)
+        ]
+    ylabel = f"{heading(probe)}{' (%)' if made.has_accuracy else ''}"
+    said = interval_words(seeds)
+    interval = f"mean and {said}" if said else ""
+    path = made.folder / f"sweep{'' if probe == made.probe else f'-{probe}'}.png"
+    title = made.title_of(probe)
+    curves(path, series, made.key, ylabel, title, levels, ticks=known, interval=interval)
+    return look.plot_paths(path)
+
+
+def _point(figure: Mapping[str, Any] | None, scale: float) -> tuple[float, float]:
+    """A mean and half its interval; not a number where a run is missing."""
+    if figure is None:
+        return math.nan, 0.0
+    half = half_width(figure["stderr"], figure["seeds"])
+    return scale * figure["mean"], scale * (half or 0.0)

@@ -1,13 +1,13 @@
-"""What a comparison shows: tables for people and machines, and pictures."""
+"""What a comparison shows: tables for people and machines, and plots."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harmonium import store
 from harmonium.comparing import statistics
@@ -23,8 +23,8 @@ from harmonium.comparing.traffic import (
 )
 from harmonium.evaluate.judge import probes_of
 from harmonium.evaluate.verdict import Difference, sentence
-from harmonium.report.figures import PROBES, heading, times
-from harmonium.report.tables import csv_text, latex, markdown
+from harmonium.report.figures import heading, times
+from harmonium.report.tables import BEST, NEAR, Marks, csv_text, latex, markdown
 
 if TYPE_CHECKING:
     from harmonium.comparing.study import Found
@@ -41,6 +41,18 @@ ENOUGH = 0.9  # of the best method's gain in kNN is to be reached, where no targ
 Rows = list[dict[str, Any]]
 
 
+class Table(NamedTuple):
+    """One table of a comparison, for every form."""
+
+    key: str  # of its LaTeX label: tab:compare-KEY
+    title: str
+    rows: Rows
+    digits: int
+    marks: Marks = {}
+    rules: tuple[int, ...] = ()  # rows that begin a group
+    more: str = ""  # what a caption says beside the title
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Rows of figures over seeds; accuracies are shares between 0 and 1."""
@@ -48,14 +60,19 @@ class Comparison:
     folder: Path
     rows: tuple[Mapping[str, Any], ...]  # `encoder`, and the mean of each figure
     details: Mapping[str, Any]  # of every row: each seed, intervals, differences, cost
-    picture: Path | None
+    picture: Path | None  # the first of the plots
     warnings: Mapping[str, str]  # label -> what is wrong with the encoder; healthy ones have none
-    notes: tuple[str, ...] = ()  # what a reader should know: unfair, left out, public pictures
+    notes: tuple[str, ...] = ()  # what a reader should know: unfair, left out, public images
+    plots: tuple[Path, ...] = ()  # every file of them
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:
         """Runs that did not come to their end."""
         return list(self.details["failed"])
+
+    def name(self, label: str) -> str:
+        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        return str(self.details.get("names", {}).get(label, label))
 
     @property
     def has_accuracy(self) -> bool:
@@ -77,6 +94,7 @@ class Comparison:
             "details": dict(self.details),
             "warnings": dict(self.warnings),
             "notes": list(self.notes),
+            "plots": [str(path) for path in self.plots],
         }
 
     def shown(self) -> Rows:
@@ -85,7 +103,7 @@ class Comparison:
         shown = []
         for row in self.rows:
             label = str(row["encoder"])
-            said = f"{label} (!)" if label in self.warnings else label
+            said = f"{self.name(label)} (!)" if label in self.warnings else self.name(label)
             figures = {
                 heading(key): self._estimate(label, key, value, scale)
                 for key, value in row.items()
@@ -117,19 +135,47 @@ class Comparison:
                 for key in keys
                 for its in [held[f"{kind}_{key}"]]
             }
-            rows += [{"encoder": label, **values}] if values else []
+            rows += [{"encoder": self.name(label), **values}] if values else []
         return rows
 
-    def beside(self) -> Rows:
-        """Methods against the first, by kNN or what there is instead; empty for a single seed."""
-        scale = 100 if self.details["probe"] in PROBES else 1
-        each = [its.get("difference", {}) for its in self.details["rows"].values()]
+    def marks(self, kind: str = "") -> Marks:
+        """The best method of every column of `shown`, or of `shown_beside(kind)`, and its equals.
+
+        Empty where there is one method, or nothing by which one is better than another.
+        """
+        found: dict[tuple[int, str], str] = {}
+        before = f"{kind}_" if kind else ""
+        held = self.details["rows"]
+        labels = [str(row["encoder"]) for row in self.rows]
+        if kind:  # rows without such figures are left out of that table
+            labels = [k for k in labels if any(f.startswith(before) for f in held[k]["figures"])]
+        for key in (key for key in self.rows[0] if key != "encoder"):
+            stands = self.details.get("tests", {}).get(f"{before}{key}", {})
+            for mark in (BEST, NEAR):
+                for label in stands.get(mark, ()):
+                    found[labels.index(label), heading(key)] = mark
+        return found
+
+    def rules(self) -> tuple[int, ...]:
+        """Where methods begin among the rows, and where they end."""
+        tested = self.details.get("methods", ())
+        places = [n for n, row in enumerate(self.rows) if row["encoder"] in tested]
+        return (places[0], places[-1] + 1) if places else ()
+
+    def tested(self) -> Rows:
+        """Methods against the first, by every probe; empty for a single seed."""
+        probes = [key for key in self.rows[0] if key != "encoder"]
+        return [{"figure": heading(key), **row} for key in probes for row in self.beside(key)]
+
+    def beside(self, probe: str | None = None) -> Rows:
+        """Methods against the first, by kNN or another probe; empty for a single seed."""
+        tests = self.details["tests"].get(probe or self.details["probe"], {}).get("rows", {})
+        scale = 100 if self.has_accuracy else 1
+        each = [its.get("difference", {}) for its in tests.values()]
         fewer = any(one.get("seeds", math.inf) < len(self.details["seeds"]) for one in each)
         shown: Rows = []
-        for label, its in self.details["rows"].items():
-            if "rank" not in its and "difference" not in its:
-                continue
-            row: dict[str, Any] = {"method": label, "mean rank": its.get("rank")}
+        for label, its in tests.items():
+            row: dict[str, Any] = {"method": self.name(label), "mean rank": its.get("rank")}
             apart = its.get("difference", {})
             if apart.get("seeds", 0) > 1:
                 row |= {"difference": scale * apart["mean"], "95 % interval": "the same each time"}
@@ -148,7 +194,7 @@ class Comparison:
         for label, its in self.details["rows"].items():
             if "traffic" not in its:
                 continue
-            row: dict[str, Any] = {"method": label}
+            row: dict[str, Any] = {"method": self.name(label)}
             for way in WAYS:
                 row[f"MB {way}"] = sum(its["traffic"][way].values()) / MEGA
             if self.details["target"] is not None:
@@ -162,14 +208,16 @@ class Comparison:
     def sent(self) -> Rows:
         """Megabytes of one client in one round by component, down / up."""
         rows = self.details["rows"].items()
-        return by_component({label: its["traffic"] for label, its in rows if "traffic" in its})
+        return by_component(
+            {self.name(label): its["traffic"] for label, its in rows if "traffic" in its}
+        )
 
     def objectives(self) -> Rows:
         """Global objectives at the end; only rows with the same loss can be compared."""
         shown: Rows = []
         for label, its in self.details["rows"].items():
             if found := its.get("global_objective"):
-                row: dict[str, Any] = {"method": label, "loss": found["objective"]}
+                row: dict[str, Any] = {"method": self.name(label), "loss": found["objective"]}
                 for key, name in OBJECTIVE.items():
                     if key in found:
                         one = found[key]
@@ -183,7 +231,7 @@ class Comparison:
         found = {k: its for k, its in self.details["rows"].items() if "published" in its}
         return [
             {
-                "method": label,
+                "method": self.name(label),
                 "published": its["published"]["figure"],
                 "here": times(100, its["figures"].get(its["published"]["probe"], {}).get("mean")),
                 "by": heading(its["published"]["probe"]),
@@ -211,15 +259,13 @@ def written(folder: Path, found: Found) -> Comparison:
         "target": target,
         "unfair": found.unfair,
         "failed": [{"encoder": k, "seed": s, "why": why} for (k, s), why in found.failed.items()],
+        "names": dict(found.plan.names),
+        "methods": list(found.plan.methods),
         "rows": {label: _detail(found, label, by_seed[label], target) for label in labels},
+        "tests": _tests(found, by_seed, ranked="knn" in kinds),
     }
-    methods = {k: by_seed[k][probe] for k in found.plan.methods if by_seed.get(k, {}).get(probe)}
-    if base in methods and len(found.plan.seeds) > 1:
-        for label, apart in statistics.differences(methods, base).items():
-            details["rows"][label]["difference"] = asdict(apart)
-    if len(methods) > 1:
-        for label, rank in statistics.mean_ranks(methods).items():
-            details["rows"][label]["rank"] = rank
+    for label, its in details["tests"].get(probe, {}).get("rows", {}).items():
+        details["rows"][label] |= its
     for label, told in _verdicts(found, by_seed, kinds).items():
         details["rows"][label]["verdict"] = told
     rows = [
@@ -227,23 +273,55 @@ def written(folder: Path, found: Found) -> Comparison:
         for label in labels
     ]
     warnings = {label: text for label in labels if (text := _warnings(found, label))}
-    picture = folder / "compare.png" if probe == "knn" else None
     notes = (
         *_notes(found),
         *_lacking(found, {label: by_seed[label].get(probe) for label in labels}),
     )
     lines = tuple(" ".join(note.split()) for note in notes)  # an error may have several
-    made = Comparison(folder, tuple(rows), details, picture, warnings, lines)
-    if made.picture is not None:
+    made = Comparison(folder, tuple(rows), details, None, warnings, lines)
+    plots: list[Path] = []
+    if probe == "knn":
         from harmonium.comparing.drawing import draw
 
-        draw(made, found)
+        plots += draw(made, found)
     if found.objectives:
         from harmonium.comparing.drawing import draw_objectives
 
-        draw_objectives(folder, found)
+        plots += draw_objectives(made, found)
+    if plots:
+        made = replace(made, picture=plots[0] if probe == "knn" else None, plots=tuple(plots))
     _write(made, list(_flat(found, by_seed, target)))
     return made
+
+
+def _tests(
+    found: Found, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]], *, ranked: bool
+) -> dict[str, Any]:
+    """Every figure's methods against the first: differences, ranks, and which are the best.
+
+    Where there is no accuracy, no value is better than another, so none is the best.
+    """
+    base = next(iter(found.plan.methods))
+    keys = dict.fromkeys(key for k in found.plan.methods for key in by_seed.get(k, {}))
+    tests: dict[str, Any] = {}
+    for key in keys:
+        methods = {k: by_seed[k][key] for k in found.plan.methods if by_seed.get(k, {}).get(key)}
+        rows: dict[str, dict[str, Any]] = {label: {} for label in methods}
+        if base in methods and len(found.plan.seeds) > 1:
+            for label, apart in statistics.differences(methods, base).items():
+                rows[label]["difference"] = asdict(apart)
+        if len(methods) > 1:
+            for label, rank in statistics.mean_ranks(methods).items():
+                rows[label]["rank"] = rank
+        tests[key] = {
+            "base": base,
+            "test": statistics.TEST,
+            "correction": f"{statistics.CORRECTION}, of the methods of this figure",
+            "rows": {label: its for label, its in rows.items() if its},
+        }
+        if ranked and len(methods) > 1:
+            tests[key] |= asdict(statistics.standing(methods))
+    return tests
 
 
 def probes(figures: Mapping[str, Any]) -> dict[str, float | None]:
@@ -414,21 +492,34 @@ def _lacking(found: Found, figures: Mapping[str, Mapping[int, float] | None]) ->
 
 
 def _write(made: Comparison, runs: Rows) -> None:
-    """JSON with everything, CSV a line a run, and tables for papers."""
+    """JSON with everything, CSV a line a run and a line a test, and tables for papers."""
     unfair = "; ".join(made.details["unfair"])
-    lines = [{**line, **({"unfair": unfair} if unfair else {})} for line in runs]
+    names = made.details["names"]
+    lines = []
+    for line in runs:
+        called = {"name": made.name(line["encoder"])} if names else {}
+        first = {"encoder": line["encoder"], **called, **line}
+        lines.append({**first, **({"unfair": unfair} if unfair else {})})
     texts = {
         "compare.json": json.dumps(made.plain(), indent=1) + "\n",
         "compare.csv": csv_text(lines),
+        "compare-tests.csv": csv_text(list(_test_lines(made))),
     }
-    shown = [(made.title, made.shown(), 1 if made.has_accuracy else 2), *more_tables(made)]
-    parts, tex = list[str](), list[str]()
-    said = [f"Unfair: {unfair}"] if unfair else []
-    for title, rows, digits in shown:
-        parts += [f"## {title}\n", markdown(rows, digits=digits)]
-        tex.append(latex(rows, title if tex else ". ".join([title, *said]), digits=digits))
-    warned = [f"(!) {label}: {text}" for label, text in made.warnings.items()]
-    warned += [f"{label}: {text}" for label, text in made.verdicts.items()]
+    parts = [f"`label.ROW=NAME` named rows here: {_said(names)}.\n"] if names else []
+    tex = [TEX]
+    for number, one in enumerate(tables(made)):
+        parts += [f"## {one.title}\n", markdown(one.rows, digits=one.digits, marks=one.marks)]
+        parts += [f"{as_markdown(one.more)}\n"] if one.more else []
+        said = [f"Unfair: {unfair}"] if unfair and not number else []
+        caption = ". ".join(filter(None, [one.title, one.more.rstrip("."), *said]))
+        label = f"tab:compare{f'-{one.key}' if one.key else ''}"
+        tex.append(
+            latex(
+                one.rows, caption, digits=one.digits, label=label, marks=one.marks, rules=one.rules
+            )
+        )
+    warned = [f"(!) {made.name(label)}: {text}" for label, text in made.warnings.items()]
+    warned += [f"{made.name(label)}: {text}" for label, text in made.verdicts.items()]
     notes = "".join(f"- {note}\n" for note in (*warned, *made.notes))
     texts["compare.md"] = "\n".join([*parts, notes]).rstrip() + "\n"
     texts["compare.tex"] = "\n".join([*(f"% {note}" for note in (*warned, *made.notes)), *tex])
@@ -436,22 +527,93 @@ def _write(made: Comparison, runs: Rows) -> None:
         store.write_atomic(made.folder / name, text.encode())
 
 
-def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
-    """The tables after the first one that have something in them: title, rows, digits."""
+TEX = "% Tables need \\usepackage{booktabs}.\n"
+
+
+def _said(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{label} is {name}" for label, name in names.items())
+
+
+def as_markdown(caption: str) -> str:
+    """What a caption says of marks, as Markdown shows them."""
+    return caption.replace("underlined", "in italics")
+
+
+def _test_lines(made: Comparison) -> Iterator[dict[str, Any]]:
+    """A line a figure and method, with every digit."""
+    for figure, its in made.details["tests"].items():
+        for label in made.details["methods"]:
+            tested = its["rows"].get(label, {})
+            apart = tested.get("difference", {})
+            called = {"name": made.name(label)} if made.details["names"] else {}
+            yield {
+                "figure": figure,
+                "encoder": label,
+                **called,
+                "against": its["base"],
+                "mean_rank": tested.get("rank"),
+                **{key: apart.get(key) for key in ("mean", "low", "high", "p", "seeds")},
+                "best": label in its.get("best", ()),
+                "near": label in its.get("near", ()),
+                "test": its["test"],
+                "correction": its["correction"],
+            }
+
+
+def tables(made: Comparison) -> list[Table]:
+    """Every table that has something in it, the one of the probes first."""
     details = made.details
-    beside = f"{heading(details['probe'])} against {details['base']}, paired by seed"
+    first = Table(
+        "", made.title, made.shown(), 1 if made.has_accuracy else 2, made.marks(), made.rules(),
+        marks_words(details),
+    )  # fmt: skip
     cost = "Megabytes of one client in one round"
     if (target := details["target"]) is not None:
         cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
-    tables = [
-        *((title, made.shown_beside(kind), 1) for kind, title in BESIDE.items()),
-        (beside, made.beside(), 1 if made.has_accuracy else 3),
-        ("Global objective of the final model", made.objectives(), 3),
-        (cost, made.costs(), 2),
-        ("Megabytes of one client in one round by component, down / up", made.sent(), 2),
-        ("Published, and why it is another figure here", made.papers(), 1),
-    ]
-    return [one for one in tables if one[1]]
+    against = f"Against {made.name(details['base'])}, paired by seed"
+    more = [
+        *(
+            Table(kind, title, made.shown_beside(kind), 1, made.marks(kind), made.rules())
+            for kind, title in BESIDE.items()
+        ),
+        Table(
+            "tests", against, made.tested(), 1 if made.has_accuracy else 3,
+            more=TEST_WORDS,
+        ),
+        Table("objectives", "Global objective of the final model", made.objectives(), 3),
+        Table("cost", cost, made.costs(), 2),
+        Table(
+            "sent", "Megabytes of one client in one round by component, down / up", made.sent(), 2
+        ),
+        Table("published", "Published, and why it is another figure here", made.papers(), 1),
+    ]  # fmt: skip
+    return [first, *(one for one in more if one.rows)]
+
+
+TEST_WORDS = (
+    "Differences with their 95 % intervals, p values of two-sided paired t-tests over seeds, "
+    "corrected by Holm's rule for the methods of each figure, and mean ranks (1 is the best)"
+)
+
+
+def marks_words(details: Mapping[str, Any]) -> str:
+    """What a caption says of the marks and of the numbers behind the means."""
+    count = len(details["seeds"])
+    said = f"Mean and standard error over {count} seeds" if count > 1 else "A single seed"
+    tests = details["tests"].values()
+    if any(one.get("best") for one in tests):
+        said += "; bold: the best mean of the methods in each column"
+        if count > 1:
+            said += (
+                "; underlined: methods that a paired t-test over seeds with Holm's correction "
+                f"does not tell from it (p > {statistics.ALPHA:g})"
+            )
+    return f"{said}."
+
+
+def more_tables(made: Comparison) -> list[tuple[str, Rows, int]]:
+    """The tables after the first one: title, rows, digits."""
+    return [(one.title, one.rows, one.digits) for one in tables(made)[1:]]
 
 
 def _flat(

@@ -115,19 +115,25 @@ class Judge:
 
     def look(self, encoder: nn.Module, whitening: nn.Module | None = None) -> dict[str, Any]:
         """Figures during training, from validation images only; also whitened where it is given."""
-        figures: dict[str, Any] = {"health": self._health(encoder)}
+        return {"health": self._health(encoder), **self.validated(encoder, whitening)}
+
+    def validated(
+        self, encoder: nn.Module, whitening: nn.Module | None = None
+    ) -> dict[str, float | None]:
+        """The kNN accuracy on validation images; empty where there is nothing to tell it by."""
         validation = _some(_known(self.data.validation), self.settings.queries)
-        if self.bank is not None and len(validation):
-            bank = _some(_known(self.bank), self.settings.bank)
-            known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
-            figures["knn"] = (
-                self._knn(known, bank, asked, validation).accuracy
-                if _finite(known, asked)
-                else None
-            )
-            if whitening is not None and figures["knn"] is not None:
-                white = self._knn(whitening(known), bank, whitening(asked), validation)
-                figures["knn_whitened"] = white.accuracy
+        if self.bank is None or not len(validation):
+            return {}
+        bank = _some(_known(self.bank), self.settings.bank)
+        known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
+        if not _finite(known, asked):
+            return {"knn": None}
+        figures: dict[str, float | None] = {
+            "knn": self._knn(known, bank, asked, validation).accuracy
+        }
+        if whitening is not None:
+            white = self._knn(whitening(known), bank, whitening(asked), validation)
+            figures["knn_whitened"] = white.accuracy
         return figures
 
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:

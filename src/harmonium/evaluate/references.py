@@ -49,6 +49,19 @@ def references(judge: Judge) -> dict[str, dict[str, Answers]]:
     return _References(judge).answers() if judge.has_labels else {}
 
 
+def validation_levels(judge: Judge) -> dict[str, float]:
+    """What the commonest class and raw pixels reach where kNN is validated during training.
+
+    Whitened pixels are left out: their moments take longer than a look at an encoder should.
+    """
+    level = judge.validated(Pixels()).get("knn")
+    if level is None or judge.bank is None:
+        return {}
+    labels = judge.data.validation.labels
+    known = labels[labels != UNKNOWN][: judge.settings.queries]
+    return {COMMONEST: float((known == commonest(judge.bank)).mean()), RAW: level}
+
+
 class _References:
     """The references of one judge."""
 

@@ -21,6 +21,7 @@ from typing import Any
 from harmonium.errors import ConfigError, suggest
 
 FORMATS = ("png", "pdf", "svg")
+BY_DEFAULT = FORMATS  # of studies: comparisons, sweeps, tuning, evaluations
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#8C564B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one fewer than colours: 56 lines differ
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (2, 1)))
@@ -103,6 +104,11 @@ def formats(chosen: str | Sequence[str] | None) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+def study_formats(named: str | Sequence[str] | None = None) -> tuple[str, ...]:
+    """The formats of a study's plots: those named, those of a `formats` block around it, or all."""
+    return known_formats(named) if named is not None else _chosen.get() or BY_DEFAULT
 
 
 def chosen_formats() -> tuple[str, ...] | None:
