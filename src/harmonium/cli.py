@@ -89,29 +89,40 @@ def run(
     folder: Out = None,
     as_json: Json = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the resolved recipe and stop.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the resolved recipe and what it would take, and stop."
+        ),
     ] = False,
 ) -> None:
     """Run a method or a recipe file.
 
     For example: harmonium run fedavg data=digits rounds=10
     """
+    from harmonium.estimate import estimated
     from harmonium.hosts import missing
     from harmonium.recipe import Recipe
+    from harmonium.report.progress import long_work
     from harmonium.runs import run as run_recipe
 
     recipe = Recipe.of(what, *(changes or []))
     if dry_run:
         recipe.check()
+        with long_work(err, silent=as_json):
+            expected = estimated(recipe)
         lacking = missing(recipe)
         if as_json:
-            print(
-                json.dumps({"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking})
-            )
+            shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
+            told = {"unknown": expected} if isinstance(expected, str) else expected.plain()
+            shown |= {"estimate": told}
+            print(json.dumps(shown))
             return
         out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
         for text in lacking:
             say(f"missing  {text}", err)
+        why = [f"time     not known: {expected}"]
+        for text in why if isinstance(expected, str) else expected.lines():
+            say(text, err)
         return
     with watched(as_json) as watcher:
         show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json)

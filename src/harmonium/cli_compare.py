@@ -45,8 +45,11 @@ def compare(
     """
     if dry_run:
         from harmonium.comparing.forecast import forecast
+        from harmonium.report.progress import long_work
 
-        _foretell(forecast(words, folder, allow_unfair=allow_unfair), folder, as_json)
+        with long_work(err, silent=as_json):
+            found = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
+        _foretell(found, folder, as_json)
         return
     show(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
 
@@ -72,7 +75,9 @@ def sweep(
     if dry_run:
         from harmonium.comparing.forecast import forecast_sweep
 
-        _foretell(forecast_sweep(words, folder, allow_unfair=allow_unfair), folder, as_json)
+        with long_work(err, silent=as_json):
+            said = forecast_sweep(words, folder, allow_unfair=allow_unfair, measure=True)
+        _foretell(said, folder, as_json)
         return
     asked = read(words)
     folder = folder or new_folder(words)

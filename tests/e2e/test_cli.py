@@ -279,6 +279,7 @@ def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path, call: Call) ->
     assert again == shown and "rounds: 3" in shown
     document = json.loads(call("run", "demo", "rounds=3", "--dry-run", "--json")[0])
     assert document["recipe"]["rounds"] == 3 and len(document["digest"]) == 64
+    assert document["estimate"]["seconds"] > 0 and document["estimate"]["bytes_up"] > 0
     assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means
 
 
@@ -292,6 +293,7 @@ def test_a_comparison_says_what_it_would_do(tmp_path: Path, call: Call) -> None:
     assert len(json.loads(said)["cells"]) == 4 and not folder.exists()
     shown, told = call("run", "fedavg", "data=cifar10", "--dry-run")
     assert "missing  cifar10 is not here yet" in told and "missing" not in shown
+    assert "time     not known" in told
 
 
 def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(

@@ -1,9 +1,14 @@
-"""What a comparison or a sweep would do, and how much of it is done: `--dry-run`. Runs nothing."""
+"""What a comparison or a sweep would do, and how much of it is done: `--dry-run`.
+
+Runs nothing; time is from the pace of runs that have begun, else from a few measured steps.
+"""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,9 +18,13 @@ from harmonium.comparing.cells import SUPERVISED, Plan, plan
 from harmonium.comparing.study import cell
 from harmonium.comparing.sweep import read
 from harmonium.errors import counted
+from harmonium.estimate import Estimate, estimated
 from harmonium.hosts import missing, read_recipe
 from harmonium.recipe import Recipe
 from harmonium.report.progress import clock
+from harmonium.telling import tell
+
+PATIENCE = 15.0  # seconds after which no further recipe is measured
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Cell:
     rounds: int
     done: int = 0  # rounds that are behind it
     pace: float | None = None  # seconds a round so far; none: it has none yet
+    expected: float | None = None  # seconds a round by a few measured steps; none: not measured
     complete: bool = False
     other: bool = False  # the folder holds a run of another recipe
 
@@ -41,18 +51,25 @@ class Forecast:
     unfair: tuple[str, ...]
     missing: tuple[str, ...]  # data sets that are not here, each with the command that gets it
     notes: tuple[str, ...]
+    measured: str = ""  # how steps were measured, or why none was
 
     @property
     def seconds(self) -> float | None:
-        """How long training will take at the pace of runs that have begun; none: none has."""
-        known = [one for one in self.cells if one.pace is not None]
+        """How long the rest will take; none where no run has begun and no step was measured.
+
+        A run goes at its encoder's pace so far, else as expected from measured steps, else like
+        the others.
+        """
+        paces = {one: one.pace for one in self.cells if one.pace is not None}
+        known = [*paces.values(), *(e for one in self.cells if (e := one.expected) is not None)]
         if not known:
             return None
         whole = 0.0
         for one in self.cells:
-            same = [other for other in known if other.encoder == one.encoder] or known
-            left = 0 if one.complete else one.rounds - one.done
-            whole += left * fmean(other.pace or 0.0 for other in same)
+            same = [pace for other, pace in paces.items() if other.encoder == one.encoder]
+            if not same:
+                same = known if one.expected is None else [one.expected]
+            whole += (0 if one.complete else one.rounds - one.done) * fmean(same)
         return whole
 
     def plain(self) -> dict[str, Any]:
@@ -66,13 +83,15 @@ class Forecast:
         begun = sum(one.done > 0 for one in going)
         complete = len(self.cells) - len(going)
         done = f"{complete} of {counted(len(self.cells), 'run')} complete, {begun} begun"
-        time = f", about {clock(self.seconds)} of training" if self.seconds else ""
+        what = "" if self.measured else " of training"
+        time_left = f", about {clock(self.seconds)}{what}" if self.seconds else ""
         clash = next((one.folder for one in self.cells if one.other), None)
         return [
             self.said,
             *(f"unfair   {text}" for text in self.unfair),
             *([] if self.unfair else ["fair     all methods have the same budget"]),
-            f"done     {done}; {counted(left, 'round')} left{time}",
+            f"done     {done}; {counted(left, 'round')} left{time_left}",
+            *([f"time     {self.measured}"] if self.measured else []),
             *(f"note     {text}" for text in self.notes),
             *(f"missing  {text}" for text in self.missing),
             *([f"in use   {clash} holds another run: name another --out"] if clash else []),
@@ -80,42 +99,91 @@ class Forecast:
 
 
 def forecast(
-    words: Sequence[str], folder: Path | None = None, *, allow_unfair: bool = False
+    words: Sequence[str],
+    folder: Path | None = None,
+    *,
+    allow_unfair: bool = False,
+    measure: bool = False,
 ) -> Forecast:
-    """What `compare` would do with the same words; budgets that differ are refused alike."""
+    """What `compare` would do with the same words; budgets that differ are refused alike.
+
+    With `measure` a few steps of runs that have not begun are measured, for their time.
+    """
     made = plan(words, allow_unfair=allow_unfair)
-    return _of(made.said, [(made, folder)])
+    return _of(made.said, [(made, folder)], measure)
 
 
 def forecast_sweep(
-    words: Sequence[str], folder: Path | None = None, *, allow_unfair: bool = False
+    words: Sequence[str],
+    folder: Path | None = None,
+    *,
+    allow_unfair: bool = False,
+    measure: bool = False,
 ) -> Forecast:
     """The same for `sweep`: all values together."""
     asked = read(words)
     plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
     said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
     places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
-    return _of(said, list(zip(plans, places, strict=True)))
+    return _of(said, list(zip(plans, places, strict=True)), measure)
 
 
-def _of(said: str, plans: Sequence[tuple[Plan, Path | None]]) -> Forecast:
+def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
     recipes = [recipe for made, _ in plans for recipe in made.rows.values()]
     for recipe in recipes:
         recipe.check()
     notes = [text for made, _ in plans for text in made.remarks]
     if any(map(_maybe_unlabelled, recipes)) and any(SUPERVISED in p.references for p, _ in plans):
         notes.append(f"{SUPERVISED} is left out if the pictures turn out to have no labels")
+    runs = [
+        (_cell(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
+        for made, folder in plans
+        for label, seed, recipe in made.cells()
+    ]
+    cells, measured = _expected(runs) if measure else ([one for one, _ in runs], "")
     return Forecast(
         said,
-        tuple(
-            _cell(label, seed, recipe, folder and cell(folder, label, seed))
-            for made, folder in plans
-            for label, seed, recipe in made.cells()
-        ),
+        tuple(cells),
         tuple(dict.fromkeys(text for made, _ in plans for text in made.unfair)),
         tuple(dict.fromkeys(text for recipe in recipes for text in missing(recipe))),
         tuple(dict.fromkeys(notes)),
+        measured,
     )
+
+
+def _expected(runs: Sequence[tuple[Cell, Recipe]]) -> tuple[list[Cell], str]:
+    """The cells with what few steps say of them, while there is time; and words on that.
+
+    Runs that differ in their seed alone are measured once. Those whose encoder has run somewhere
+    already are not.
+    """
+    begun = {one.encoder for one, _ in runs if one.pace is not None}
+    asked = {_apart_from_seed(r): r for one, r in runs if one.encoder not in begun}
+    found: dict[str, Estimate | str] = {}
+    started = time.perf_counter()
+    for number, (key, recipe) in enumerate(asked.items()):
+        tell("measuring a few steps of each", number, len(asked), "recipes")
+        if found and time.perf_counter() - started > PATIENCE:
+            break
+        found[key] = estimated(recipe)
+    tell("measuring a few steps of each", len(asked), len(asked), "recipes")
+    known = {key: one for key, one in found.items() if isinstance(one, Estimate)}
+    cells = [
+        replace(one, expected=its.seconds / its.rounds)
+        if (its := known.get(_apart_from_seed(recipe))) and one.encoder not in begun
+        else one
+        for one, recipe in runs
+    ]
+    if not asked:
+        return cells, ""
+    if not known:
+        return cells, f"not known: {next(iter(found.values()))}"
+    assumed = "; ".join(next(iter(known.values())).assumed)
+    return cells, f"by a few steps of {len(known)} of {counted(len(asked), 'recipe')}: {assumed}"
+
+
+def _apart_from_seed(recipe: Recipe) -> str:
+    return json.dumps({**recipe.tree(), "seed": None}, sort_keys=True)
 
 
 def _maybe_unlabelled(recipe: Recipe) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
-from harmonium.data.store import Stored, Writer, decoded, digest_of, reopened
+from harmonium.data.store import Stored, Writer, decoded, digest_of, is_decoded, reopened
 from harmonium.errors import ConfigError, DataError, Key
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
@@ -61,14 +61,16 @@ class DataSpec:
     def stored(self) -> Stored:
         """All parts as decoded, before anything is held out."""
         self.check()
-        shape = {"size": self.size, "channels": self.channels}
         return decoded(
-            self.name,
-            {**shape, **self.identity()},
-            self.decode,
-            size=self.size,
-            channels=self.channels,
+            self.name, self._whole_identity(), self.decode, size=self.size, channels=self.channels
         )
+
+    def is_decoded(self) -> bool:
+        """Whether loading these images takes a moment only; it may take minutes otherwise."""
+        return is_decoded(self.name, self._whole_identity())
+
+    def _whole_identity(self) -> dict[str, Any]:
+        return {"size": self.size, "channels": self.channels, **self.identity()}
 
     def check(self) -> None:
         """Refuse settings that cannot be right, before anything is read."""

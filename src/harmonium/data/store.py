@@ -239,7 +239,7 @@ def decoded(
         size: side that every picture is brought to.
         channels: 1 or 3, likewise.
     """
-    key = digest_of([FORMAT, name, identity])
+    key = _key(name, identity)
     stored = reopened(name, key)
     if stored is not None:
         return stored
@@ -257,6 +257,15 @@ def decoded(
     if stored is None:
         raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")
     return stored
+
+
+def is_decoded(name: str, identity: Mapping[str, Any]) -> bool:
+    """Whether the data set with this identity lies decoded in the cache."""
+    return (_folder(name, _key(name, identity)) / "meta.json").is_file()
+
+
+def _key(name: str, identity: Mapping[str, Any]) -> str:
+    return digest_of([FORMAT, name, identity])
 
 
 def reopened(name: str, key: str) -> Stored | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -61,6 +62,23 @@ class Examples:
             )
         rows = self._index if index is None else self._index[index.numpy()]
         return torch.from_numpy(np.asarray(self._images.labels[rows], dtype=np.int64))
+
+
+_enough: ContextVar[Callable[[int], bool] | None] = ContextVar("enough", default=None)
+
+
+@contextmanager
+def abridged(enough: Callable[[int], bool]) -> Iterator[None]:
+    """Have passes over examples stop early, to measure what the whole of them would take.
+
+    `enough` is asked after every batch with the number of batches of this pass so far. What comes
+    of such work is of no use but to go on with: results have the right shapes, nothing else.
+    """
+    token = _enough.set(enough)
+    try:
+        yield
+    finally:
+        _enough.reset(token)
 
 
 @dataclass
@@ -127,12 +145,19 @@ class Client:
         count = len(self.examples) if among is None else len(among)
         if drop_last:
             least = max(least, min(size, count))
-        for _ in range(epochs):
-            order = torch.randperm(count, generator=self.rng)
-            order = order if among is None else among[order]
-            for index in torch.split(order, size):
-                if len(index) >= least:
-                    yield Batch(index, self.examples, self.views, self.rng)
+        who = "training at the server" if self.id < 0 else f"client {self.id}"
+        enough, seen, steps = _enough.get(), 0, 0
+        with work(who, epochs * count, "images") as at:
+            for _ in range(epochs):
+                order = torch.randperm(count, generator=self.rng)
+                order = order if among is None else among[order]
+                for index in torch.split(order, size):
+                    if len(index) >= least:
+                        yield Batch(index, self.examples, self.views, self.rng)
+                        steps += 1
+                    at(seen := seen + len(index))
+                    if enough is not None and enough(steps):
+                        return
 
     def look(
         self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256
@@ -149,7 +174,11 @@ class Client:
             for some in torch.split(index, size):
                 rows.append(model(self.views.plain(self.examples.pixels(some))))
                 at(seen := seen + len(some))
-            return torch.cat(rows)
+                if (enough := _enough.get()) is not None and enough(len(rows)):
+                    break
+        found = torch.cat(rows)
+        missing = len(index) - len(found)  # where work is abridged: rows that are there stand in
+        return torch.cat([found, found[torch.arange(missing) % len(found)]]) if missing else found
 
     def release(
         self,
@@ -313,13 +342,8 @@ def fit(
     parts.train()
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
-    total, steps, seen = 0.0, 0, 0
-    whole = local.epochs * len(client.examples if among is None else among)
-    who = "training at the server" if client.id < 0 else f"client {client.id}"
-    with (
-        frozen(module for name, module in parts.items() if name not in names),
-        work(who, whole, "images") as at,
-    ):
+    total, steps = 0.0, 0
+    with frozen(module for name, module in parts.items() if name not in names):
         batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
         for batch in batches:
             optimiser.zero_grad()
@@ -338,7 +362,6 @@ def fit(
                 after()
             total += amount
             steps += 1
-            at(seen := seen + len(batch.index))
     if not steps:
         count = len(client.examples if among is None else among)
         raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")
