@@ -1,24 +1,30 @@
 """Divergence-aware FedAvg: where a round moves the model far, the predictor stays as it was.
 
-Lubana et al., Orchestra, 2022, appendix C, have this rule at the server for the cross-silo
-baselines BYOL and SimSiam, after the update of single clients by Zhuang et al., Collaborative
-Unsupervised Visual Representation Learning from Decentralized Data, 2021. The distance of a round
-is the sum over layers of the norm of what the average changed.
+Lubana et al., Orchestra, 2022, section 6, follow Zhuang et al., Collaborative Unsupervised Visual
+Representation Learning from Decentralized Data, 2021 (FedU) in their cross-silo baselines BYOL and
+SimSiam: clients keep their targets, and the predictor is averaged only where the encoder has moved
+little. Orchestra's code has the rule at the server, for the average of all clients: beyond a
+threshold of 0.5 the predictor keeps its previous value.
 
-The released code adds up the changes of BatchNorm's counters too, which grow by every step: with
-them the sum is above the threshold in every round, so that the predictor would stay as first drawn
-for ever. Here the sum is over what is trained.
+How far a round went is the mean length over convolutions of what the average changed, the distance
+that FedU defines and its code computes (threshold 0.4 there, for single clients). Orchestra's code
+adds up the lengths over all entries of the state instead, among them BatchNorm's counters and a
+counter of rounds. The latter alone adds 1 in every round, so that the sum is never below 0.5 and
+the predictor stays at its initialisation for ever, which is no rule at all. `released` does that;
+`sum` adds up what is trained, a number that grows with the depth of the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harmonium.errors import ConfigError
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, ClientId, Plan, Weights
 from harmonium.methods import methods
+from harmonium.methods.fedu import distance
 from harmonium.objectives import check
 
 
@@ -28,9 +34,10 @@ class DivergenceAware(Method):
     """FedAvg whose predictor is averaged only in rounds that move the model little."""
 
     paper = "Lubana et al., 2022"
-    remembers = {"divergence": "scalar"}
+    remembers = {"divergence": "scalar", "held": "scalar"}
 
-    threshold: float = 0.5  # of the summed norms of what a round changes; published 0.5
+    threshold: float = 0.5  # divergence above which the predictor stays; published 0.5
+    divergence: Literal["mean", "sum", "released"] = "mean"  # how far a round went, see the module
 
     def __post_init__(self) -> None:
         check(self, "0 or more", lambda distance: distance >= 0, "threshold")
@@ -42,7 +49,7 @@ class DivergenceAware(Method):
                 f"divergence-aware holds predictors back: objective {self.objective.name} has "
                 "none; set objective=byol or objective=simsiam"
             )
-        return replace(server, memory={**server.memory, "divergence": 0.0})
+        return replace(server, memory={**server.memory, "divergence": 0.0, "held": 0})
         yield
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
@@ -50,15 +57,21 @@ class DivergenceAware(Method):
         got = yield Ask("train", cohort, {"model": server.model})
         moved = self.merge(server, got.model)
         far = self.distance(server.model, moved.model)
-        held = {k: v for k, v in server.model.items() if k.startswith("predictor.")}
-        model = {**moved.model, **held} if far > self.threshold else moved.model
-        return replace(moved, model=model, memory={**moved.memory, "divergence": far})
+        held = far > self.threshold
+        before = {k: v for k, v in server.model.items() if k.startswith("predictor.") and held}
+        memory = {**moved.memory, "divergence": far, "held": int(held)}
+        return replace(moved, model={**moved.model, **before}, memory=memory)
 
     def distance(self, before: Weights, after: Weights) -> float:
-        """Summed norms of the changes of all trained tensors."""
+        """How far a round moved the model."""
+        if self.divergence == "mean":
+            return distance(before, after)
+        if self.divergence == "released":
+            counter = 1.0  # of rounds, an entry of the released code's state
+            return counter + sum(float((after[k].double() - before[k]).norm()) for k in before)
         trained = {key for key, p in self.blueprint.named_parameters() if p.requires_grad}
         return float(sum((after[k] - before[k]).norm() for k in before if k in trained))
 
     def noted(self, server: Server) -> dict[str, float]:
-        """How far the round moved the model."""
-        return {"divergence": server.memory["divergence"]}
+        """How far the round moved the model, and whether the predictor was held back (1)."""
+        return {key: server.memory[key] for key in ("divergence", "held")}
