@@ -18,6 +18,7 @@ from harmonium import seeds
 from harmonium.errors import ConfigError, NotEnoughReplies
 from harmonium.federation.card import card
 from harmonium.federation.client import Batch, Client, Decline, Examples, Local
+from harmonium.federation.method import Method
 from harmonium.objectives.infonce import info_nce
 from harmonium.objectives.pool import collected, grouped_means, public_batches, quotas
 from harmonium.privacy.mechanisms import Noise
@@ -99,6 +100,95 @@ def test_the_alignment_is_a_squared_distance_and_vanishes_at_the_targets(reducti
     there = iter([(pictures, own, parts["projector"](own).detach())])
     none = method.score(parts, seen, {**given, "targets": there})
     assert none.item() == pytest.approx(plain.item(), abs=1e-6)
+
+
+BATCHED = {
+    "encoder": {"name": "cnn-small", "width": 4, "norm": "batch", "out": 16},
+    "objective": {"name": "infonce", "anchors": "first", "norm": "batch"},
+}
+
+
+def test_a_model_is_at_no_distance_from_itself_and_public_images_move_no_statistics() -> None:
+    """Targets and features in one BatchNorm mode: theta = theta_a gives 0 (eq. 11 to 13)."""
+    found = trial({"strength": 1.0}, **BATCHED)
+    method, parts = found.method, found.method.blueprint.copy_from(found.server.model)
+    client = client_of(found)
+    batch = Batch(torch.arange(6), client.examples, client.views, client.rng)
+    seen = method.see(parts.train(), batch)  # which moves statistics, as training does
+    parts.eval()
+    public = client.views.plain(torch.from_numpy(client.public.batch(np.arange(8)).copy()))  # type: ignore[union-attr]
+    with torch.no_grad():
+        h = parts["encoder"](public)
+        z = parts["projector"](h)
+    parts.train()
+    before = {key: value.clone() for key, value in parts.named_buffers()}
+    weighed = list[tuple[float, float]]()
+    given = {"dictionary": torch.zeros(0, 128), "weighed": weighed}
+    method.score(parts, seen, {**given, "targets": iter([(public, h, z)])})
+    assert weighed[0][0] == pytest.approx(0, abs=1e-8)
+    assert before and all(torch.equal(before[k], v) for k, v in parts.named_buffers())
+    assert all(module.training for module in parts.modules())
+    bare = replace(method, strength=0.0)  # type: ignore[call-arg]
+    pull = method.score(parts, seen, {**given, "targets": iter([(public, h + 1, z)])})
+    (pull - bare.score(parts, seen, given)).backward()  # type: ignore[no-untyped-call]
+    first = next(parts["encoder"].parameters()).grad
+    assert (
+        first is not None and first.abs().max() > 1e-4
+    )  # in evaluation mode it learns all the same
+
+
+def test_statistics_that_are_never_sent_are_measured_before_alignment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = trial({"strength": 0.1, "reduction": "mean"}, batch_norm="recalibrate", **BATCHED)
+    client, began = client_of(found), list[Any]()
+    plain = Method.fit
+
+    def look(method: Any, parts: Any, client: Any, **given: Any) -> Any:
+        began.append({key: value.clone() for key, value in parts.named_buffers()})
+        return plain(method, parts, client, **given)
+
+    monkeypatch.setattr(Method, "fit", look)
+    got = {"model": found.server.model, "dictionary": torch.zeros(0, 128), "count": 0}
+    found.method.train(client, SimpleNamespace(**got))
+    parts = found.method.pull(client, found.server.model)
+    convolution = next(m for m in parts["encoder"].modules() if isinstance(m, torch.nn.Conv2d))
+    inputs = convolution(client.views.plain(client.examples.pixels()))
+    means = next(v for k, v in began[0].items() if k.endswith("running_mean"))
+    torch.testing.assert_close(means, inputs.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("excluding", [True, False])
+def test_a_clients_own_rows_can_be_left_out_of_its_negatives(excluding: bool) -> None:
+    """Compared with what each client sent in the round before, row by row."""
+    found = trial({"exclude_own": excluding, "size": 24, "strength": 0.0}, rounds=3)
+    got, sent = list[dict[int, Tensor]](), list[dict[int, Tensor]]()
+
+    def record(engine: Any) -> Any:
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
+
+            def deliver(self, ask: Any, turn: Any) -> Any:
+                got.append({c: {**ask.down, **ask.each[c]}["dictionary"] for c in ask.to})
+                sent.append({})
+                for reply in engine.deliver(ask, turn):
+                    sent[-1][reply.client] = reply.up["rows"].clone()
+                    yield reply
+
+        return Recorder()
+
+    assert found.again(wrap=record).digest == found.digest
+    assert all(len(rows) == 0 for rows in got[0].values())
+    for before, now in zip(sent, got[1:], strict=False):
+        for client, dictionary in now.items():
+            counts = {
+                owner: int((dictionary[:, None] == rows[None]).all(2).any(0).sum())
+                for owner, rows in before.items()
+            }
+            wanted = {owner: len(rows) for owner, rows in before.items()}
+            assert counts == wanted | ({client: 0} if excluding else {})
+    assert ("owners" in found.server.memory) == excluding
 
 
 def test_targets_are_what_a_model_trained_on_public_pictures_makes_of_them() -> None:
@@ -379,13 +469,15 @@ def test_a_dictionary_has_its_size_whatever_was_sent() -> None:
     rows = {"10": torch.arange(20.0, 29)[:, None], "2": torch.arange(0.0, 9)[:, None]}
     whole = torch.cat([rows["2"], rows["10"]])  # whoever answered first
     torch.manual_seed(0)
-    some, others = collected(rows, 6), collected(rows, 6)
+    (some, owners), (others, _) = collected(rows, 6), collected(rows, 6)
+    assert owners.tolist() == [10 if row >= 20 else 2 for row in some]
     assert len(some.unique()) == 6 and set(some.flatten().tolist()) <= set(whole.flatten().tolist())
     assert not torch.equal(some, others)  # drawn at random
-    again = collected(rows, 40)
+    again, owners = collected(rows, 40)
+    assert owners.tolist() == [10 if row >= 20 else 2 for row in again]
     assert again.shape == (40, 1) and torch.equal(again[:18], whole)
     assert len(again[18:].unique()) > 5
-    assert collected({"0": torch.zeros(0, 3)}, 9).shape == (0, 3)
+    assert [len(one) for one in collected({"0": torch.zeros(0, 3)}, 9)] == [0, 0]
 
 
 # ---- messages and settings -----------------------------------------------------------------------
@@ -435,6 +527,10 @@ def test_a_round_without_targets_is_refused() -> None:
 
 
 def test_it_passes_the_contract_with_every_option() -> None:
-    for more in ({"sampling": "replace"}, {"noise": 0.1, "sampling": "server"}, {"group": 2}):
+    for more in (
+        {"sampling": "replace", "exclude_own": True},
+        {"noise": 0.1, "sampling": "server"},
+        {"group": 2},
+    ):
         checked = check_method("fedca", public=PUBLIC, method={**SMALL, **more})
         assert checked and TINY

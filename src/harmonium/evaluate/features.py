@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,23 +12,8 @@ from torch import Tensor, nn
 
 from harmonium.data.images import Images
 from harmonium.errors import ConfigError, DataError
+from harmonium.federation.client import evaluating as evaluating
 from harmonium.threads import single_thread
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put `module` into eval mode and give every submodule its own mode back afterwards.
-
-    Each flag is restored by itself because a partly frozen encoder keeps some layers in eval mode
-    on purpose, and `module.train()` would wake them.
-    """
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def embed(

@@ -369,6 +369,23 @@ def fit(
 
 
 @contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Put modules into evaluation mode; afterwards every submodule has its own mode back.
+
+    Each flag is restored by itself because a partly frozen encoder keeps some layers in evaluation
+    mode on purpose, and `module.train()` would wake them. Gradients flow as before.
+    """
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
 def frozen(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Hold modules still: no gradients, and BatchNorm in evaluation mode."""
     held = [(module, module.training) for module in modules]

@@ -14,6 +14,15 @@ sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows
 model, as in eq. 9; without moving averages the paper has them by the received one (`source`). Rows
 belong to single pictures: `group` sends means of that many similar rows; `noise` is counted for a
 picture's own rows alone, as the model goes unprotected beside them.
+
+Alignment is in evaluation mode on both sides. Targets are made once, by a model whose BatchNorm has
+seen all public images; a client's features of the same images must be normalised in the same way,
+or a model would be far from itself. So they use its running statistics, and public images move
+those as little as targets do.
+
+The dictionary holds a client's own rows too, among them such as belong to the very images that it
+contrasts, which then count as negatives of themselves. The paper keeps them; with `exclude_own` the
+server leaves them out of what it sends to that client. No client learns whose rows it gets.
 """
 
 from __future__ import annotations
@@ -25,11 +34,12 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.errors import ConfigError, NotEnoughReplies
-from harmonium.federation.client import Client, fit
+from harmonium.federation.batch_norm import measure
+from harmonium.federation.client import Client, evaluating, fit
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.parts import Parts
 from harmonium.federation.wire import (
@@ -64,7 +74,13 @@ class FedCA(Method):
 
     paper = "Zhang et al., 2020"
     keeps = {**TARGETS, "ensemble": "per_example"}
-    remembers = {**TARGETS, "told": "scalar", "rows": "per_example", "dictionary": "per_example"}
+    remembers = {
+        **TARGETS,
+        "told": "scalar",
+        "rows": "per_example",
+        "dictionary": "per_example",
+        "owners": "scalar",
+    }
 
     size: int = 1024  # rows of the dictionary (K); 0: none
     sampling: pool.Sampling = "client"  # who chooses rows
@@ -76,6 +92,7 @@ class FedCA(Method):
     align_epochs: int = 100  # of the server's training on public pictures
     noise: float = 0.0  # standard deviation of what is added to each number of a row
     group: int = 1  # similar rows in a mean that is sent in their place; 1: rows themselves
+    exclude_own: bool = False  # a client's own rows are no negatives of its images
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, InfoNCE):
@@ -124,11 +141,18 @@ class FedCA(Method):
         counts = pool.quotas(self.size, self.sampling, server.examples, ready)
         each: dict[int, dict[str, Value]] = {c: {"count": counts[c]} for c in ready}
         rows = memory.get("dictionary", torch.zeros(0, cast(InfoNCE, self.objective).out))
-        got = yield Ask("train", ready, {"model": server.model, "dictionary": rows}, each)
+        down: dict[str, Value] = {"model": server.model, "dictionary": rows}
+        if self.exclude_own:
+            del down["dictionary"]
+            owners = memory.get("owners", torch.zeros(0))
+            each = {c: {**one, "dictionary": rows[owners != c]} for c, one in each.items()}
+        got = yield Ask("train", ready, down, each)
         sent = {str(client): rows for client, rows in got.rows.items()}
         if self.sampling == "replace":
             sent = memory["rows"] = {**memory.get("rows", {}), **sent}
-        memory["dictionary"] = pool.collected(sent, self.size)
+        memory["dictionary"], owners = pool.collected(sent, self.size)
+        if self.exclude_own:
+            memory["owners"] = owners
         return replace(self.merge(server, got.model), memory=memory)
 
     @exchange(down={"h": public(), "z": public()})
@@ -143,6 +167,9 @@ class FedCA(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all pictures."""
         parts, weighed = self.pull(client, got.model), list[tuple[float, float]]()
+        if self.strength and self.batch_norm == "recalibrate":  # no statistics come with the model
+            network = nn.Sequential(parts["encoder"], parts["projector"])
+            measure(network, (batch.plain for batch in client.batches(1, self.local.batch)))
         targets = pool.public_batches(client, self.align_batch)
         given = {"dictionary": got.dictionary, "targets": targets, "weighed": weighed}
         rows = self.rows(client, parts, int(got.count)) if self.source == "received" else None
@@ -160,9 +187,11 @@ class FedCA(Method):
         contrast = super().score(parts, seen, {**given, "negatives": dictionary})
         if not self.strength:
             return contrast
-        pictures, h, z = next(given["targets"])
-        own = parts["encoder"](pictures)
-        far = (own - h).square().sum() + (parts["projector"](own) - z).square().sum()
+        images, h, z = next(given["targets"])
+        with evaluating(parts["encoder"], parts["projector"]):  # as the targets were made
+            own_h = parts["encoder"](images)
+            own_z = parts["projector"](own_h)
+        far = (own_h - h).square().sum() + (own_z - z).square().sum()
         pull = self.strength * (far if self.reduction == "sum" else far / len(h))
         given["weighed"].append((pull.item(), contrast.item()))
         return contrast + pull  # type: ignore[no-any-return]
@@ -184,7 +213,8 @@ class FedCA(Method):
 
     def revealed(self) -> tuple[str, ...]:
         """What a curious server and curious clients get."""
-        return pool.in_words(self.size, self.sampling, self.momentum, self.noise, self.group)
+        settings = (self.size, self.sampling, self.momentum, self.noise, self.group)
+        return pool.in_words(*settings, exclude_own=self.exclude_own)
 
     def extents(self) -> dict[str, str]:
         """Sizes of the dictionary, of rows and of targets."""

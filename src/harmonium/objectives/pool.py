@@ -43,23 +43,32 @@ def quotas(
     return counts
 
 
-def collected(rows: Mapping[str, Tensor], size: int) -> Tensor:
+def collected(rows: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
     """The dictionary made of clients' rows: `size` of them at random, some twice if there are few.
 
     Args:
         rows: by client, each (count, dim).
         size: of the dictionary; where nobody sent a row it stays empty.
 
-    >>> collected({"1": torch.ones(2, 3), "0": torch.zeros(1, 3)}, size=5).shape
-    torch.Size([5, 3])
+    Returns:
+        The rows, (size, dim), and the client that each belongs to, (size,).
+
+    >>> rows, owners = collected({"1": torch.ones(2, 3), "0": torch.zeros(1, 3)}, size=5)
+    >>> rows.shape, owners.tolist()[:3]
+    (torch.Size([5, 3]), [0, 1, 1])
     """
-    whole = torch.cat([rows[client] for client in sorted(rows, key=int)])
+    clients = sorted(rows, key=int)
+    whole = torch.cat([rows[client] for client in clients])
+    counts = torch.tensor([len(rows[client]) for client in clients])
+    owners = torch.tensor([int(client) for client in clients]).repeat_interleave(counts)
     if len(whole) > size:
-        return whole[torch.randperm(len(whole))[:size].sort().values]
-    if not len(whole):
-        return whole
-    again = torch.randint(len(whole), (size - len(whole),))
-    return torch.cat([whole, whole[again]])
+        some = torch.randperm(len(whole))[:size].sort().values
+    elif len(whole):
+        again = torch.randint(len(whole), (size - len(whole),))
+        some = torch.cat([torch.arange(len(whole)), again])
+    else:
+        return whole, owners
+    return whole[some], owners[some]
 
 
 def public_batches(client: Client, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -89,7 +98,13 @@ def costs(noise: float) -> tuple[Release, ...]:
 
 
 def in_words(
-    size: int, sampling: Sampling, momentum: float, noise: float, group: int
+    size: int,
+    sampling: Sampling,
+    momentum: float,
+    noise: float,
+    group: int,
+    *,
+    exclude_own: bool = False,
 ) -> tuple[str, ...]:
     """What others get to know by a dictionary, for people who must decide whether they may send it.
 
@@ -101,10 +116,11 @@ def in_words(
     many = "as many as pictures" if sampling == "server" else f"{size:,} of all clients together"
     average = ", averaged over the rounds in which it took part" if momentum else ""
     one = f"at least {group} similar pictures, as a mean" if group > 1 else "one picture"
+    whose = "all other clients" if exclude_own else "all clients"
     found = [
         f"What the server gets: in each round rows of numbers, {many}, from each client by name. "
         f"A row is what the client's model makes of {one}{average}.",
-        "What other clients get: the next round's dictionary, rows of all clients without names. "
+        f"What other clients get: the next round's dictionary, rows of {whose} without names. "
         "With few clients, whoever knows its own rows may guess whose the others are.",
     ]
     if group > 1:
