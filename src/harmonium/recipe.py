@@ -295,7 +295,9 @@ class Recipe(BaseModel):
     def _appraisal(self) -> Appraisal | None:
         """How clients score the encoder, if they shall."""
         asked = self.evaluate
-        return Appraisal(preset(asked.tuning), asked.tuning_centre) if asked.tuning else None
+        if asked.tuning is None:
+            return None
+        return Appraisal(preset(asked.tuning), asked.tuning_centre, asked.tuning_over)
 
     def _global_objective(self) -> GlobalObjective | None:
         """That the global objective is measured, unless it is turned off."""

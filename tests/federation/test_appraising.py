@@ -52,8 +52,8 @@ def told(run: Run) -> dict[str, float]:
 
 
 def by_hand(run: Run, ask: int = 0) -> dict[str, float]:
-    """Eq. 5 with loops in double precision, weighted by pictures."""
-    align = unif = total = 0.0
+    """Eq. 5 with loops in double precision, over clients or over images."""
+    align = unif = weight = total = 0.0
     first = run.method.views.pipelines[0]
     own = {"mean": first.mean, "std": first.std, "size": first.size}
     views = Views(preset("simclr", **own).pipelines[:2])
@@ -71,10 +71,14 @@ def by_hand(run: Run, ask: int = 0) -> dict[str, float]:
             return float(x @ y / (x.norm() * y.norm()))
 
         count = len(index)
-        align += sum(cosine(x, y) for x, y in zip(one, two, strict=True))
-        unif -= sum(math.log(sum(math.exp(cosine(x, y) / 0.2) for y in one) / count) for x in one)
+        near = sum(cosine(x, y) for x, y in zip(one, two, strict=True))
+        apart = sum(math.log(sum(math.exp(cosine(x, y) / 0.2) for y in one) / count) for x in one)
+        share = count if run.recipe.evaluate.tuning_over == "images" else 1
+        align += share * near / count
+        unif -= share * apart / count
+        weight += share
         total += count
-    return {"align": align / total, "unif": unif / total, "pictures": total}
+    return {"align": align / weight, "unif": unif / weight, "pictures": total}
 
 
 @pytest.mark.parametrize(
@@ -95,8 +99,17 @@ def by_hand(run: Run, ask: int = 0) -> dict[str, float]:
         ("featarc-clustered", {"method": CLUSTERED}),
         ("orchestra", {"method": {"name": "orchestra", "evaluated": "target", "clusters": 4}}),
         ("fedavg", {"evaluate": {**SMALL["evaluate"], "tuning_centre": True}}),
+        ("fedavg", {"evaluate": {**SMALL["evaluate"], "tuning_over": "images"}}),
     ],
-    ids=["weights and views", "recalibrated", "own BatchNorms", "clusters", "target", "centred"],
+    ids=[
+        "weights and views",
+        "recalibrated",
+        "own BatchNorms",
+        "clusters",
+        "target",
+        "centred",
+        "over images",
+    ],
 )
 def test_the_score_is_equation_five_over_all_clients(played, name, settings):
     run = played(name, **settings)

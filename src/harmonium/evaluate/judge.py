@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ class Evaluation:
     clients: int = 10  # clients whose own encoders are judged, where each has one
     tuning: str | None = None  # views by which clients score the encoder without labels; none: no
     tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
+    tuning_over: Literal["clients", "images"] = "clients"  # what that score is a mean over
     whiten: bool | int = False  # features, from clients' moments; true: 64 directions, or how many
     objective: bool | None = None  # measure the global objective; none: in simulations, if possible
 

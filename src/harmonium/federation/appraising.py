@@ -1,18 +1,19 @@
 """A score of an encoder without labels, from all clients: Lubana et al., Orchestra, 2022, eq. 5.
 
-Every client returns two numbers, the mean cosine of two views of its pictures (Align) and how far
-its pictures lie apart (Unif), and counts by its pictures. Both are means over clients, so secure
-aggregation can hide them. The views are those of the appraisal, not of the training, so that runs
-which train with different views are measured by one yardstick; they are normalised and sized as the
-encoder is used to. Nothing is trained and nothing is kept: a run ends with the same model with and
-without it.
+Every client returns two numbers, the mean cosine of two views of its images (Align) and how far its
+images lie apart (Unif). Equation 5 is a mean over clients, E over k in [K], so each counts alike,
+however many images it has; over `images` a client counts by its number of them. Both are means over
+clients, so secure aggregation can hide them. The views are those of the appraisal, not of the
+training, so that runs which train with different views are measured by one yardstick; they are
+normalised and sized as the encoder is used to. Nothing is trained and nothing is kept: a run ends
+with the same model with and without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,13 @@ from harmonium.data.views import Views
 from harmonium.errors import ConfigError, counted
 from harmonium.evaluate.geometry import tuning_parts
 from harmonium.federation.client import Client, Decline
-from harmonium.federation.wire import Ask, ClientId, Value, Weights, scalar
+from harmonium.federation.wire import Ask, ClientId, Exchange, Value, Weights, scalar
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
+
+
+Over = Literal["clients", "images"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,24 @@ class Appraisal:
 
     views: Views
     centred: bool = False  # less the client's mean feature; not of the paper
+    over: Over = "clients"  # what the mean is over
 
 
 CHUNK = 256  # pictures whose views are made at once
 UP = {
-    "align": scalar("mean", by="pictures"),
-    "unif": scalar("mean", by="pictures"),
-    "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+    "align": scalar("mean"),
+    "unif": scalar("mean"),
+    "pictures": scalar("sum"),  # looked at: over images they weigh, whatever weighs the models
 }
+
+
+def declared(method: Method, exchange: Exchange) -> Exchange:
+    """`appraise` as the settings have it: clients count alike, or by their numbers of images."""
+    how = method.appraisal
+    if exchange.name != "appraise" or how is None or how.over == "clients":
+        return exchange
+    weighed = {name: scalar("mean", by="pictures") for name in ("align", "unif")}
+    return replace(exchange, up={**exchange.up, **weighed})
 
 
 def ask(method: Method, server: Server) -> Ask:

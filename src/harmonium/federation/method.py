@@ -420,7 +420,8 @@ class Method:
             "measure_moments": self.whitening,
         }
         last = {name: declared.pop(name) for name in used}
-        last = {name: overall.declared(self, one) for name, one in last.items()}
+        for chosen in (overall.declared, appraising.declared):
+            last = {name: chosen(self, one) for name, one in last.items()}
         declared |= {name: one for name, one in last.items() if used[name]}
         return {name: declared_with(self, one) for name, one in declared.items()}
 

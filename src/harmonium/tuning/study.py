@@ -154,7 +154,8 @@ def _text(value: Any) -> str:
 
 
 _ORDER = ("complete", "stopped", "failed", "refused")
-_ASIDE = ("rounds", "evaluate.tuning", "evaluate.tuning_centre")  # what only the study's runs need
+_TUNING = ("evaluate.tuning", "evaluate.tuning_centre", "evaluate.tuning_over")
+_ASIDE = ("rounds", *_TUNING)  # what only the study's runs need
 
 
 def _written(playing: Playing, what: str, changes: Sequence[Change]) -> Study:
