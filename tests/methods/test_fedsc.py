@@ -311,12 +311,12 @@ def releases_of(found: Trial) -> dict[int, list[dict[str, Any]]]:
 def test_every_client_spends_its_budget_by_its_own_number_of_pictures() -> None:
     found = trial({"epsilon": 3.0, "delta": 1e-4}, rounds=3)
     for client, made in releases_of(found).items():
-        assert len(made) == 3
+        assert len(made) == 2  # rounds 2 and 3: in round 1 alpha is 1
         n = found.server.examples[client]
         assert made[0]["sensitivity"] == pytest.approx(math.sqrt(2) * 4.0 / n)
         assert epsilon(made, 1e-4) == pytest.approx(3.0, rel=1e-6)
         assert epsilon(made, 1e-4, neighbours="replace") <= 3.0
-    fixed = trial({"epsilon": 3.0, "neighbours": "add-remove"}, rounds=1)
+    fixed = trial({"epsilon": 3.0, "neighbours": "add-remove"}, rounds=2)
     for client, made in releases_of(fixed).items():
         assert made[0]["sensitivity"] == pytest.approx(4.0 / found.server.examples[client])
         assert made[0]["neighbours"] == "add-remove"
@@ -325,15 +325,39 @@ def test_every_client_spends_its_budget_by_its_own_number_of_pictures() -> None:
 def test_a_client_that_has_spent_its_budget_sends_no_more_and_still_trains() -> None:
     found = trial({"epsilon": 3.0, "delta": 1e-4, "releases": 2}, rounds=4)
     lines = [json.loads(line) for line in found.lines]
-    assert {x["round"] for x in lines if x["step"] == "correlate"} == {1, 2}
+    assert {x["round"] for x in lines if x["step"] == "correlate"} == {2, 3}
     assert {x["round"] for x in lines if x["step"] == "train"} == {1, 2, 3, 4}
     assert all(epsilon(made, 1e-4) <= 3.0 for made in releases_of(found).values())
-    assert found.server.memory["since"] == dict.fromkeys("0123", 2)
+    assert found.server.memory["since"] == dict.fromkeys("0123", 3)
+
+
+def test_no_budget_is_spent_on_a_round_that_uses_no_matrix() -> None:
+    """Alpha of round 1 is 1 with decay, so the others' matrices have no weight in its loss."""
+    noisy = {"epsilon": 3.0, "delta": 1e-4}
+    found = trial(noisy, rounds=3)
+    rounds = {x["round"] for x in map(json.loads, found.lines) if x["step"] == "correlate"}
+    assert rounds == {2, 3} and found.method.planned == 2  # type: ignore[attr-defined]
+    (cost,) = found.method.costs("correlate", 40)
+    far = math.sqrt(2) * 4.0 / 40
+    wanted = sigma_for(3.0, 1e-4, sensitivity=far, releases=2)
+    assert cost.scale == pytest.approx(wanted)
+    assert wanted < sigma_for(3.0, 1e-4, sensitivity=far, releases=3)
+    # Everyone takes part in the first exchange, whoever is asked to train.
+    some = trial(noisy, rounds=2, participation={"number": 2})
+    entries = [json.loads(line) for line in some.lines]
+    sent = [x["client"] for x in entries if x["step"] == "correlate"]
+    assert sorted(sent) == [0, 1, 2, 3]
+    # What is free, or used, is exchanged in round 1, as in Algorithm 1.
+    for settings in ({}, {**noisy, "coefficient": "share"}):
+        entries = [json.loads(line) for line in trial(settings, rounds=2).lines]
+        assert {x["round"] for x in entries if x["step"] == "correlate"} == {1, 2}
+    once = trial(noisy, rounds=1)
+    assert "correlate" not in once.method.exchanges() and not any(releases_of(once).values())
 
 
 def test_a_lost_answer_counts_as_sent() -> None:
     found = trial({"epsilon": 3.0, "releases": 1})
-    server = replace(found.server, round=1, memory={})
+    server = replace(found.server, round=2, memory={})
     steps = found.method.round(server, [0, 1])
     assert list(next(steps).to) == [0, 1, 2, 3]
     steps.send(type("Got", (), {"corr": {}, "ids": []}))  # type: ignore[arg-type]
@@ -342,7 +366,7 @@ def test_a_lost_answer_counts_as_sent() -> None:
         steps.send(got)  # type: ignore[arg-type]
     after = stop.value.value
     assert after.memory["asked"] == dict.fromkeys("0123", 1)
-    assert list(next(found.method.round(replace(after, round=2), [0, 1])).to) == []
+    assert list(next(found.method.round(replace(after, round=3), [0, 1])).to) == []
 
 
 def test_noise_grows_with_releases_and_shrinks_with_pictures() -> None:

@@ -44,7 +44,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small(
         "fedsc",
         tmp_path_factory.mktemp("runs") / "noisy",
-        method={"name": "fedsc", "sigma": 0.5, "passes": 1},
+        method={"name": "fedsc", "sigma": 0.5, "passes": 1, "coefficient": "share"},
         objective=FORM,
         privacy={"noise": "simulated", "delta": 1e-2},
         participation={"number": 3, "dropout": 0.3},

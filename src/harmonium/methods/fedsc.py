@@ -22,6 +22,11 @@ no negative products; the published noise fits that, and it is the default. Each
 follows from the budget, the planned releases and its own n; who has made them all sends no more.
 Published noise shrinks with partial participation, which spends more than it says: what counts is
 how often a client sends. None of it protects the model, which is sent as it is.
+
+With `decay` alpha is exactly 1 in round 1, here as in the released code: nobody's matrix is used
+there, and under a full exchange each is replaced before it ever is. A noisy release in round 1
+would spend budget on nothing, so with noise the first exchange, the one that everyone takes part
+in, is in round 2 at the earliest, and the budget is divided among those that are used.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ class FedSC(Method):
 
     coefficient: Literal["decay", "share"] = "decay"  # alpha: a line to `final`, or n / all
     final: float = 0.2  # where decay ends; 1: no exchange, FedAvg with the spectral loss
-    first: int = 1  # round of the first exchange; everyone takes part in it
+    first: int = 1  # round of the first exchange, with everyone; with noise and decay 2 or later
     every: int = 1  # rounds from one exchange to the next
     passes: int = 5  # over a client's pictures for its matrix; each makes all views
     epsilon: float | None = None  # budget of a client's matrices in the run; none: no noise
@@ -99,9 +104,14 @@ class FedSC(Method):
         return cast(Spectral, self.objective)
 
     @property
+    def start(self) -> int:
+        """The round of the first exchange: not one whose noisy matrices no loss would use."""
+        return max(self.first, 2) if self.private and self.coefficient == "decay" else self.first
+
+    @property
     def planned(self) -> int:
         """Matrices that a client may send: as told, or one an exchange."""
-        return self.releases or max(1, len(range(self.first, self.world.rounds + 1, self.every)))
+        return self.releases or max(1, len(range(self.start, self.world.rounds + 1, self.every)))
 
     @property
     def private(self) -> bool:
@@ -111,7 +121,7 @@ class FedSC(Method):
     def exchanging(self, round: int) -> bool:
         """Whether matrices are renewed in a round; never where none would be used."""
         used = self.coefficient == "share" or self.final < 1
-        return used and round >= self.first and (round - self.first) % self.every == 0
+        return used and round >= self.start and (round - self.start) % self.every == 0
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Renew the cohort's matrices, then have it train against those of all others."""
