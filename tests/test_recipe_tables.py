@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from harmonium.cli import recipes
 from harmonium.data.splits.styles import Styles as SplitByStyle
@@ -84,6 +86,50 @@ def test_a_recipe_of_fedca_says_what_its_name_says(name: str, size: str) -> None
     assert (recipe.local.epochs, recipe.local.batch, recipe.local.lr) == (5, 128, 0.001)
     if recipe.public is not None:
         assert (recipe.public.name, recipe.public.limit) == ("stl10", 3200)
+
+
+# By table: whether views share a BatchNorm pass, and whether loaders drop short last batches. FedCA
+# has no released code.
+RELEASED = {
+    "orchestra": (False, True),
+    "fedu": (False, True),
+    "fedema": (False, True),
+    "fedx": (True, True),
+    "fedsc": (False, False),
+    "fedca": (True, False),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_batches_are_made_as_in_the_released_codes(name: str, size: str) -> None:
+    by_row = {entry.name.rpartition("/")[2]: entry.name for entry in table(name)}
+    for row in by_row.values():
+        local = Recipe.of(f"{row}{size}").tree()["local"]
+        assert (local["joint_views"], local["drop_last"]) == RELEASED[name], row
+    if name != "fedca":
+        local = Recipe.of(name).tree()["local"]
+        assert (local["joint_views"], local["drop_last"]) == RELEASED[name]
+
+
+def test_orchestras_simclr_has_the_released_projector() -> None:
+    """Layers and weights by the card: 512 x 512 without bias, BatchNorm, with bias, BatchNorm."""
+    made = Recipe.of("orchestra/c10-silo/f-simclr").method_for((32, 32, 3), 10)
+    projector = made.objective.build({}, 512, made.world)["projector"].module
+    assert sum(p.numel() for p in projector.parameters()) == 2 * 512**2 + 2 * 512 + 512
+    released = nn.Sequential(
+        nn.Linear(512, 512, bias=False),
+        nn.BatchNorm1d(512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.BatchNorm1d(512, affine=False),
+    )
+    released.load_state_dict(projector.state_dict())
+    features = torch.randn(16, 512)
+    out = projector.train()(features)
+    torch.testing.assert_close(out, released.train()(features))
+    torch.testing.assert_close(out.mean(0), torch.zeros(512), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.var(0, correction=0), torch.ones(512), atol=1e-2, rtol=0)
 
 
 @pytest.mark.parametrize("row", sorted({name.split("/")[2] for name in OF_FEDCA}))
