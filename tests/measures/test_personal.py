@@ -15,6 +15,7 @@ import harmonium
 from harmonium.data.images import Images
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate import classifier
+from harmonium.evaluate.pixels import Pixels
 from harmonium.federation.method import Method
 from harmonium.federation.own import Own
 from harmonium.measures import Figures, personal
@@ -153,6 +154,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return made
 
     monkeypatch.setattr(personal, "train", spy)
+    monkeypatch.setattr(Personal, "_references", lambda *given: {})  # these train classifiers too
     return calls
 
 
@@ -344,7 +346,7 @@ def test_what_clients_are_tested_on(
     names = ["print", "dusk"] if groups else ["all"]
     assert list(found.plain["generalisation"]["groups"]) == names
     shown = [title for title, _, _ in measure.tables({"run": found})]
-    assert shown[1:] == (["By group", "By client"] if groups else ["By client"])
+    assert shown[2:] == (["By group", "By client"] if groups else ["By client"])
 
 
 def test_a_column_that_is_not_there_is_refused(styled: Path, opened: Opened) -> None:
@@ -398,7 +400,7 @@ def test_newcomers_are_never_asked_and_judged_apart(
     assert {key: others[key] for key in summary(others["each"])} == summary(others["each"])
     assert {row["group"] for row in others["each"]} == {"print", "dusk"}
     titles = [title for title, _, _ in measure.tables({"run": found})]
-    assert "newcomers" in titles[1] and len(titles) == 4
+    assert "newcomers" in titles[1] and len(titles) == 5
     assert measure.tables({"run": found})[1].rows[0]["personal"] == 100 * others["mean"]
     assert measure.draw(tmp_path / "strips.png", {"run": found})
     ((_, one),) = trained(run, new[:1])  # from the final model, with nothing kept before
@@ -452,3 +454,28 @@ def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
     assert rows[0]["general"] == pytest.approx(100 * one["generalisation"]["mean"])
     again = harmonium.evaluate_run(styled, *words, out=tmp_path / "again")
     assert next(iter(again.figures["personal"].values())) == one
+
+
+def test_pixels_and_the_commonest_class_stand_beside(styled: Path, opened: Opened) -> None:
+    run = opened(styled)
+    measure = Personal(clients=2, epochs=0)
+    found = measure.look(run)
+    beside = found.plain["references"]
+    assert set(beside) == {"raw pixels", "whitened pixels", "commonest class"}
+    some = measure._board(run)
+    clients = [row["client"] for row in found.plain["personalisation"]["each"]]
+    rows = [measure._client(run, some, client, Own(Pixels())) for client in clients]
+    wanted = float(np.mean([row["accuracy"] for row in rows]))
+    assert beside["raw pixels"]["personal"] == pytest.approx(wanted)
+    test = run.dataset.test
+    always = []
+    for client in clients:
+        mine = run.split.indices[client]
+        style = run.dataset.train.factors["style"][mine][0]
+        named = np.bincount(run.dataset.train.labels[mine]).argmax()
+        always.append((test.labels[test.factors["style"] == style] == named).mean())
+    assert beside["commonest class"]["personal"] == pytest.approx(np.mean(always))
+    tables = {one.title: one.rows for one in measure.tables({"run": found})}
+    shown = next(its for title, its in tables.items() if "no training" in title)
+    assert [row["reference"] for row in shown] == list(beside)
+    assert "balanced" in next(iter(tables.values()))[0]

@@ -34,11 +34,16 @@ from harmonium.data.newcomers import STYLE, in_turn, most_common
 from harmonium.data.shift import as_held
 from harmonium.errors import ConfigError, DataError, counted, suggest
 from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
+from harmonium.evaluate.kept import encoder_digest
+from harmonium.evaluate.metrics import balanced_accuracy
+from harmonium.evaluate.references import COMMONEST
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures.draws import Finished
 from harmonium.measures.opened import Run
 from harmonium.report.figures import times
+from harmonium.settings import plain as plain_settings
 
 if TYPE_CHECKING:
     from harmonium.report.measure_plots import Strip
@@ -135,6 +140,7 @@ class Personal(Measure):
             "generalisation": {"mean": float(np.mean(list(general.values()))), "groups": general},
             "personalisation": {**summary(rows), "each": rows},
             "newcomers": {**summary(new), "each": new} if new else None,
+            "references": self._references(run, board, [row["client"] for row in rows]),
         }
         told = f"tested on {self.part} pictures, {_WORDS.get(board.by, f'by {board.by}')}"
         return Figures(plain, [told, *notes, *more])
@@ -259,11 +265,12 @@ class Personal(Measure):
         mine, asked, adapter = self._adapted(own, mine, asked, client)
         rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
         model = train(mine, torch.from_numpy(labels[known]), self.how, rng, adapter=adapter)
-        right = model.predict(asked).numpy() == board.asked.labels[tested]
+        named, wanted = model.predict(asked).numpy(), board.asked.labels[tested]
         return {
             "client": client,
             "group": board.group(rows),
-            "accuracy": float(np.average(right, weights=weights[tested] / weights.max())),
+            "accuracy": float(np.average(named == wanted, weights=weights[tested] / weights.max())),
+            "balanced": balanced_accuracy(named, wanted),
             "labels": int(known.sum()),
             "classes": len(model.classes),
             "tested": len(tested),
@@ -285,19 +292,77 @@ class Personal(Measure):
         rng = seeds.torch_rng(self.seed, "measure", "adapter", client)
         return mine, asked, Residual(mine.shape[1], self.hidden, rng)
 
+    # ---- what it stands beside ---------------------------------------------------------------
+    def _references(
+        self, run: Run, board: Board, clients: Sequence[ClientId]
+    ) -> dict[str, dict[str, float]]:
+        """Both figures of rules that need no training, over the clients that were judged.
+
+        They are those of all runs with the same images and split, so they are kept on disk.
+        """
+        finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
+        found = {}
+        for name, encoder in run.pixels(run.ground()).items():
+            about = {
+                "reference": encoder_digest(encoder),
+                "measure": self.name,
+                "settings": plain_settings(self),
+                "data": run.dataset.digest,
+                "split": run.split.digest,
+                "clients": list(clients),
+                "prepared": plain_settings(run.method.views.pipelines[0]),
+            }
+
+            def work(encoder: nn.Module = encoder) -> dict[str, Any]:
+                bare = replace(self, adapter="none")
+                own = [bare._client(run, board, client, Own(encoder)) for client in clients]
+                return {
+                    "general": float(np.mean(list(self._groups(run, board, encoder).values()))),
+                    "personal": float(np.mean([row["accuracy"] for row in own])),
+                }
+
+            found[name] = finished(about, work)
+        found[COMMONEST] = self._commonest(run, board, clients)
+        return found
+
+    def _commonest(self, run: Run, board: Board, clients: Sequence[ClientId]) -> dict[str, float]:
+        """Naming the commonest class: of all training images, and of each client's own."""
+        wanted, known = board.asked.labels, board.held.labels
+        own = []
+        for client in clients:
+            rows = run.split.indices[client]
+            labels = board.seen[rows]
+            named = np.bincount(labels[labels != UNKNOWN]).argmax()
+            own.append(float(np.average(wanted == named, weights=board.weights(rows))))
+        groups = {0: "all"} if board.by in (None, CLASSES) else board.names
+        general = []
+        for value in groups:
+            whole = len(groups) == 1 and board.by in (None, CLASSES)
+            mine = known if whole else known[board.groups == value]
+            theirs = wanted if whole else wanted[board.asked_groups == value]
+            if (mine != UNKNOWN).any() and len(theirs):
+                general.append(
+                    float((theirs == np.bincount(mine[mine != UNKNOWN]).argmax()).mean())
+                )
+        return {"general": float(np.mean(general)), "personal": float(np.mean(own))}
+
     # ---- what is shown -----------------------------------------------------------------------
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
         """A row a run, newcomers apart, then by group, then by client where those are few."""
-        runs, others, groups, each = (list[dict[str, Any]]() for _ in range(4))
+        runs, others, groups, each, beside = (list[dict[str, Any]]() for _ in range(5))
         for label, one in found.items():
             run, general = {"run": label}, {"general": 100 * one.plain["generalisation"]["mean"]}
             runs.append({**run, **general, **_row(one.plain["personalisation"])})
             others += [{**run, **_row(new)}] if (new := one.plain["newcomers"]) else []
             groups += [{**run, **row} for row in _by_group(one.plain)]
             each += [{**run, **row} for row in _by_client(one.plain)]
+            for name, figures in one.plain.get("references", {}).items():
+                percent = {key: 100 * value for key, value in figures.items()}
+                beside.append({**run, "reference": name, **percent})
         shown = {
             f"Accuracy on {self.part} pictures in percent": runs,
             "The same for newcomers, which never trained with the others": others,
+            "The same for what needs no training, over the same clients": beside,
             "By group": groups,
             "By client": each,
         }
@@ -328,6 +393,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     0.05
     """
     values = np.sort([row["accuracy"] for row in rows])
+    recalls = [row["balanced"] for row in rows if "balanced" in row]
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row["group"] is not None:
@@ -335,6 +401,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "clients": len(values),
         "mean": float(values.mean()),
+        **({"balanced": float(np.mean(recalls))} if recalls else {}),
         "spread": float(values.std()) if len(values) > 1 else None,
         "worst": float(values[0]),
         "worst_tenth": float(values[: math.ceil(len(values) / 10)].mean()),
@@ -345,6 +412,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _row(personal: Mapping[str, Any]) -> dict[str, Any]:
     names = {"personal": "mean", "spread": "spread", "worst": "worst", "worst tenth": "worst_tenth"}
     row = {words: times(100, personal[key]) for words, key in names.items()}
+    if "balanced" in personal:
+        row = {"personal": row.pop("personal"), "balanced": 100 * personal["balanced"], **row}
     return {**row, "clients": personal["clients"]}
 
 

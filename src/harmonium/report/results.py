@@ -89,6 +89,8 @@ def _probes(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _table(result: Result) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """What is shown side by side, and a row for every probe, with what else is known of it."""
     columns: dict[str, Mapping[str, Any]] = {"trained": result.figures}
+    if result.whitened:
+        columns["trained, whitened"] = result.whitened["figures"]
     if result.untrained:
         columns["at initialisation"] = result.untrained
     columns |= result.references
