@@ -26,6 +26,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.optimiser import ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
 from harmonium.federation.transport import Transport
+from harmonium.given_weights import Init
 from harmonium.measures import measures
 from harmonium.methods import methods
 from harmonium.objectives import Objective, objectives
@@ -193,6 +194,7 @@ TABLES = {
     "participation": lambda: fixed("participation", Participation),
     "privacy": lambda: fixed("privacy", Privacy),
     "transport": lambda: fixed("transport", Transport),
+    "init": lambda: fixed("init", Init),
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,

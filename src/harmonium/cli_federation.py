@@ -285,12 +285,12 @@ def check(
     For example: harmonium client check fedavg local.epochs=5 clients=3
     """
     from harmonium.sites.kit import Kit
-    from harmonium.sites.plan import method_of, planned
+    from harmonium.sites.plan import frame_of, method_of, planned
     from harmonium.sites.policy import Policy
 
     held, recipe = Kit.read(kit), _plan(what, changes or [])
     policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
-    policy.check_plan(policy.open_plan(plan.tree()), method_of(plan))
+    policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 

@@ -47,6 +47,8 @@ def make_host(
     """
     split.check(dataset)
     method = recipe.build_method(dataset)
+    if method.initial is not None:
+        _ = method.blueprint  # weights that have changed are refused before any task
     held, shared = as_held(dataset, split).train, public.train if public else None
     if method.reads_labels:
         held, shared = split.seen(held), shared and shared.relabelled(shared.labels)

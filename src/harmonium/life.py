@@ -23,7 +23,7 @@ from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average, figures_of
-from harmonium.evaluate.references import references
+from harmonium.evaluate.references import GIVEN, references
 from harmonium.evaluate.verdict import changes, reasons, verdict
 from harmonium.extending import told as further
 from harmonium.federation.batch_norm import measure
@@ -183,7 +183,11 @@ def local_steps(method: Method, examples: Iterable[int], rounds: int) -> float:
 
 
 def as_drawn(method: Method, dataset: Dataset) -> nn.Module:
-    """The encoder as first drawn; statistics of its BatchNorms fit the pictures, to be fair."""
+    """The encoder at initialisation; statistics of its BatchNorms fit the images, to be fair.
+
+    Given weights have no part in it.
+    """
+    method = method if method.initial is None else replace(method, initial=None)
     encoder = method.blueprint.copy_from().eval()["encoder"]
     pixels = torch.from_numpy(
         np.array(dataset.train.batch(np.arange(min(512, len(dataset.train)))))
@@ -271,6 +275,9 @@ class Life:
         if ground.method.train is None:  # nothing was to be learnt
             return shown
         beside = references(judge)
+        if beside and ground.method.initial is not None:
+            given = ground.method.blueprint.copy_from().eval()["encoder"]
+            beside[GIVEN] = judge.tested(given).answers
         shown["references"] = {name: figures_of(one) for name, one in beside.items()}
         losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
         steps = local_steps(ground.method, ground.examples.values(), len(losses) - 1)

@@ -29,6 +29,7 @@ DEFAULTS = {  # what a section's settings belong to while nothing is chosen
     "aggregation": "mean",
     "server": "average",
 }
+_BARE = {"init": "file", "engine": "kind"}  # what a bare value of these sections sets
 _NAMED = (*DEFAULTS, "public", "views")  # sections that choose something by name
 _NONE = ("none", "null", "")
 
@@ -123,6 +124,8 @@ def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:
     """
     if len(path) == 2 and path[1] == "name" and path[0] in _NAMED:
         path = path[:1]
+    if len(path) == 1 and path[0] in _BARE and isinstance(value, str) and value not in _NONE:
+        path = (*path, _BARE[path[0]])  # so that its other settings stay
     if not isinstance(value, Mapping):
         return [Change(path, value, word)]
     if not value:
@@ -229,6 +232,8 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str | Change]) -> d
             spot[step] = _settings_of(spot.get(step), step, path)
             spot = spot[step]
         held = spot.get(path[-1])
+        if change.key == "init.file" and held != value:
+            spot.pop("digest", None)  # it is of the other file
         if isinstance(held, Mapping):
             if len(path) > 1 and isinstance(value, Mapping) and not value:
                 continue  # terms.uv={} beside a term that is there

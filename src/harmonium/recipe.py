@@ -44,6 +44,7 @@ from harmonium.federation.sampling import Participation
 from harmonium.federation.spending import check_budget
 from harmonium.federation.transport import Transport
 from harmonium.federation.world import World
+from harmonium.given_weights import Init
 from harmonium.methods import methods
 from harmonium.methods.centralised import Centralised
 from harmonium.methods.fedavg import FedAvg
@@ -167,6 +168,14 @@ def _public(value: Any) -> Any:
     return None if value in (None, "none") else _with_files("public", datasets, value)
 
 
+def _init(value: Any) -> Init | None:
+    if value is None or value == "none":
+        return None
+    if isinstance(value, str | Path):
+        value = {"file": str(value)}
+    return (value if isinstance(value, Init) else make(Init, value, "init")).resolved()
+
+
 def _split(value: Any) -> Any:
     return _with_files("split", splits, value)
 
@@ -200,6 +209,7 @@ class Recipe(BaseModel):
     transport: Annotated[Transport, _fixed("transport", Transport)] = Transport()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
     engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
+    init: Annotated[Init | None, PlainValidator(_init)] = None
     batch_norm: BatchNorms = "average"
     clients: int = Setting(10, ge=1)
     rounds: int = Setting(20, ge=1)
@@ -317,8 +327,15 @@ class Recipe(BaseModel):
         return self.method.cls.joins_views(self.objective) if given is None else given
 
     def check(self) -> None:
-        """Refuse data whose settings or files cannot be right, without reading them."""
+        """Refuse data whose settings or files cannot be right, without reading them.
+
+        Given weights are read, and must fit where the shape of the images is known.
+        """
         self.data.check()
+        if self.init is not None and self.init.file is not None:
+            self.init.weights()
+            if (shape := self._known_shape()) is not None:
+                _ = self.method_for(shape, classes=2, start=self.init).blueprint
         if self.public is not None:
             try:
                 self.public.check()
@@ -357,7 +374,9 @@ class Recipe(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 of everything that can change a result: all but the engine."""
-        tree = {key: value for key, value in self.tree().items() if key != "engine"}
+        tree = {key: value for key, value in self.tree().items() if key not in ("engine", "init")}
+        if self.init is not None:  # what it holds, not where it lies
+            tree["init"] = self.init.digest
         tree["views"] = plain(self.views.build().pipelines)  # a preset is only a name for these
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -368,21 +387,33 @@ class Recipe(BaseModel):
 
     def build_method(self, dataset: Dataset) -> Method:
         """The method with everything the other sections give it."""
-        return self.method_for(dataset.train.shape, len(dataset.classes))
+        return self.method_for(dataset.train.shape, len(dataset.classes), start=self.init)
 
     def known_method(self) -> Method:
-        """The same for pictures of known shape and classes, without reading them."""
-        about, size, channels = self.data.about, self.data.size, self.data.channels
-        shape = about.shape if about else None
-        if shape is None and size:  # pictures of many sizes, brought to one; in colour unless told
-            shape = (size, size, 3)
+        """The same for images of known shape and classes, without reading them."""
+        about, shape = self.data.about, self._known_shape()
         if about is None or shape is None or about.classes is None:
             return self.build_method(self.data.load())
-        height, width, depth = shape
-        return self.method_for((size or height, size or width, channels or depth), about.classes)
+        return self.method_for(shape, about.classes, start=self.init)
 
-    def method_for(self, shape: tuple[int, int, int], classes: int) -> Method:
-        """The method for pictures of some shape."""
+    def _known_shape(self) -> tuple[int, int, int] | None:
+        """The shape of the images, where it is known without reading them."""
+        about, size, channels = self.data.about, self.data.size, self.data.channels
+        shape = about.shape if about else None
+        if shape is None and size:  # images of many sizes, brought to one; in colour unless told
+            shape = (size, size, 3)
+        if shape is None:
+            return None
+        height, width, depth = shape
+        return size or height, size or width, channels or depth
+
+    def method_for(
+        self, shape: tuple[int, int, int], classes: int, *, start: Init | None = None
+    ) -> Method:
+        """The method for pictures of some shape; without `start` at a random initialisation.
+
+        Given weights fit one shape only, so that whoever asks for another does without them.
+        """
         height, _, channels = shape
         views = self.views.build()
         for term in self.terms:
@@ -410,6 +441,7 @@ class Recipe(BaseModel):
             updates=self.privacy.updates,
             transport=self.transport,
             appraisal=self._appraisal(),
+            initial=start if start is not None and start.file is not None else None,
             global_objective=self._global_objective(),
             whitening=bool(self.evaluate.whiten),
             **self.method.options,
@@ -429,6 +461,7 @@ def known_keys() -> list[str]:
         "evaluate": [Evaluation],
         "engine": [EngineSettings],
         "views": [View],
+        "init": [Init],
     }
     for section, registry in _TABLES.items():
         sections[section] = list(registry.table().values())

@@ -44,6 +44,7 @@ from harmonium.hosts import (
 from harmonium.life import Ground, Life, Result, RunEngine
 from harmonium.overrides import Change, changes_of
 from harmonium.recipe import Recipe
+from harmonium.settings import plain
 from harmonium.telling import work
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
@@ -309,6 +310,7 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         "python": platform.python_version(),
         "card": explained.text().splitlines(),
         "batch_norm": explained.batch_norm,
+        **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
     store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())

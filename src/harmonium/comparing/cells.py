@@ -29,6 +29,7 @@ WITHOUT_RUN = (  # the first rows of every comparison
     UNTRAINED,
     without_training.RAW,
     without_training.WHITENED,
+    without_training.GIVEN,
 )
 WHITENED = ", whitened"  # after the label of a row: the same encoder with whitened features
 BY_ITSELF = ("alone", "centralised")  # references that are in every comparison

@@ -34,6 +34,7 @@ def budget(recipe: Recipe) -> dict[str, Any]:
         found |= {section: name} if name is not None else {}
         found |= {f"{section}.{key}": value for key, value in tree.items()}
     found |= {key: getattr(recipe, key) for key in PLAIN}
+    found["init"] = recipe.init and recipe.init.digest  # where the weights lie does not matter
     local = recipe.scaled_local()  # to these clients, where a recipe asks for that
     found |= {f"local.{key}": getattr(local, key) for key in LOCAL}
     pipelines = plain(recipe.views.build().pipelines)

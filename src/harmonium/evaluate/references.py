@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 COMMONEST, RAW, WHITENED = "commonest class", "raw pixels", "whitened pixels"
 REFERENCES = (COMMONEST, RAW, WHITENED)
+GIVEN = "given weights"  # the encoder that a run started from, of a run with `init`
 FORMAT = 1  # raise it when their figures would come out differently
 
 

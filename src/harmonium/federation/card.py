@@ -42,6 +42,7 @@ class Card:
     objective: str
     terms: str  # losses beside it; empty where there are none
     encoder: str
+    start: str  # what the model starts from; empty: a random initialisation
     local: str  # how a client trains in a round
     parameters: Mapping[str, int]  # part -> how many; values of a part that has none
     parts: Mapping[str, str]  # part -> rule
@@ -66,7 +67,9 @@ class Card:
         """The card as plain text."""
         lines = [f"{self.name}: {self.about}"]
         lines += [f"paper     {self.paper}"] if self.paper else []
-        lines += ["", f"encoder   {self.encoder}", f"objective {self.objective}"]
+        lines += ["", f"encoder   {self.encoder}"]
+        lines += [f"starts    {self.start}"] if self.start else []
+        lines += [f"objective {self.objective}"]
         lines += [f"adds      {self.terms}"] if self.terms else []
         lines.append(f"trains    {self.local}")
         lines.append(
@@ -192,6 +195,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         objective=_named(method.objective),
         terms="; ".join(_named(term) for term in method.terms),
         encoder=_named(method.encoder),
+        start=f"from given weights, SHA-256 {method.initial.digest}" if method.initial else "",
         local=_trains(method.local),
         parameters={
             name: sum(t.numel() for t in [*module.parameters()] or module.buffers())

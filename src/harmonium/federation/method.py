@@ -30,6 +30,7 @@ from harmonium.federation.optimiser import Average, ServerOptimiser
 from harmonium.federation.own import Own, as_sent
 from harmonium.federation.parts import BatchNorms, Part, Parts, join
 from harmonium.federation.public import public_client
+from harmonium.federation.start import Start, load_encoder_weights, load_other_parts
 from harmonium.federation.transport import Transport
 from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
@@ -93,6 +94,7 @@ class Method:
     appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
     global_objective: overall.GlobalObjective | None = None  # measured where it can be
     whitening: bool = False  # whether clients send moments of features before they are judged
+    initial: Start | None = None  # given weights; none: a random initialisation
 
     name: ClassVar[str] = "method"
     paper: ClassVar[str] = ""  # authors and year, for lists
@@ -357,10 +359,13 @@ class Method:
 
     @cached_property
     def blueprint(self) -> Parts:
-        """The model as first drawn: the same bits in every process of a run."""
+        """The model that a run starts with: the same bits in every process of a run."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
+            if self.initial is not None:  # before others are built, for some are copies of it
+                given = self.initial.weights()
+                load_encoder_weights(made["encoder"].module, given)
             world = self.world
             dim = self.encoder.features_for(world.channels, world.side)
             for build in (
@@ -372,6 +377,8 @@ class Method:
         joint = self.local.joint_views
         joint = self.joins_views(self.objective) if joint is None else joint
         parts = Parts(made, self.share, self.batch_norm, joint)
+        if self.initial is not None:
+            load_other_parts(parts, given)
         if self.encoder.channels_last:  # most convolutions run faster so; values are the same
             parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return parts

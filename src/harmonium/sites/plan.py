@@ -14,7 +14,7 @@ import numpy as np
 
 from harmonium.data.images import Dataset, Images
 from harmonium.data.sets.sites import Sites
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, Key
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.settings import plain
@@ -43,6 +43,10 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
     if plan.clients != clients:
         raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")
     method = method_of(plan)
+    if method.initial is not None and method.blueprint.rules["encoder"] != "mean":
+        raise ConfigError(
+            Key("init"), f": {method.name} does not send its encoder, so sites would never get it"
+        )
     if method.reads_labels and not classes_of(plan):
         raise ConfigError(
             f"{method.name} reads labels at the sites, so all must number the classes alike: use "
@@ -52,18 +56,26 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
 
 
 def method_of(plan: Recipe) -> Method:
-    """The method of a plan: the same at the server and at every site."""
+    """The method of a plan: the same at the server and at every site.
+
+    Given weights are the server's; at a site, what does not travel starts at initialisation.
+    """
     size, channels = plan.data.size, plan.data.channels
     if size is None or channels is None:
         raise ConfigError("the plan does not say to which shape sites bring their pictures")
-    return plan.method_for((size, size, channels), len(classes_of(plan)))
+    return plan.method_for((size, size, channels), len(classes_of(plan)), start=plan.init)
 
 
 def frame_of(plan: Recipe) -> bytes:
-    """A plan as it is sent: without the engine, which changes no result and no answer."""
-    return json.dumps(
-        {key: value for key, value in plan.tree().items() if key != "engine"}
-    ).encode()
+    """A plan as it is sent: without the engine, which changes no result and no answer.
+
+    Of given weights a site gets the digest, for the file is the server's: they come with the first
+    model.
+    """
+    tree = {key: value for key, value in plan.tree().items() if key != "engine"}
+    if plan.init is not None:
+        tree["init"] = {"digest": plan.init.digest}
+    return json.dumps(tree).encode()
 
 
 def classes_of(plan: Recipe) -> tuple[str, ...]:
