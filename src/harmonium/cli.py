@@ -221,6 +221,7 @@ def recipes(
     from harmonium.recipe_tables import FIGURES
     from harmonium.recipe_text import about, shipped_recipes, tables
     from harmonium.recipe_text import table as entries
+    from harmonium.report.tables import MISSING
 
     if table is None:
         found = {name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}
@@ -238,13 +239,11 @@ def recipes(
         keys = ["what", *shown, *(["by_style"] if any(one.by_style for one in rows) else [])]
         print(json.dumps({one.name: {key: getattr(one, key) for key in keys} for one in rows}))
         return
-    width = max(len(one.name) for one in rows)
-    say("  ".join([f"{'name':<{width}}", *(f"{key:>9}" for key in shown), "what"]))
-    for one in rows:
-        known = [getattr(one, key) for key in shown]
-        figures = [f"{'-' if figure is None else f'{figure:.1f}':>9}" for figure in known]
-        say("  ".join([f"{one.name:<{width}}", *figures, one.what]))
-    say("published: test accuracy in percent, of the full size; -: no figure known")
+    keys = ["name", *shown, "what"]
+    show_table(
+        [{key: getattr(one, key) for key in keys} for one in rows], digits=1, unbroken=["name"]
+    )
+    say(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
     if "personal" in shown:
         say("personal: the same of clients' own features; both are means over styles")
     if "/" not in table:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from harmonium.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
 
 EDGES, BETWEEN = 2, 3  # columns of a terminal that a table needs around and between its own
+MANY = 100  # rows that decide on widths
 LONG = 40  # letters from which on a word, such as a path, may be split
 
 
@@ -34,10 +36,16 @@ class Fitting:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table at the width that there is, and a line on what did not fit."""
+        from rich.segment import Segment
+        from rich.style import Style
         from rich.text import Text
 
         widths = self.widths(options.max_width)
-        yield self._drawn(widths)
+        blank, is_heading = " " * _width(widths), True
+        for line in ([self.title] if self.title else []) + [blank, *self._lines(widths), blank]:
+            is_heading = is_heading and "─" not in line
+            yield Segment(line, Style(bold=True) if is_heading else None)
+            yield Segment.line()
         if hidden := self.headings[len(widths) :]:
             columns = counted(options.max_width, "column")
             yield Text(f"not shown in {columns}: {', '.join(hidden)}", style="dim")
@@ -49,13 +57,14 @@ class Fitting:
             widths.pop()
         if _width(widths) > width:
             return [max(1, width - EDGES)]
-        lengths = [[_longest(cell) for cell in row] for row in (self.headings, *self.cells)]
-        wanted = [max(column) for column in zip(*lengths, strict=True)]
+        rows = Counter(tuple(map(_longest, row)) for row in (self.headings, *self.cells))
+        lengths = list(rows)[:MANY]  # of many rows the first ones say enough
+        wanted = [max(column) for column in zip(*rows, strict=True)]
         for _ in range(width - _width(widths)):  # each to the column that has most to put away
             load = [0.0] * len(widths)
             for row in lengths:
                 lines = [length / held for length, held in zip(row, widths, strict=False)]
-                load[lines.index(max(lines))] += max(lines)
+                load[lines.index(max(lines))] += max(lines) * rows[row]
             open_ = [i for i, held in enumerate(widths) if held < wanted[i]]
             if not open_:
                 break
@@ -70,26 +79,16 @@ class Fitting:
         kept = [_longest(cell) for cell in cells] if self.whole[column] else []
         return max(1, *words, *kept, 1)
 
-    def _drawn(self, widths: list[int]) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        made = Table(
-            title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-        )
-        # Text objects, because a plain string would be read as markup and "[x]" would vanish.
-        for heading, width, right in zip(self.headings, widths, self.numeric, strict=False):
-            made.add_column(
-                Text(_wrapped(heading, width)),
-                justify="right" if right else "left",
-                width=width,
-                no_wrap=True,
-                overflow="crop",
-            )
-        for row in self.cells:
-            made.add_row(*(Text(_wrapped(c, w)) for c, w in zip(row, widths, strict=False)))
-        return made
+    def _lines(self, widths: list[int]) -> Iterator[str]:
+        """The lines of the table, the heading and its rule before all others."""
+        for number, row in enumerate([self.headings, *self.cells]):
+            cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=False)]
+            for parts in zip_longest(*cells, fillvalue=""):
+                placed = zip(parts, widths, self.numeric, strict=False)
+                between = " " * BETWEEN
+                yield f" {between.join(_padded(*one) for one in placed)} "
+            if number == 0:
+                yield f" {'─' * (_width(widths) - EDGES)} "
 
 
 def _width(widths: Sequence[int]) -> int:
@@ -102,13 +101,23 @@ def _longest(text: str) -> int:
     return max(map(len, text.splitlines() or [""]))
 
 
-def _wrapped(text: str, width: int) -> str:
-    r"""Text on as many lines as it needs, broken between words.
+def _padded(text: str, width: int, right: bool) -> str:
+    """Text as wide as its column; some letters take two columns of a terminal."""
+    from rich.cells import cell_len
+
+    blank = " " * (width - cell_len(text))
+    return blank + text if right else text + blank
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Text on as many lines as it needs, broken between words.
 
     >>> _wrapped("linear, 10 labels a class", 10)
-    'linear, 10\nlabels a\nclass'
+    ['linear, 10', 'labels a', 'class']
     """
+    if len(text) <= width and "\n" not in text:
+        return [text]
     lines = [
         textwrap.wrap(line, width, break_on_hyphens=False) or [""] for line in text.split("\n")
     ]
-    return "\n".join(part for line in lines for part in line)
+    return [part for line in lines for part in line]
