@@ -6,13 +6,13 @@ array that could be read in two ways is refused with a line that names the way o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from torch import Tensor
 
 from harmonium.data.images import Pixels
 from harmonium.data.picture import read_picture, shaped
@@ -20,6 +20,12 @@ from harmonium.errors import DataError, counted
 
 Layout = Literal["NHWC", "NCHW"]
 CHANNELS = (1, 3)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a torch tensor; where torch is not loaded there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def kind(value: Any) -> str:
@@ -30,7 +36,7 @@ def kind(value: Any) -> str:
     """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array of shape {value.shape}"
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{dtype} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Image.Image):
@@ -42,19 +48,19 @@ def kind(value: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """Whether a value is a NumPy array or a torch tensor."""
-    return isinstance(value, np.ndarray | Tensor)
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def as_numpy(value: Any) -> npt.NDArray[Any]:
     """A tensor as an array that shares its memory where it can; an array as it is."""
-    array: npt.NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    array: npt.NDArray[Any] = value.detach().cpu().numpy() if is_tensor(value) else value
     return array
 
 
 def is_float(value: Any) -> bool:
     """Whether an array or a tensor holds floating-point numbers."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point()
+    if is_tensor(value):
+        return bool(value.is_floating_point())
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
@@ -102,7 +108,7 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
         raise DataError(f"{what} have shape {shape}; give {order} with 1 or 3 channels")
     if layout != "NCHW":
         return value
-    return value.permute(0, 2, 3, 1) if isinstance(value, Tensor) else value.transpose(0, 2, 3, 1)
+    return value.permute(0, 2, 3, 1) if is_tensor(value) else value.transpose(0, 2, 3, 1)
 
 
 def check_uint8(value: Any, what: str, fix: str = "") -> None:
@@ -111,7 +117,7 @@ def check_uint8(value: Any, what: str, fix: str = "") -> None:
     if dtype == "uint8":
         return
     convert = "(x * 255).round().astype('uint8') where x lies between 0 and 1"
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         convert = "(x * 255).round().to(torch.uint8) where x lies between 0 and 1"
     if not is_float(value):
         convert = "x.astype('uint8') where x lies between 0 and 255"
