@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
@@ -285,8 +285,16 @@ def save_encoder(
     store.write_atomic(path, frame)
 
 
+class HasFolder(Protocol):
+    """A finished run, such as a `Result`."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+
+
 def load_encoder(
-    path: str | Path,
+    path: str | Path | HasFolder,
     *,
     layout: Layout | None = None,
     strict: bool = False,
@@ -297,7 +305,7 @@ def load_encoder(
     """The encoder of a finished run, as an `nn.Module` that takes images as they are.
 
     Args:
-        path: a run's folder or an `encoder.safetensors`.
+        path: a run's folder, its `Result`, or an `encoder.safetensors`.
         layout: the order of the axes of arrays and tensors, "NHWC" or "NCHW". Without it channels
             are last, and an array that could be read otherwise is refused.
         strict: refuse images of another size or with other channels than those of training,
@@ -321,7 +329,7 @@ def load_encoder(
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
     >>> result = harmonium.run("demo", **small)
-    >>> encoder = harmonium.load_encoder(result.folder)
+    >>> encoder = harmonium.load_encoder(result)
     >>> encoder.size, encoder.channels
     ((8, 8), 1)
     >>> encoder.embed(np.zeros((5, 28, 28, 3), np.uint8)).shape  # resized, in grey
@@ -331,7 +339,7 @@ def load_encoder(
         raise ConfigError(f'layout is {layout!r}: give "NHWC" (channels last) or "NCHW"')
     if value_range is not None:
         value_range = _checked_range(value_range)
-    path = Path(path)
+    path = Path(path if isinstance(path, str | Path) else path.folder)
     path = path / "encoder.safetensors" if path.is_dir() else path
     try:
         data = path.read_bytes()

@@ -1,11 +1,12 @@
 import csv
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harmonium import terminal
-from harmonium.report.tables import csv_text, estimate, markdown, plus_minus, table
+from harmonium.report.tables import Tabular, csv_text, estimate, markdown, plus_minus, table
 
 ROWS = [
     {"method": "fedsc", "knn": (0.9134, 0.0042), "loss": 4.03125, "bytes": 1048576, "ok": True},
@@ -148,3 +149,19 @@ def test_nothing_is_left_out_where_there_is_no_terminal(monkeypatch):
 def test_a_long_path_is_split_rather_than_lost():
     rows = [{"file": "/" + "folder/" * 20}]
     assert narrow(table(rows), 60).replace("\n", "").replace(" ", "").count("folder") > 15
+
+
+def test_several_runs_print_as_a_line_and_are_tables_in_a_notebook() -> None:
+    class Found(Tabular):
+        folder = Path("runs/both")
+
+        def panels(self) -> list[tuple[str, list[dict[str, object]], int | None]]:
+            rows: list[dict[str, object]] = [
+                {"encoder": f"m{k}", "kNN": (k, 0.5)} for k in range(9)
+            ]
+            return [("title <i>", rows, 1), ("second", rows[:1], 1)]
+
+    said = repr(Found())
+    assert "\n" not in said and "m0" in said and "3 more" in said and "runs/both" in said
+    drawn = Found()._repr_html_()
+    assert drawn.count("<table>") == 2 and "8.0 ± 0.5" in drawn and "title &lt;i&gt;" in drawn

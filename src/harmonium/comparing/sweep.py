@@ -29,7 +29,7 @@ from harmonium.recipe_tables import FULL, SMALL
 from harmonium.recipe_text import read_yaml, sweeps
 from harmonium.report import look
 from harmonium.report.figures import PROBES, heading
-from harmonium.report.tables import BEST, NEAR, Marks, csv_text, latex, markdown
+from harmonium.report.tables import BEST, NEAR, Marks, Tabular, csv_text, latex, markdown
 from harmonium.settings import plain
 from harmonium.tuning.grid import split_values
 
@@ -64,8 +64,8 @@ class Asked:
 NONE = "compare.references=none"  # a reference at every value would be most of the work
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Tabular):
     """What a sweep found."""
 
     folder: Path
@@ -75,6 +75,11 @@ class Sweep:
     picture: Path | None  # the first of the plots
     lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none came to its end
     plots: tuple[Path, ...] = ()  # every file of them
+
+    def panels(self) -> list[tuple[str, list[dict[str, Any]], int | None]]:
+        """A table for every figure, that of `probe` first."""
+        digits = 1 if self.has_accuracy else 2
+        return [(self.title_of(probe), self.shown(probe), digits) for probe in self.probes]
 
     @property
     def probes(self) -> list[str]:

@@ -24,7 +24,7 @@ from harmonium.comparing.traffic import (
 from harmonium.evaluate.judge import probes_of
 from harmonium.evaluate.verdict import Difference, sentence
 from harmonium.report.figures import heading, times
-from harmonium.report.tables import BEST, NEAR, Marks, csv_text, latex, markdown
+from harmonium.report.tables import BEST, NEAR, Marks, Tabular, csv_text, latex, markdown
 
 if TYPE_CHECKING:
     from harmonium.comparing.study import Found
@@ -53,8 +53,8 @@ class Table(NamedTuple):
     more: str = ""  # what a caption says beside the title
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Tabular):
     """Rows of figures over seeds; accuracies are shares between 0 and 1."""
 
     folder: Path
@@ -64,6 +64,10 @@ class Comparison:
     warnings: Mapping[str, str]  # label -> what is wrong with the encoder; healthy ones have none
     notes: tuple[str, ...] = ()  # what a reader should know: unfair, left out, public images
     plots: tuple[Path, ...] = ()  # every file of them
+
+    def panels(self) -> list[tuple[str, Rows, int | None]]:
+        """The one table of a notebook."""
+        return [(self.title, self.shown(), 1 if self.has_accuracy else 2)]
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:

@@ -53,7 +53,7 @@ def _here(cls: type[DataSpec]) -> str:
     if issubclass(cls, Sites):
         return "at the sites"
     if "digest" in settings:
-        return "given from Python"
+        return "from Python"
     if "path" in settings:
         return "needs a path"
     if "sets" in settings:

@@ -19,13 +19,13 @@ from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
 from harmonium.measures.repeats import over_seeds, repeats
 from harmonium.overrides import Change, apply_changes, changes_of
-from harmonium.report.tables import markdown
+from harmonium.report.tables import Tabular, markdown
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Tabular):
     """What was measured, where it was written, and how to show it."""
 
     folder: Path  # of eval.json and the pictures
@@ -38,6 +38,10 @@ class Evaluation:
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
     legends: Sequence[str] = ()  # what words of the tables mean
+
+    def panels(self) -> Sequence[Shown]:
+        """The tables of all measures."""
+        return self.tables
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""

@@ -8,18 +8,21 @@ that the points line up; CSV keeps every digit and gives a standard error its ow
 from __future__ import annotations
 
 import csv
+import html as markup
 import io
 import math
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 
 from harmonium.report.fitting import Fitting
 
 Row = Mapping[str, object]
 Columns = Sequence[str] | Mapping[str, str]
 MISSING = "–"
+NAMED = 6  # rows that one line names; the others it counts
 BEST, NEAR = "best", "near"
 """Marks of cells: the best of a column, and those that may be as good."""
 Marks = Mapping[tuple[int, str], str]
@@ -116,6 +119,40 @@ def markdown(
         for width, to_right in zip(widths, right, strict=True)
     )
     return "\n".join([draw(lines[0]), f"| {' | '.join(rule)} |", *map(draw, lines[1:])]) + "\n"
+
+
+def html(rows: Sequence[Row], columns: Columns | None = None, *, digits: int | None = None) -> str:
+    """A table for notebooks; arguments as in `table`. Whatever comes from outside is escaped.
+
+    >>> html([{"method": "a<b", "kNN": 91.25}], digits=1)
+    '<table><tr><th>method</th><th>kNN</th></tr><tr><td>a&lt;b</td><td>91.2</td></tr></table>'
+    """
+    names = _headings(rows, columns)
+    lines = [(list(names.values()), "th"), *((line, "td") for line in _cells(rows, names, digits))]
+    drawn = (
+        "".join(f"<{tag}>{markup.escape(cell)}</{tag}>" for cell in cells) for cells, tag in lines
+    )
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in drawn)}</table>" if names else ""
+
+
+class Tabular:
+    """What finds out about several runs: it prints as a line and is a table in a notebook."""
+
+    folder: Path
+
+    def panels(self) -> Iterable[tuple[str, Sequence[Row], int | None]]:
+        """Its tables: title, rows and decimals."""
+        raise TypeError(f"{type(self).__name__} must define `panels`")
+
+    def __repr__(self) -> str:
+        rows = next((rows for _, rows, _ in self.panels()), ())
+        names = [str(next(iter(row.values()), "")) for row in rows]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return f"<{type(self).__name__}: {', '.join(names[:NAMED])}{more}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        panels = (f"<b>{markup.escape(t)}</b>{html(r, digits=d)}" for t, r, d in self.panels())
+        return f"<div>{''.join(panels)}{markup.escape(str(self.folder))}</div>"
 
 
 def latex(

@@ -30,7 +30,7 @@ from harmonium.errors import ConfigError
 from harmonium.home import home
 from harmonium.overrides import Change, as_words, changes_of
 from harmonium.report.figures import times
-from harmonium.report.tables import csv_text, markdown
+from harmonium.report.tables import Tabular, csv_text, markdown
 from harmonium.tuning.grid import points
 from harmonium.tuning.playing import Playing, Stopping
 
@@ -41,8 +41,8 @@ UNEQUAL = {  # what makes scores hard to compare, and why
 }
 
 
-@dataclass(frozen=True)
-class Study:
+@dataclass(frozen=True, repr=False)
+class Study(Tabular):
     """What a study found; scores are those of eq. 5, kNN a share between 0 and 1."""
 
     folder: Path
@@ -53,6 +53,10 @@ class Study:
     ranked: Mapping[str, float] | None  # rho of score and kNN, and over how many settings
     picture: Path | None
     notes: tuple[str, ...] = ()
+
+    def panels(self) -> list[tuple[str, list[dict[str, Any]], int | None]]:
+        """The one table of a notebook."""
+        return [("Settings by their score without labels", self.shown(), None)]
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
