@@ -24,6 +24,7 @@ from harmonium.comparing.cells import BY_ITSELF
 from harmonium.methods import methods
 from harmonium.recipe_text import baselines
 from harmonium.report.tables import markdown
+from stored import write_page
 
 # References, no method, fedsimclr by another name, and one that needs a third view.
 AMISS = {*BY_ITSELF, "diagnosis", "fedavg", "semifed"}
@@ -118,7 +119,7 @@ def main() -> None:
     text = page(made, told)
     print(text)
     if given.write:
-        given.write.write_text(text, encoding="utf-8")
+        write_page(given.write, text)
     if touched:
         raise SystemExit(f"written again: {touched[0]}")
 

@@ -20,7 +20,7 @@ from typing import Any
 from harmonium import compare, evaluate_run
 from harmonium.recipe_text import read_yaml
 from harmonium.report.tables import markdown
-from stored import studies
+from stored import studies, write_page
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     text = ABOUT.format(seeds=asked.seeds) + "".join(parts) + f"\n{CAME.strip()}\n"
     print(text)
     if asked.write:
-        asked.write.write_text(text, encoding="utf-8")
+        write_page(asked.write, text)
 
 
 ABOUT = """# Encoders trained on with labels

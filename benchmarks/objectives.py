@@ -98,10 +98,11 @@ benchmark asks for a mean gain in kNN above 0 from every objective, but for two 
 Settings of all runs: `{common}`. Everything else is the default, but for
 {own}.
 
-Looked at before: optimiser and widths are the demonstration's, which was picked by its test
-figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size of a
-group in GroupNorm were chosen by runs on `digits`, too. On `cifar10` one run of rotation prediction
-with 12 rounds came first, and the table of seed 0 was made once before with the same settings.
+Looked at before: optimiser and widths are those of the recipe `digits`, which was picked by its
+test figures on `digits`, seed 0. MoCo's defaults (which negatives, whose queue) and the least size
+of a group in GroupNorm were chosen by runs on `digits`, too. On `cifar10` one run of rotation
+prediction with 12 rounds came first, and the table of seed 0 was made once before with the same
+settings.
 """
 NOTES = {
     "digits": """

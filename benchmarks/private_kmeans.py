@@ -30,6 +30,7 @@ from harmonium.privacy.kmeans import (
 )
 from harmonium.privacy.mechanisms import Noise
 from harmonium.report.tables import markdown
+from stored import write_page
 
 COLUMNS, GROUPS, SPREAD = 512, 8, 1.0
 DELTA = 1e-3
@@ -165,8 +166,7 @@ def main() -> None:
     text = page(asked.seeds).rstrip() + "\n"
     print(text)
     if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(text, encoding="utf-8")
+        write_page(asked.write, text)
 
 
 if __name__ == "__main__":

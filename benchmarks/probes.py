@@ -36,6 +36,7 @@ from harmonium.evaluate.linear import FEW_STRENGTH, STRENGTHS, _draw, standard
 from harmonium.evaluate.logistic import regressions
 from harmonium.report.tables import markdown
 from harmonium.seeds import numpy_rng
+from stored import write_page
 
 FILTERS, SIDE, BIAS = 64, 6, 0.25  # of the features
 CONVERGED = 1e-6  # largest slope of a converged solution
@@ -381,7 +382,7 @@ def main(words: Sequence[str] | None = None) -> None:
     text = page(asked.repeats, 0.1 if asked.quick else 1.0).rstrip() + "\n"
     print(text)
     if asked.write:
-        asked.write.write_text(text, encoding="utf-8")
+        write_page(asked.write, text)
 
 
 if __name__ == "__main__":

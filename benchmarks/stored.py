@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,5 +48,14 @@ def show(asked: argparse.Namespace, page: Callable[[Any], str], runs: Sequence[A
     if not asked.json:
         print(page(runs))
     if asked.write:
-        asked.write.parent.mkdir(parents=True, exist_ok=True)
-        asked.write.write_text(page(runs), encoding="utf-8")
+        write_page(asked.write, page(runs))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page that says, below its title, of which commit its figures are."""
+    here = Path(__file__).parent
+    git = ("git", "-C", str(here), "describe", "--always", "--dirty", "--exclude=*")
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    title, _, rest = text.partition("\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{title}\n\nFigures of commit `{commit}`.\n{rest}", encoding="utf-8")

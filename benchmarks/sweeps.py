@@ -17,7 +17,7 @@ from pathlib import Path
 from harmonium import sweep
 from harmonium.recipe_text import about, sweeps
 from harmonium.report.tables import markdown
-from stored import studies
+from stored import studies, write_page
 
 OTHERS = ("lambda", "style-epochs")
 
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
     text = ABOUT.format(seeds=asked.seeds, only=only) + "".join(parts) + f"\n{CAME.strip()}\n"
     print(text)
     if asked.write:
-        asked.write.write_text(text, encoding="utf-8")
+        write_page(asked.write, text)
 
 
 ABOUT = """# Sweeps of the papers

@@ -3,7 +3,7 @@
     python benchmarks/transport.py [--part arms rounding] [--seeds 0 1 2] [--json] [--runs FILE...]
                                    [--write docs/results/transport.md]
 
-Runs are `demo`, the digits that come along: ten clients with few classes each, thirty rounds, a
+Runs are `digits`, the digits that come along: ten clients with few classes each, thirty rounds, a
 small CNN. Figures are test accuracy in percent of the frozen encoder; megabytes are the ledger's, a
 client and round. `--part rounding` rounds the changes that clients really make in four ways.
 `--json` prints nothing but a line for every measurement; files of such lines that are given as
@@ -64,7 +64,7 @@ def measure(method: str, arm: str, seed: int, workers: int | None) -> Found:
     changes = [*METHODS[method][1].split(), *ARMS[arm], f"seed={seed}", "evaluate.every=30"]
     changes += [] if workers is None else [f"engine.workers={workers}"]
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Recipe.of("demo", *changes), out=Path(folder) / "run")
+        found = run(Recipe.of("digits", *changes), out=Path(folder) / "run")
         text = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
     lines = [line for line in map(json.loads, text.splitlines()) if line["step"] == "train"]
     return {
@@ -110,7 +110,7 @@ def rounding(number: int) -> Found:
     label = list(LOCAL)[number]
     words = ["method=__main__:Watched", *LOCAL[label], "rounds=5", "seed=100", "engine.workers=0"]
     with tempfile.TemporaryDirectory() as folder:
-        run(Recipe.of("demo", *words, "evaluate.every=5"), out=Path(folder) / "run")
+        run(Recipe.of("digits", *words, "evaluate.every=5"), out=Path(folder) / "run")
     changes, ways = CHANGES[5], []
     for rows, chance in itertools.product((False, True), (False, True)):
         rng = torch.Generator().manual_seed(0) if chance else None
@@ -188,7 +188,7 @@ costs no bytes and keeps small steps from being lost for good.
 ROUNDING = """
 `python benchmarks/transport.py --part rounding`
 
-What clients changed in round 5 of `demo`, seed 100, rounded to 8 bits in four ways. Errors are
+What clients changed in round 5 of `digits`, seed 100, rounded to 8 bits in four ways. Errors are
 Euclid's norm of what rounding took over that of the changes: of single answers, and of their sum.
 """
 CHOICE = """

@@ -12,7 +12,6 @@ import pytest
 import typer.main
 import yaml
 
-import harmonium
 from harmonium.cli import app
 from harmonium.cli_federation import _plan
 from harmonium.comparing.cells import plan
@@ -83,24 +82,6 @@ def test_the_readmes_recipe_and_python_work(workshop: Path) -> None:
     for code in blocks("README.md", "python"):
         (workshop / "example.py").write_text(code)
         runpy.run_path(str(workshop / "example.py"))
-
-
-def test_the_blocks_of_the_python_page_run_one_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    code = blocks("docs/python.md", "python")
-    (nets,) = [block for block in code if block.startswith("# nets.py")]
-    (tmp_path / "nets.py").write_text(nets, encoding="utf-8")
-    rest = "\n\n".join(block for block in code if block is not nets)
-    (tmp_path / "page.py").write_text(rest, encoding="utf-8")
-    found = runpy.run_path(str(tmp_path / "page.py"))
-    sys.modules.pop("nets", None)
-    assert found["further"].metrics[-1]["round"] == 3 and len(found["curve"].losses) == 2
-    assert (tmp_path / "first.svg").exists()
-    named = set(re.findall(r"`([A-Za-z_]+)`", (ROOT / "docs" / "python.md").read_text("utf-8")))
-    assert set(harmonium.__all__) <= named
 
 
 def test_the_recipe_page_names_every_key_and_only_those() -> None:
@@ -192,3 +173,9 @@ def _begins(words: list[str], place: int) -> bool:
     before = words[place - 1] if place else ""
     starts = before.rpartition("/")[2] in ("harmonium", "command:") and len(words) > place + 1
     return starts and words[place] in ("server", "client") and words[place + 1].isalpha()
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/results").glob("*.md")))
+def test_a_page_of_results_says_of_which_commit_its_figures_are(page: str) -> None:
+    text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
+    assert re.search(r"^Figures of commit `[0-9a-f]{7,}(-dirty)?`", text, re.MULTILINE)

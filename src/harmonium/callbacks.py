@@ -32,7 +32,7 @@ class Callback:
     >>> losses = Losses()
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 2, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
-    >>> result = harmonium.run("demo", callbacks=losses, **small)
+    >>> result = harmonium.run("digits", callbacks=losses, **small)
     >>> len(losses.seen)
     2
     """

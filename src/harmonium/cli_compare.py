@@ -16,7 +16,7 @@ from harmonium.terminal import Formats, Json, Out, err, say, say_plots, show_tab
 if TYPE_CHECKING:
     from harmonium.callbacks import Callback
     from harmonium.comparing.forecast import Forecast
-
+    from harmonium.comparing.table import Comparison
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what is done, and stop.")
@@ -106,9 +106,28 @@ def sweep(
     _complain(found.failed, folder)
 
 
-def demo(folder: Out = None, as_json: Json = False) -> None:
-    """Show what federation is worth, in about two minutes."""
-    show(["demo"], folder, as_json)
+def demo(
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    folder: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a federation is worth, in two to three minutes and without a download.
+
+    Settings are those of a comparison, for example: harmonium demo seeds=5
+    """
+    from harmonium.comparing import demonstration
+
+    found = _compared(demonstration.words(settings or []), folder, as_json)
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        show_table(found.shown(), found.title, digits=1 if found.has_accuracy else 2)
+        for sentence in demonstration.sentences(found):
+            say(f"{sentence}\n")
+        say(f"runs     {found.folder}")
+        if path := demonstration.plot(found):
+            say_plots([path])
+    _complain(found.failed, found.folder)
 
 
 def show(
@@ -120,24 +139,9 @@ def show(
     formats: str | None = None,
 ) -> None:
     """Compare and print what came of it."""
-    from harmonium.comparing.cells import plan
-    from harmonium.comparing.study import compare as compare_methods
-    from harmonium.comparing.study import new_folder
     from harmonium.comparing.table import more_tables
-    from harmonium.report.progress import long_work
 
-    made = plan(words, allow_unfair=allow_unfair)
-    folder = folder or new_folder(list(made.methods))
-    if not as_json:
-        say(made.said, err)
-    with _going_on(folder, as_json), long_work(err, silent=as_json):
-        found = compare_methods(
-            *words,
-            out=folder,
-            allow_unfair=allow_unfair,
-            formats=formats,
-            callbacks=_teller(as_json),
-        )
+    found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
     if as_json:
         print(json.dumps(found.plain()))
     else:
@@ -152,7 +156,35 @@ def show(
             say(f"note     {note}")
         say(f"runs     {found.folder}")
         say_plots(found.plots)
-    _complain(found.failed, folder)
+    _complain(found.failed, found.folder)
+
+
+def _compared(
+    words: list[str],
+    folder: Path | None,
+    as_json: bool,
+    *,
+    allow_unfair: bool = False,
+    formats: str | None = None,
+) -> Comparison:
+    """Compare, and say what runs while it does."""
+    from harmonium.comparing.cells import plan
+    from harmonium.comparing.study import compare as compare_methods
+    from harmonium.comparing.study import new_folder
+    from harmonium.report.progress import long_work
+
+    made = plan(words, allow_unfair=allow_unfair)
+    folder = folder or new_folder(list(made.methods))
+    if not as_json:
+        say(made.said, err)
+    with _going_on(folder, as_json), long_work(err, silent=as_json):
+        return compare_methods(
+            *words,
+            out=folder,
+            allow_unfair=allow_unfair,
+            formats=formats,
+            callbacks=_teller(as_json),
+        )
 
 
 def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:

@@ -328,7 +328,7 @@ def load_encoder(
     >>> import harmonium, numpy as np
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
-    >>> result = harmonium.run("demo", **small)
+    >>> result = harmonium.run("digits", **small)
     >>> encoder = harmonium.load_encoder(result)
     >>> encoder.size, encoder.channels
     ((8, 8), 1)

@@ -74,7 +74,7 @@ def run(
     >>> import harmonium
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
-    >>> result = harmonium.run("demo", "local.lr=0.002", **small)
+    >>> result = harmonium.run("digits", "local.lr=0.002", **small)
     >>> [row["round"] for row in result.metrics], "knn" in result.figures
     ([0, 1], True)
     """
@@ -109,7 +109,7 @@ def resume(
     >>> import harmonium
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
-    >>> result = harmonium.run("demo", **small)
+    >>> result = harmonium.run("digits", **small)
     >>> harmonium.resume(result.folder, rounds=2).metrics[-1]["round"]
     2
     """

@@ -216,6 +216,8 @@ def _children() -> Callable[[int], list[int]]:
 
 HEAD = """# Deployments
 
+Figures of commit `{commit}`.
+
 What `make test-deploy` played: real processes of a server and its sites, over TLS with the keys of
 a federation, on one machine with 2 cores. Seconds are wall time of the whole test.
 
@@ -245,7 +247,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     lines = ["| what happens | seen | outcome | seconds |", "| --- | --- | --- | ---: |"]
     lines += [f"| {what} | {seen} | {how} | {took:.0f} |" for what, seen, how, took in ROWS]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    here = str(Path(__file__).parent)
+    git = ("git", "-C", here, "describe", "--always", "--dirty", "--exclude=*")
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    path.write_text(HEAD.format(commit=commit) + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture

@@ -273,11 +273,11 @@ def test_a_method_is_explained(call: Call) -> None:
 
 
 def test_the_resolved_recipe_can_be_seen_and_used(tmp_path: Path, call: Call) -> None:
-    shown, _ = call("run", "demo", "rounds=3", "--dry-run")
+    shown, _ = call("run", "digits", "rounds=3", "--dry-run")
     (tmp_path / "mine.yaml").write_text(shown)
     again, _ = call("run", str(tmp_path / "mine.yaml"), "--dry-run")
     assert again == shown and "rounds: 3" in shown
-    document = json.loads(call("run", "demo", "rounds=3", "--dry-run", "--json")[0])
+    document = json.loads(call("run", "digits", "rounds=3", "--dry-run", "--json")[0])
     assert document["recipe"]["rounds"] == 3 and len(document["digest"]) == 64
     assert document["estimate"]["seconds"] > 0 and document["estimate"]["bytes_up"] > 0
     assert "# view 1: mode=faithful" in shown and "crop_min=0.5" in shown  # what `digits` means

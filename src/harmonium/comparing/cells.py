@@ -42,6 +42,7 @@ class Settings(Device):
     """How a comparison is made: `compare.*`."""
 
     references: Wanted = "each"  # of every objective, the first's, none
+    supervised: bool = True  # whether references include training with labels in one place
     target: float | None = None  # kNN in percent to be reached; none: nine tenths of the best gain
 
     def __post_init__(self) -> None:
@@ -114,9 +115,7 @@ def plan(
             raise ConfigError(f"'{word}' has a comma too many: write name,key=value,key=value")
         name, *its = split_values("", word, "")
         recipes[word] = Recipe.of(name, *rest, *its)
-    labels = [
-        recipes[name].method.name if names == ["demo"] else label_of(name, names) for name in names
-    ]
+    labels = [label_of(name, names) for name in names]
     if len(set(labels)) < len(names):
         raise ConfigError(f"two of these have the same name: {', '.join(names)}")
     methods = dict(zip(labels, recipes.values(), strict=True))
@@ -124,7 +123,7 @@ def plan(
         if methods[one].digest == methods[other].digest:
             raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
     made = make(Settings, own.get("compare", {}), "compare")
-    beside = references(methods, made.references)
+    beside = references(methods, made.references, supervised=made.supervised)
     return Plan(
         methods,
         beside,
@@ -186,7 +185,9 @@ def label_of(name: str, names: Sequence[str]) -> str:
     return name.rpartition(":")[2]
 
 
-def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[str, Recipe]:
+def references(
+    methods: Mapping[str, Recipe], wanted: Wanted = "each", *, supervised: bool = True
+) -> dict[str, Recipe]:
     """Each client alone and all pictures in one place, for every objective, and there with labels.
 
     An objective that only its own method can train has none. Nothing leaves a client in any of
@@ -204,6 +205,8 @@ def references(methods: Mapping[str, Recipe], wanted: Wanted = "each") -> dict[s
         for label in whose:
             called = name if len(whose) == 1 else f"{name} ({label})"
             found[called] = reference(methods[label], name)
+    if not supervised:
+        return found
     base = next(iter(methods.values()))
     called = f"{SUPERVISED}, centralised" if SUPERVISED in methods else SUPERVISED
     labelled = {**plain(base.split), "labels": 1.0}

@@ -17,24 +17,7 @@ LEAST = 16  # values in a group of GroupNorm
 
 @dataclass(frozen=True)
 class Encoder:
-    """Settings of a network; `features` is the size of what it puts out.
-
-    Extend it as a frozen dataclass whose fields are recipe keys, `encoder=module:Class`. A function
-    `def build(channels: int, side: int) -> nn.Module` will do where there is no more to say.
-
-    >>> @dataclass(frozen=True)
-    ... class Linear(Encoder):
-    ...     out: int = 16
-    ...
-    ...     @property
-    ...     def features(self) -> int:
-    ...         return self.out
-    ...
-    ...     def build(self, channels: int, side: int) -> nn.Module:
-    ...         return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, self.out))
-    >>> Linear(out=8).build(channels=1, side=4)(torch.zeros(2, 1, 4, 4)).shape
-    torch.Size([2, 8])
-    """
+    """Settings of a network; `features` is the size of what it puts out."""
 
     name: ClassVar[str] = ""
     in_process: ClassVar[bool] = False  # whether only this process can build it

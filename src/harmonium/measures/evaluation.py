@@ -82,7 +82,7 @@ def evaluate_run(
     >>> import harmonium
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
-    >>> result = harmonium.run("demo", **small)
+    >>> result = harmonium.run("digits", **small)
     >>> found = harmonium.evaluate_run(result.folder, "knn", **{"knn.k": 5})
     >>> list(found.figures)
     ['knn']
