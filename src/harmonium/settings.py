@@ -10,9 +10,11 @@ import difflib
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pydantic
+import yaml
 
 from harmonium.errors import Key, UnknownSetting, suggest
 from harmonium.registry import Registry, recipe_name
@@ -104,9 +106,13 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
     """A plain value as the wanted type."""
     if isinstance(value, str) and value.lower() in ("none", "null", "") and _takes_none(wanted):
         value = None
+    kind = pydantic.TypeAdapter(wanted)
     try:
-        return pydantic.TypeAdapter(wanted).validate_python(value)
+        return kind.validate_python(value)
     except pydantic.ValidationError as error:
+        if isinstance(value, str):  # from Python, "[5, 10]" reads as the word of a command does
+            with suppress(yaml.YAMLError, pydantic.ValidationError):
+                return kind.validate_python(yaml.safe_load(value))
         first = error.errors()[0]
         shown = "" if value is None else value
         section, _, name = key.rpartition(".")
