@@ -96,7 +96,7 @@ def sweep(
         print(json.dumps(found.plain()))
     else:
         digits = 1 if found.has_accuracy else 3
-        for probe in found.probes:
+        for probe in found.tabled:
             rows = found.shown(probe)
             show_table(rows, found.title_of(probe), digits=digits, unbroken=["encoder"])
         for note in found.notes:

@@ -94,6 +94,9 @@ def test_a_sweep_is_a_table_and_a_picture(
         "Prox (ours)",
     ]
     assert rows["untrained"]["1"] == rows["untrained"]["2"]
+    assert found.tabled[:2] == ["knn", "balanced_knn"]
+    balanced = {row["encoder"]: row for row in found.shown("balanced_knn")}
+    assert balanced["commonest class"]["1"] == pytest.approx(12.5)  # one of eight classes
     held = json.loads((tmp_path / "s" / "local.epochs=2" / "compare.json").read_text())
     knn = next(row["knn"] for row in held["rows"] if row["encoder"] == "fedavg")
     assert rows["fedavg"]["2"] == pytest.approx(100 * knn)

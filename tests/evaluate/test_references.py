@@ -16,6 +16,7 @@ from harmonium.evaluate.judge import Evaluation, Judge, figures_of
 from harmonium.evaluate.metrics import Answers
 from harmonium.evaluate.references import references, references_folder
 from harmonium.evaluate.verdict import difference, reasons, verdict
+from harmonium.terminal import probe_rows
 
 SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
 
@@ -169,3 +170,12 @@ def test_reasons_follow_from_figures_without_labels() -> None:
     assert "0.90" in far
     assert reasons({**well, "warnings": ["collapsed"]}, settled, 5000) == ("collapsed",)
     assert reasons({}, [None, None], None) != ()
+
+
+def test_the_table_of_a_run_has_a_row_for_every_figure() -> None:
+    one = {"knn": 0.9, "balanced": {"knn": 0.5}, "auroc": {"knn": 0.7}, "health": {}}
+    lost = {"knn": None, "balanced": {"knn": None}, "auroc": {"knn": None}}
+    rows = probe_rows({"trained": one, "untrained": lost, "alone": {"knn": 0.2}})
+    assert [row["trained"] for row in rows] == pytest.approx([90, 50, 70])
+    assert [row["untrained"] for row in rows] == [None] * 3
+    assert [row["alone"] for row in rows] == [pytest.approx(20), None, None]

@@ -21,7 +21,7 @@ from harmonium.callbacks import Callbacks, labelled
 from harmonium.comparing.cells import WITHOUT_RUN, Plan, is_name, plan
 from harmonium.comparing.statistics import half_width, interval_words
 from harmonium.comparing.study import compare, note_command
-from harmonium.comparing.table import TEST_WORDS, TEX, Comparison, as_markdown, marks_words
+from harmonium.comparing.table import BESIDE, TEST_WORDS, TEX, Comparison, as_markdown, marks_words
 from harmonium.errors import ConfigError, NoneFinished, suggest
 from harmonium.home import home
 from harmonium.overrides import changes_of
@@ -86,6 +86,15 @@ class Sweep(Tabular):
         """The figures that tables have, one a table: that of `probe` first."""
         known = [key for made in self.found.values() for key in made.rows[0] if key != "encoder"]
         return list(dict.fromkeys([self.probe, *known]))
+
+    @property
+    def tabled(self) -> list[str]:
+        """The figures with a table: those of `probes`, each followed by its balanced accuracy."""
+        rows = [its for made in self.found.values() for its in made.details["rows"].values()]
+        known = {key for its in rows for key in its["figures"]}
+        kinds = ("", *(f"{kind}_" for kind in BESIDE))
+        each = [f"{kind}{probe}" for probe in self.probes for kind in kinds]
+        return [key for key in each if key in known or key in self.probes]
 
     def name(self, label: str) -> str:
         """What readers see of a row: its name by `label.ROW`, or its own label."""
@@ -346,7 +355,7 @@ def _written(made: Sweep) -> Sweep:
     more = marks_words(next(iter(made.found.values())).details)
     parts, tex, lines = list[str](), [TEX], list[dict[str, Any]]()
     digits = 1 if made.has_accuracy else 3
-    for probe in made.probes:
+    for probe in made.tabled:
         rows, marks, title = made.shown(probe), made.marks(probe), made.title_of(probe)
         for label, row in zip(made.labels(probe), rows, strict=True):
             called = {"name": row["encoder"]} if row["encoder"] != label else {}

@@ -8,9 +8,12 @@ PROBES = {"knn": "kNN", "linear": "linear", "linear_labelled": "linear, known la
 def heading(key: str) -> str:
     """What people call a figure.
 
-    >>> heading("linear_10"), heading("knn")
-    ('linear, 10 labels a class', 'kNN')
+    >>> heading("linear_10"), heading("knn"), heading("balanced_knn")
+    ('linear, 10 labels a class', 'kNN', 'kNN, balanced')
     """
+    for kind, called in (("balanced_", "balanced"), ("auroc_", "AUROC")):
+        if key.startswith(kind):
+            return f"{heading(key.removeprefix(kind))}, {called}"
     name, _, count = key.partition("_")
     if count.isdigit():
         return f"{PROBES[name]}, {count} {'label' if count == '1' else 'labels'} a class"
