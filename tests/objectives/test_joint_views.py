@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -140,3 +140,36 @@ def test_a_resolved_recipe_says_what_was_used_and_follows_its_objective() -> Non
         again = Recipe.from_tree(recipe.tree())
         assert again.digest == recipe.digest and again.tree() == recipe.tree()
         assert "joint_views: null" not in recipe.yaml()
+
+
+SMALL = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
+OWN: dict[str, dict[str, Any]] = {
+    "fedx": {},
+    "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 0}},
+    "apfl": {},
+    "fedca": {"method": {"name": "fedca", "size": 8, "align_epochs": 1}},
+    "fedu": {},
+    "semifed": {"split": {"name": "iid", "labels": 0.5}},
+    "cbafed": {"split": {"name": "iid", "labels": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("joint", [True, False])
+def test_methods_with_steps_of_their_own_follow_it(
+    name: str, joint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pass in training mode of a whole round, whatever the method makes of batches."""
+    plain, rows = _BatchNorm.forward, list[int]()
+
+    def look(norm: _BatchNorm, x: Tensor) -> Tensor:
+        rows.extend([len(x)] if norm.training else [])
+        return plain(norm, x)
+
+    monkeypatch.setattr(_BatchNorm, "forward", look)
+    local = {"epochs": 1, "batch": 5, "joint_views": joint}
+    changes = {"encoder": SMALL, "clients": 2, "rounds": 1, "split": "iid", "local": local}
+    public = {"public": {"name": "shapes", "count": 12, "size": 12, "test_count": 4}}
+    more = public if name == "fedca" else {}
+    first_trial(name, **{**changes, **OWN[name], **more})
+    assert rows and (max(rows) >= 10 if joint else max(rows) <= 5)
