@@ -24,7 +24,19 @@ from harmonium.cli_federation import client, server
 from harmonium.cli_privacy import privacy
 from harmonium.cli_tune import tune
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Changes, Json, Out, err, out, say, show_result, show_table, watched
+from harmonium.terminal import (
+    Changes,
+    Formats,
+    Json,
+    Out,
+    check_formats,
+    err,
+    out,
+    say,
+    show_result,
+    show_table,
+    watched,
+)
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
 
@@ -94,6 +106,7 @@ def run(
             "--dry-run", help="Show the resolved recipe and what it would take, and stop."
         ),
     ] = False,
+    formats: Formats = None,
 ) -> None:
     """Run a method or a recipe file.
 
@@ -105,6 +118,7 @@ def run(
     from harmonium.report.progress import long_work
     from harmonium.runs import run as run_recipe
 
+    check_formats(formats)
     recipe = Recipe.of(what, *(changes or []))
     if dry_run:
         recipe.check()
@@ -125,19 +139,22 @@ def run(
             say(text, err)
         return
     with watched(as_json) as watcher:
-        show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json)
+        show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json, formats)
 
 
 @app.command()
-def resume(folder: Path, changes: Changes = None, as_json: Json = False) -> None:
+def resume(
+    folder: Path, changes: Changes = None, as_json: Json = False, formats: Formats = None
+) -> None:
     """Continue a run that stopped, from its last committed round; rounds=N trains it further.
 
     For example: harmonium resume runs/first rounds=40
     """
     from harmonium.runs import resume as resume_run
 
+    check_formats(formats)
     with watched(as_json) as watcher:
-        show_result(resume_run(folder, *(changes or []), callbacks=watcher), as_json)
+        show_result(resume_run(folder, *(changes or []), callbacks=watcher), as_json, formats)
 
 
 app.command()(compare)

@@ -149,9 +149,9 @@ def show(
         for title, rows, digits in more_tables(found):
             show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
         for label, warning in found.warnings.items():
-            say(f"warning  {label}: {warning}")
+            say(f"warning  {found.name(label)}: {warning}")
         for label, text in found.verdicts.items():
-            say(f"verdict  {label}: {text}")
+            say(f"verdict  {found.name(label)}: {text}")
         for note in found.notes:
             say(f"note     {note}")
         say(f"runs     {found.folder}")

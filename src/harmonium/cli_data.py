@@ -33,7 +33,7 @@ data = typer.Typer(
     suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and look at them."
 )
 
-Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it here, .png or .svg.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it here: .png, .pdf or .svg.")]
 
 
 def datasets(as_json: Json = False) -> None:
@@ -109,6 +109,7 @@ def split(
     """
     from harmonium.data.heterogeneity import heterogeneity
     from harmonium.data.partition import make_split
+    from harmonium.report.look import FORMATS
 
     _check_ending(plot)
     recipe = _recipe(name, changes)
@@ -134,7 +135,7 @@ def split(
     title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
     held = _held(found, dataset)
     files = _write(folder or _folder(tree, made), plot, made, about)
-    _draw([files[kind] for kind in ("png", "svg", "plot") if kind in files], held, title)
+    _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
     if as_json:
         print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
         return
@@ -161,11 +162,12 @@ def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) 
     Only these names are written: others in the folder are left alone.
     """
     from harmonium.home import make_folder
+    from harmonium.report.look import FORMATS
     from harmonium.store import write_atomic
 
     if (make_folder(folder) / "recipe.yaml").exists():
         raise ConfigError(f"{folder} holds a run, whose split must stay: name another --out")
-    files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", "png", "svg")}
+    files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", *FORMATS)}
     if plot is not None:
         make_folder(plot.absolute().parent)
         files["plot"] = plot

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from harmonium.terminal import Json, err, say, show_table
+from harmonium.terminal import Formats, Json, err, say, say_plots, show_table
 
 
 def evaluate(
     words: Annotated[list[str], typer.Argument(metavar="RUN... MEASURE... [KEY=VALUE]...")],
     folder: Annotated[Path | None, typer.Option("--out", help="The folder for the files.")] = None,
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Measure runs from their folders, which stay as they are.
@@ -29,7 +30,7 @@ def evaluate(
 
     try:
         with long_work(err, silent=as_json):
-            found = evaluate_run(*words, out=folder, note=note)
+            found = evaluate_run(*words, out=folder, formats=formats, note=note)
     except KeyboardInterrupt:
         note("nothing is lost: the same command takes features and finished trainings from disk")
         raise
@@ -43,5 +44,4 @@ def evaluate(
     for text in found.notes:
         say(f"note     {text}")
     say(f"figures  {found.folder / 'eval.json'}")
-    for path in found.pictures.values():
-        say(f"picture  {path}")
+    say_plots(found.plots)

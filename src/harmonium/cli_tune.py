@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Json, err, say, show_table
+from harmonium.terminal import Formats, Json, err, say, say_plots, show_table
 
 if TYPE_CHECKING:
     from harmonium.tuning.study import Study
@@ -32,6 +32,7 @@ def tune(
     check: Annotated[
         str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
     ] = "",
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Choose settings by short runs that are scored without labels.
@@ -67,6 +68,7 @@ def tune(
                 keep=keep,
                 margin=margin,
                 check=_rounds(check),
+                formats=formats,
                 callbacks=watcher,
                 note=note,
             )
@@ -99,7 +101,6 @@ def _show(found: Study) -> None:
     for text in found.notes:
         say(f"note     {text}")
     say(f"study    {found.folder}")
-    if found.picture:
-        say(f"picture  {found.picture}")
+    say_plots(found.plots)
     if found.command:
         say(f"best     {found.command}")

@@ -27,8 +27,8 @@ from harmonium.home import make_folder
 from harmonium.recipe import Recipe
 
 EARLIER = "earlier"  # folder of what a run had come to before it was trained further
-ENDS = ("result.json", "encoder.safetensors", "run.png")  # in this order: without the first, the
-# run is not complete, and what is missing is made again
+ENDS = ("result.json", "encoder.safetensors", "run.png", "run.pdf", "run.svg")
+# In this order: without the first, the run is not complete, and what is missing is made again
 
 
 def check_further(folder: Path, recipe: Recipe, longer: Recipe) -> None:

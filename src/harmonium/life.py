@@ -140,7 +140,8 @@ class Result:
         """Draw loss and figures over rounds, and return the file.
 
         Args:
-            path: where to, by its ending PNG or SVG; `run.png` in the run's folder if left out.
+            path: where to, by its ending PNG, PDF or SVG; `run.png` in the run's folder if
+                left out.
         """
         place = Path(path) if path is not None else self.folder / "run.png"
         _draw(place, self.recipe, self.rounds)

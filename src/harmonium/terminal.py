@@ -66,6 +66,26 @@ def say(text: str, console: Console = out) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def check_formats(formats: str | None) -> None:
+    """Refuse formats that plots cannot have before anything runs."""
+    if formats is not None:
+        from harmonium.report.look import known_formats
+
+        known_formats(formats)
+
+
+def _plotted(result: Result, formats: str | None) -> list[Path]:
+    """The files of a run's plot; drawn anew where formats are named."""
+    place = result.folder / "run.png"
+    if formats is None:
+        return [place]
+    from harmonium.report import look
+
+    with look.formats(formats):
+        result.plot()
+        return look.plot_paths(place)
+
+
 def say_plots(paths: Sequence[Path]) -> None:
     """Print where plots are, a line each, however many formats they have."""
     endings: dict[Path, list[str]] = {}
@@ -95,11 +115,12 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback
         watcher.close()
 
 
-def show_result(result: Result, as_json: bool) -> None:
+def show_result(result: Result, as_json: bool, formats: str | None = None) -> None:
     """Show what a run came to: its figures, if anything could judge it, and where it lies."""
     from harmonium.privacy.reporting import summary
 
     private = summary(result.folder)
+    plots = _plotted(result, formats)
     if as_json:
         shown = {
             "folder": str(result.folder),
@@ -137,7 +158,7 @@ def show_result(result: Result, as_json: bool) -> None:
         say(f"finding  harmonium diagnose {result.folder}")
     encoder = result.folder / "encoder.safetensors"
     say(f"run      {result.folder}")
-    say(f"picture  {result.folder / 'run.png'}")
+    say_plots(plots)
     if encoder.exists():
         say(f"encoder  {encoder}")
 

@@ -86,7 +86,8 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path, call: Call) -> No
     assert all(set(one["balanced"]) == probes for one in result["references"].values())
     assert result["verdict"] == result["against"]["text"] != ""
     assert set(result["against"]["probes"]["knn"]) == {*result["references"], "untrained"}
-    shown, _ = call("resume", str(tmp_path / "run"))
+    shown, _ = call("resume", str(tmp_path / "run"), "--formats", "pdf")
+    assert "run.pdf" in shown and (tmp_path / "run" / "run.pdf").read_bytes()[:5] == b"%PDF-"
     words = ("raw pixels", "whitened", "commonest", "balanced", f"verdict  {result['verdict']}")
     assert all(word in shown for word in words)
 
@@ -143,8 +144,15 @@ def test_comparisons_hold_the_references(tmp_path: Path, call: Call) -> None:
     assert list(rows) == [*ends[0], "fedavg", *ends[1]]
     assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
     before = times(tmp_path / "c")
-    said, _ = call(*words)
-    assert "centralised" in said
+    said, _ = call(*words, "label.fedavg=FedAvg (ours)", "--formats", "pdf,svg")
+    assert "centralised" in said and "FedAvg (ours)" in said and "compare.pdf, .svg" in said
+    for kind in ("pdf", "svg"):
+        assert (tmp_path / "c" / f"compare.{kind}").stat().st_size > 1000
+    _, told = call(*words, "label.fedagv=x", code=2)
+    assert "label.fedagv" in told and "'fedavg'" in told
+    for command in (words, ["run", "fedavg"], ["resume", str(tmp_path)]):
+        _, told = call(*command, "--formats", "jpg", code=2)
+        assert "jpg" in told and "pdf" in told
     assert len(before) >= 3 and times(tmp_path / "c") == before  # what is complete is not run again
 
 

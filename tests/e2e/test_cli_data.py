@@ -11,7 +11,7 @@ import pytest
 from harmonium.data.partition import Split
 
 Call = Callable[..., tuple[str, str]]
-OURS = {"split.npz", "split.json", "split.png", "split.svg"}
+OURS = {"split.npz", "split.json", "split.png", "split.pdf", "split.svg"}
 SHAPES = ["shapes", "data.count=200", "data.test_count=20", "data.size=12"]
 
 
@@ -42,7 +42,7 @@ def test_a_split_is_described_drawn_and_kept(call: Call, home: Path) -> None:
         assert str(path) in said
     assert told == "note: 4 of 1294 training pictures are held by nobody\n"
     assert "\x1b" not in said
-    assert max(map(len, said.splitlines()[:-4])) <= 80
+    assert max(map(len, said.splitlines()[:-5])) <= 80
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -52,7 +52,7 @@ def test_json_is_one_document_with_figures_clients_and_files(call: Call) -> None
     assert told == "" and found["figures"]["label_emd_max"] == pytest.approx(1.75, abs=0.05)
     assert [row["client"] for row in found["clients"]] == list(range(8))
     assert found["clients"][0]["classes"] == 1 and found["clients"][0]["styles"] == 4
-    assert {"npz", "json", "png", "svg"} == set(found["files"])
+    assert {"npz", "json", "png", "pdf", "svg"} == set(found["files"])
     written = json.loads(Path(found["files"].pop("json")).read_text())
     assert written == {key: value for key, value in found.items() if key != "files"}
     assert written["recipe"]["split"]["name"] == "by_class"
@@ -112,11 +112,11 @@ def test_of_many_clients_some_are_shown(call: Call) -> None:
     [
         (["data", "split", "digts"], "did you mean 'digits'?"),
         (["data", "split", "digits", "clients=5000"], "5000"),
-        (["data", "split", "digits", "--plot", "s.pdf"], "as .png or .svg, not 's.pdf'"),
+        (["data", "split", "digits", "--plot", "s.jpg"], "as .png, .pdf or .svg, not 's.jpg'"),
         (["data", "split", "digits", "--out", __file__], "cannot create"),
         (["data", "split", *SHAPES, "data.unlabelled=true", "split=dirichlet"], "needs labels"),
         (["data", "show", "digits", "split.alfa=1"], "split.alfa"),
-        (["data", "show", "digits", "--plot", "s.pdf"], "as .png or .svg, not 's.pdf'"),
+        (["data", "show", "digits", "--plot", "s.jpg"], "as .png, .pdf or .svg, not 's.jpg'"),
         (["data", "show", "npz"], "data.path"),
         (["data", "show"], "NAME"),
     ],

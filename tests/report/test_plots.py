@@ -62,7 +62,7 @@ def test_formats_are_those_of_the_block_and_others_are_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.svg"]
     PICTURES["bars"](tmp_path / "b.png")
     assert (tmp_path / "b.png").exists()
-    with pytest.raises(ConfigError, match="'epd'.*'pdf'"), formats("epd"):
+    with pytest.raises(ConfigError, match="'epd'.*png, pdf, svg"), formats("epd"):
         pass
 
 

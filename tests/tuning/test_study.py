@@ -41,7 +41,7 @@ FILES = ("tune.csv", "tune.json", "tune.md", "tune.png")
 @pytest.fixture
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of a small study's time."""
-    monkeypatch.setattr("harmonium.tuning.study._picture", lambda *given: None)
+    monkeypatch.setattr("harmonium.tuning.study._plots", lambda *given: ())
 
 
 @pytest.fixture(autouse=True)
@@ -181,12 +181,12 @@ def test_settings_that_fail_or_are_refused_are_in_the_table(tmp_path: Path) -> N
 def test_the_command_prints_json_and_a_table(tmp_path, monkeypatch, capsys) -> None:
     words = ["tune", "fedsimclr", *SMALL, "grid.local.lr=0.05,0.1,0.2", "rounds=1"]
     words += ["--out", str(tmp_path / "s"), "--keep-all"]
-    for extra in (["--json"], []):
+    for extra in (["--json"], ["--formats", "png,svg"]):
         monkeypatch.setattr(sys, "argv", ["harmonium", *words, *extra])
         monkeypatch.setattr(sys, "path", list(sys.path))
         main()
         said, told = capsys.readouterr()
-        if extra:
+        if "--json" in extra:
             found = json.loads(said)
             assert told == "" and json.loads((tmp_path / "s" / "tune.json").read_text()) == found
     assert found["best"] in [row["setting"] for row in found["rows"]] and found["rounds"] == 1
@@ -194,6 +194,7 @@ def test_the_command_prints_json_and_a_table(tmp_path, monkeypatch, capsys) -> N
     assert found["spearman"] is None or found["spearman"]["settings"] == len(knn)
     assert "Align" in said and "validation kNN" in said and found["command"] in said
     assert (tmp_path / "s" / "tune.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "s" / "tune.svg").exists() and "tune.png, .svg" in said
 
 
 @pytest.mark.parametrize(

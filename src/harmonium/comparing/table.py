@@ -574,7 +574,10 @@ def tables(made: Comparison) -> list[Table]:
     cost = "Megabytes of one client in one round"
     if (target := details["target"]) is not None:
         cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
-    against = f"Against {made.name(details['base'])}, paired by seed"
+    against = (
+        f"Against {made.name(details['base'])}: paired t-tests over seeds, p by Holm's rule for "
+        "the methods of each figure"
+    )
     more = [
         *(
             Table(kind, title, made.shown_beside(kind), 1, made.marks(kind), made.rules())

@@ -19,6 +19,7 @@ from harmonium.measures.grounds import OWN, Sets, sets_of
 from harmonium.measures.opened import Run, open_run
 from harmonium.measures.repeats import over_seeds, repeats
 from harmonium.overrides import Change, apply_changes, changes_of
+from harmonium.report import look
 from harmonium.report.tables import Tabular, markdown
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
@@ -38,6 +39,7 @@ class Evaluation(Tabular):
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
     legends: Sequence[str] = ()  # what words of the tables mean
+    plots: Sequence[Path] = ()  # every file of the plots
 
     def panels(self) -> Sequence[Shown]:
         """The tables of all measures."""
@@ -50,6 +52,7 @@ class Evaluation(Tabular):
             "runs": {label: dict(about) for label, about in self.runs.items()},
             "measures": {name: dict(found) for name, found in self.figures.items()},
             "pictures": {name: str(path) for name, path in self.pictures.items()},
+            "plots": [str(path) for path in self.plots],
             "notes": list(self.notes),
             "features": dict(self.features),
             "draws": dict(self.draws),
@@ -63,6 +66,7 @@ class Evaluation(Tabular):
 def evaluate_run(
     *words: str | Path,
     out: str | Path | None = None,
+    formats: str | Sequence[str] | None = None,
     note: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> Evaluation:
@@ -73,6 +77,7 @@ def evaluate_run(
             names of measures; settings of these measures, or of the engine; `on=[own,mnist]` and
             `on.mnist.key=value` for other images than the runs' own.
         out: where figures and plots go; beside the first run if left out.
+        formats: of the plots, as for `compare`.
         note: is told what takes time.
         settings: settings by name, e.g. `**{"knn.k": 5}`.
 
@@ -87,6 +92,7 @@ def evaluate_run(
     >>> list(found.figures)
     ['knn']
     """
+    formats = look.study_formats(formats)
     paths, names, chosen, unfinished = _sorted(words)
     sets, changes = sets_of(changes_of(chosen, settings))
     asked, engine = _asked(names, changes)
@@ -126,7 +132,8 @@ def evaluate_run(
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    return _written(make_folder(folder), runs, asked, found, spared, lost)
+    with look.formats(formats):
+        return _written(make_folder(folder), runs, asked, found, spared, lost)
 
 
 def _sorted(
@@ -244,13 +251,14 @@ def _written(
     lost: Sequence[str] = (),
 ) -> Evaluation:
     """Draw and write what was found."""
-    pictures, tables, notes = dict[str, Path](), list[Shown](), list(lost)
+    pictures, plots, tables, notes = dict[str, Path](), list[Path](), list[Shown](), list(lost)
     if len({run.dataset.digest for run in runs.values()}) > 1:
         notes.append("these runs are on different pictures: their figures cannot be compared")
     for name, measure in asked.items():
         path = folder / f"{name}.png"
         if measure.draw(path, found[name]):
-            pictures[name] = path
+            plots += look.plot_paths(path)
+            pictures[name] = look.plot_paths(path)[0]
         tables += measure.tables(found[name])
         notes += _shared(found[name])
     about = {
@@ -273,6 +281,7 @@ def _written(
     means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
     legends = list(dict.fromkeys(one.legend for one in asked.values() if one.legend))
     more: dict[str, Any] = {**spared, "over_seeds": means, "legends": legends}
+    more["plots"] = tuple(plots)
     made = Evaluation(folder, about, figures, pictures, tables, told, **more)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)

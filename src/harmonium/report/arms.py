@@ -77,18 +77,19 @@ def arms_plot(
     width = min(PAGE, max(5.0, room + PANEL * across))
     rows = legend_rows([*levels, interval], width)
     deep = sum(1 + 0.6 * name.count("\n") for name in names)  # of two lines some are taller
-    height = 0.75 + down * (0.55 + 0.215 * max(deep, 2)) + 0.17 * rows
+    height = 0.75 + down * (0.55 + 0.25 * max(deep, 2)) + 0.17 * rows
     letters = int((width - room) / across / 0.078)  # of a panel's title on one line
     values = [pair for its in arms.values() for one in its.values() if (pair := _value(one))]
     known = [v for its in levels.values() for v in its.values() if v is not None]
-    ends = [mean + sign * (half or 0.0) for mean, half in values for sign in (-1, 1)] + known
+    percent = "(%)" in xlabel
+    ends = [end for mean, half in values for end in _ends(mean, half, percent)] + known
     dots = min(ends) > 0 and max(ends) - min(ends) < CLOSE * max(ends)
     with picture(path, width, height) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
         for axes, probe in zip(grid, probes, strict=False):
             figures = [_value(its.get(probe)) for its in arms.values()]
             colours = [_colour(name, muted, strong) for name in arms]
-            _arms(axes, figures, colours, digits, dots)
+            _arms(axes, figures, colours, digits, dots, percent)
             for index, (name, its) in enumerate(levels.items()):
                 dashes, colour = LEVELS[index % len(LEVELS)]
                 style: dict[str, Any] = {"color": colour, "linewidth": 1.3, "linestyle": dashes}
@@ -103,7 +104,7 @@ def arms_plot(
             axes.tick_params(axis="y", length=0)
             axes.set_yticks(range(len(arms)), names)
             axes.set_ylim(len(arms) - 0.4, -0.6)  # the first arm on top
-            _limit(axes, ends, "(%)" in xlabel, dots, digits)
+            _limit(axes, ends, percent, dots, digits)
         for axes in grid[len(probes) :]:
             axes.set_axis_off()
         headline(figure, title)
@@ -112,6 +113,12 @@ def arms_plot(
 
 def _value(one: Estimate | None) -> Estimate | None:
     return one if one is not None and math.isfinite(one[0]) else None
+
+
+def _ends(mean: float, half: float | None, percent: bool) -> tuple[float, float]:
+    """Where an interval ends; no accuracy is below 0 or above 100."""
+    low, high = mean - (half or 0.0), mean + (half or 0.0)
+    return (max(low, 0.0), min(high, 100.0)) if percent else (low, high)
 
 
 def _colour(name: str, muted: Collection[str], strong: Collection[str]) -> str:
@@ -124,6 +131,7 @@ def _arms(
     colours: Sequence[str],
     digits: int,
     dots: bool,
+    percent: bool,
 ) -> None:
     """One panel's bars or dots, each with its interval and its value."""
     for place, (one, colour) in enumerate(zip(figures, colours, strict=True)):
@@ -139,10 +147,12 @@ def _arms(
             axes.plot(mean, place, "o", color=colour, markersize=5.5, zorder=5)
         else:
             axes.barh(place, mean, 0.68, color=colour, zorder=2)
+        left, right = _ends(mean, half, percent)
         if half:
-            axes.errorbar(mean, place, xerr=half, color=INK, linewidth=1, capsize=2.5, zorder=4)
+            sides = [[mean - left], [right - mean]]
+            axes.errorbar(mean, place, xerr=sides, color=INK, linewidth=1, capsize=2.5, zorder=4)
         axes.annotate(
-            f"{mean:.{digits}f}", (max(mean, 0.0) + (half or 0.0), place), (4, 0), va="center",
+            f"{mean:.{digits}f}", (max(right, 0.0), place), (4, 0), va="center",
             textcoords="offset points", fontsize=8, color=INK, zorder=6, annotation_clip=False,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )  # fmt: skip

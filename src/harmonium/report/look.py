@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from harmonium.errors import ConfigError, suggest
+from harmonium.errors import ConfigError
 
 FORMATS = ("png", "pdf", "svg")
 BY_DEFAULT = FORMATS  # of studies: comparisons, sweeps, tuning, evaluations
@@ -126,7 +126,8 @@ def known_formats(chosen: str | Sequence[str]) -> tuple[str, ...]:
     names = [str(one).strip().lower().lstrip(".") for one in listed]
     for name in names or [""]:
         if name not in FORMATS:
-            raise ConfigError(f"unknown format '{name}' of plots: {suggest(name, FORMATS)}")
+            known = ", ".join(FORMATS)
+            raise ConfigError(f"unknown format '{name}' of plots: choose from {known}")
     return tuple(one for one in FORMATS if one in names)
 
 

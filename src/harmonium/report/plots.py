@@ -32,7 +32,7 @@ from harmonium.report.look import (
 )
 
 BANDS = 5  # lines up to which each has its band; of more, only the last intervals are drawn
-APART = 0.6  # of the range of the lines: references further away are named, but not drawn
+FAR = (10.0, 25.0)  # percentage points: references that far from all lines are named, not drawn
 
 Point = tuple[float, ...]
 
@@ -75,13 +75,14 @@ def curves(
             1, 1 + beside, squeeze=False, sharey=True, width_ratios=[1, 0.2][: 1 + beside]
         )[0]
         for index, (name, points) in enumerate(drawn.items()):
-            _line(axes, index, wrapped(names[name]), points, band=few)
+            _line(axes, index, wrapped(names[name]), points, band=few, percent=percent)
             for panel in side:
                 _end(panel, index, points)
         low, high = bottom, top = axes.get_ylim()
+        beyond = min(max(high - low, FAR[0]), FAR[1]) if percent else high - low
         for index, (name, level) in enumerate(levels.items()):
             dashes, colour = LEVELS[index % len(LEVELS)]
-            near = not drawn or low - APART * (high - low) <= level <= high + APART * (high - low)
+            near = not drawn or low - beyond <= level <= high + beyond
             where = "" if near else ", below" if level < low else ", above"
             said = wrapped(f"{names[name]} ({short(level)}){where}")
             style: dict[str, Any] = {"color": colour, "linewidth": 1.2, "linestyle": dashes}
@@ -260,6 +261,7 @@ def _line(
     size: float = 5.0,
     *,
     band: bool = True,
+    percent: bool = False,
 ) -> None:
     """Draw one series, with its intervals as a band."""
     kept = [point for point in points if math.isfinite(point[0])]
@@ -281,6 +283,8 @@ def _line(
     if not band or not any(half > 0 for half in halves):
         return
     low, high = np.subtract(y, halves), np.add(y, halves)
+    if percent:  # no accuracy is beyond these
+        low, high = np.maximum(low, 0.0), np.minimum(high, 100.0)
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=2)
     for place, level, half, alone in zip(x, y, halves, _alone(y), strict=True):
         if alone and half > 0:  # a band has no width here

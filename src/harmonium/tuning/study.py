@@ -29,6 +29,7 @@ from harmonium.callbacks import Callbacks
 from harmonium.errors import ConfigError
 from harmonium.home import home
 from harmonium.overrides import Change, as_words, changes_of
+from harmonium.report import look
 from harmonium.report.figures import times
 from harmonium.report.tables import Tabular, csv_text, markdown
 from harmonium.tuning.grid import points
@@ -51,8 +52,9 @@ class Study(Tabular):
     command: str  # that runs the best setting in full; empty without one
     rounds: int
     ranked: Mapping[str, float] | None  # rho of score and kNN, and over how many settings
-    picture: Path | None
+    picture: Path | None  # the first of the plots
     notes: tuple[str, ...] = ()
+    plots: tuple[Path, ...] = ()  # every file of the plot
 
     def panels(self) -> list[tuple[str, list[dict[str, Any]], int | None]]:
         """The one table of a notebook."""
@@ -67,6 +69,7 @@ class Study(Tabular):
             "rounds": self.rounds,
             "spearman": dict(self.ranked) if self.ranked else None,
             "picture": str(self.picture) if self.picture else None,
+            "plots": [str(path) for path in self.plots],
             "rows": [dict(row) for row in self.rows],
             "notes": list(self.notes),
         }
@@ -97,6 +100,7 @@ def tune(
     keep: float = 0.5,
     margin: float = 0.1,
     check: Sequence[int] | None = None,
+    formats: str | Sequence[str] | None = None,
     callbacks: Callbacks = (),
     note: Callable[[str], None] = lambda text: None,
     **settings: Any,
@@ -113,6 +117,7 @@ def tune(
         margin: and whoever is less than this below the last of them, as a share of the distance
             between the best and the worst score.
         check: rounds after which settings are dropped.
+        formats: of the plot, as for `compare`.
         callbacks: as for `compare`.
         note: is told what is worth a line.
         settings: settings by name.
@@ -127,6 +132,7 @@ def tune(
     >>> len(found.rows), found.best["local.lr"] in ("0.1", "0.001")
     (2, True)
     """
+    formats = None if formats is None else look.known_formats(formats)
     grid_words = [word for word in words if word.startswith("grid.")]
     dotted = {key: some for key, some in settings.items() if key.startswith("grid.")}
     settings = {key: value for key, value in settings.items() if key not in dotted}
@@ -145,7 +151,8 @@ def tune(
         if not checks:
             break
         playing.drop(checks.pop(0), stopping)
-    return _written(playing, what, changes)
+    with look.formats(formats):
+        return _written(playing, what, changes)
 
 
 def new_folder(what: str) -> Path:
@@ -180,10 +187,13 @@ def _written(playing: Playing, what: str, changes: Sequence[Change]) -> Study:
     curves = {playing.points[number].label: playing.figures(number) for number in order}
     place = playing.folder / "tune.png"
     top = next((n for n, number in enumerate(order) if number == best), None)
-    picture = _picture(place, rows, curves, ranked, top)
+    plots = _plots(place, rows, curves, ranked, top)
     chosen = None if best is None else lines[best]["setting"]
     notes = (*_notes(playing, rows), *at_the_edge([p.values for p in playing.points], chosen or {}))
-    study = Study(playing.folder, tuple(rows), chosen, command, rounds, ranked, picture, notes)
+    study = Study(
+        playing.folder, tuple(rows), chosen, command, rounds, ranked,
+        plots[0] if plots else None, notes, plots,
+    )  # fmt: skip
     text = json.dumps(study.plain(), indent=1)
     store.write_atomic(playing.folder / "tune.json", f"{text}\n".encode())
     flat = [{**row["setting"], **{k: row[k] for k in row if k != "setting"}} for row in rows]
@@ -252,13 +262,17 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return mean[place]
 
 
-def _picture(
+def _plots(
     path: Path,
     rows: Sequence[Mapping[str, Any]],
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     ranked: Mapping[str, float] | None,
     best: int | None,
-) -> Path | None:
+) -> tuple[Path, ...]:
+    """Draw the study; gives the files, of which there are none without anything to draw."""
     from harmonium.report.tuning_plots import study_picture
 
-    return path if study_picture(path, rows, curves, ranked, best) else None
+    with look.formats(look.study_formats()):
+        return (
+            tuple(look.plot_paths(path)) if study_picture(path, rows, curves, ranked, best) else ()
+        )
