@@ -103,6 +103,9 @@ def test_parts_classes_and_columns_of_a_dict(tmp_path: Path) -> None:
     done = harmonium.run("fedavg", data=data, split="column", out=tmp_path / "run", **settings)
     about = json.loads((done.folder / "about.json").read_text())
     assert about["clients"] == ["north", "south", "west"]
+    texts = np.array(["cat", "dog"] * 2, object)
+    kept = Arrays(digest=keep_arrays((images(4, 8, 8), texts))["digest"], validation=0).load()
+    assert kept.classes == ("cat", "dog")
     named = keep_arrays({"images": images(4, 8, 8), "labels": [0, 1, 1, 0], "classes": ["a", "b"]})
     assert Arrays(digest=named["digest"], validation=0, test=0.25).load().classes == ("a", "b")
 
@@ -247,6 +250,13 @@ def test_settings_of_a_function_and_of_a_class_with_build(own: Any) -> None:
     assert [f.name for f in dataclasses.fields(Recipe.of("fedavg", encoder=own.build).encoder)] == [
         "width"
     ]
+    lazy = Recipe.of("fedavg", encoder=own.build).encoder
+    torch.manual_seed(1)
+    first = lazy.build(1, 8).state_dict()
+    torch.manual_seed(1)
+    second = lazy.build(1, 8).state_dict()
+    assert lazy.features_for(1, 8) == 6 and first["3.weight"].shape == (6, 144)
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
     with pytest.raises(ConfigError, match=r"encoder\.depth"):
         Recipe.of("fedavg", "encoder=own_nets:small", "encoder.depth=3")
     with pytest.raises(ConfigError, match=r"encoder\.width"):
@@ -344,6 +354,8 @@ def test_a_network_needs_this_process_and_is_given_again_to_resume(
 def test_networks_that_cannot_be_encoders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without weights"):
         Recipe.of("fedavg", encoder=nn.Flatten())
+    with pytest.raises(ConfigError, match="lazy"):
+        Recipe.of("fedavg", encoder=nn.Sequential(nn.Flatten(), nn.LazyLinear(4)))
     for wrong in (nn.Conv2d(1, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8, 2)):
         with pytest.raises(ConfigError, match=type(wrong).__name__):
             harmonium.run("fedavg", encoder=wrong, data="digits", out=tmp_path / "a", **FAST)

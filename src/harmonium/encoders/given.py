@@ -60,7 +60,10 @@ class Made(Encoder):
                 f"encoder {_called(type(self))} made a {type(network).__name__}; it must return an "
                 "nn.Module"
             )
-        return network
+        if _is_lazy(network):  # its weights are drawn when it first sees an image
+            with torch.no_grad():
+                network.eval()(torch.zeros(2, channels, side, side))
+        return network.train()
 
     def features_for(self, channels: int, side: int) -> int:
         """Found by passing two blank images through a network."""
@@ -212,6 +215,11 @@ class Given(Encoder):
 
 def keep_network(network: nn.Module) -> dict[str, Any]:
     """Remember a network, store its weights by their digest; the settings that name it."""
+    if _is_lazy(network):
+        raise ConfigError(
+            f"encoder is a {type(network).__name__} with lazy layers, which have no weights yet: "
+            "pass an image through it first"
+        )
     held = network.state_dict()
     state = {key: value.detach().cpu().contiguous().clone() for key, value in held.items()}
     if not any(value.is_floating_point() for value in state.values()):
@@ -246,6 +254,10 @@ def structure_of(network: nn.Module) -> str:
     state = {key: [str(v.dtype), *v.shape] for key, v in network.state_dict().items()}
     text = json.dumps([type(network).__qualname__, repr(network), state])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_lazy(network: nn.Module) -> bool:
+    return any(nn.parameter.is_lazy(one) for one in (*network.parameters(), *network.buffers()))
 
 
 def _file(digest: str) -> Path:

@@ -216,6 +216,8 @@ def _column(value: Any, what: str, count: int) -> Array:
         column = as_numpy(value) if is_array(value) else np.asarray(value)
     except ValueError:  # lists of different lengths
         column = np.empty(0, object)
+    if column.dtype.kind == "O" and all(isinstance(one, str) for one in column.flat):
+        column = column.astype(str)  # text as pandas keeps it
     if column.dtype.kind not in "iuU" or column.shape not in ((count,), (count, 1)):
         raise DataError(
             f"{what} is a {kind(value)}; give one whole number or text for each of the "
