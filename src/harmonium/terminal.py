@@ -262,16 +262,13 @@ def _whitening_words(changes: Mapping[str, Mapping[str, Any]]) -> str:
     """What whitening changes, by probe, beyond the noise of the test part."""
     from harmonium.evaluate.verdict import by
 
-    said = {"better": "Better than plain features", "worse": "Worse than plain features"}
-    told = []
-    for probe, one in changes.items():
-        how = said.get(one["outcome"], "No different")
-        told.append(f"{how} {by(probe)} ({_gap(one)})")
-    return "; ".join(told) + ("." if told else "")
-
-
-def _gap(one: Mapping[str, Any]) -> str:
-    return f"{100 * one['whitened']:.1f} against {100 * one['plain']:.1f} %"
+    said = {"better": "better", "worse": "worse", "tie": "no clear difference"}
+    told = [
+        f"{said[one['outcome']]} {by(probe)} "
+        f"({100 * one['whitened']:.1f} against {100 * one['plain']:.1f} %)"
+        for probe, one in changes.items()
+    ]
+    return f"Against plain features: {'; '.join(told)}." if told else ""
 
 
 REFERENCE_LEGEND = (

@@ -55,5 +55,6 @@ def test_answers_are_of_every_draw() -> None:
 def test_only_two_classes_have_an_auroc() -> None:
     scores = np.eye(2)
     assert answers([(scores, np.array([0, 1]))], np.array([0, 1])).auroc == 1.0
-    assert answers([(scores, np.array([0, 1]))], np.array([0, 2])).auroc is None  # one was unknown
+    three = np.vstack([scores, scores[:1]])
+    assert answers([(three, np.array([0, 1]))], np.array([0, 1, 2])).auroc is None  # 2 was unknown
     assert answers([(np.eye(3), np.arange(3))], np.arange(3)).auroc is None
