@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from harmonium.comparing import statistics
 from harmonium.comparing.statistics import differences, holm, mean_ranks, summary
 
 
@@ -64,3 +65,24 @@ def test_holm_never_falls_and_ends_at_one() -> None:
     assert holm({"a": 0.04, "b": 0.03, "c": 0.9, "d": 0.6}) == pytest.approx(
         {"b": 0.12, "a": 0.12, "d": 1.0, "c": 1.0}
     )
+
+
+def test_the_best_has_equals_by_digits_and_by_test():
+    rows = {
+        "best": {0: 0.80, 1: 0.82, 2: 0.81, 3: 0.83},
+        "same digits": {0: 0.8002, 1: 0.8198, 2: 0.8101, 3: 0.8297},
+        "noisy": {0: 0.70, 1: 0.90, 2: 0.75, 3: 0.89},
+        "worse": {0: 0.70, 1: 0.72, 2: 0.71, 3: 0.7301},
+        "one seed": {9: 0.5},
+    }
+    found = statistics.standing(rows)
+    assert found.best == ("best", "same digits") and found.near == ("noisy",)
+    assert statistics.standing({"a": {}}).best == ()
+
+
+def test_plots_draw_students_interval_and_of_two_seeds_the_range():
+    values = [0.5, 0.6, 0.8]
+    low, high = stats.t.interval(0.95, 2, 0.0, stats.sem(values))
+    half = statistics.half_width(float(stats.sem(values)), 3)
+    assert half == pytest.approx(high) and -half == pytest.approx(low)
+    assert statistics.half_width(float(stats.sem([0.5, 0.7])), 2) == pytest.approx(0.1)

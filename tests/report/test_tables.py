@@ -6,7 +6,17 @@ import pytest
 from rich.console import Console
 
 from harmonium import terminal
-from harmonium.report.tables import Tabular, csv_text, estimate, markdown, plus_minus, table
+from harmonium.report.tables import (
+    BEST,
+    NEAR,
+    Tabular,
+    csv_text,
+    estimate,
+    latex,
+    markdown,
+    plus_minus,
+    table,
+)
 
 ROWS = [
     {"method": "fedsc", "knn": (0.9134, 0.0042), "loss": 4.03125, "bytes": 1048576, "ok": True},
@@ -165,3 +175,23 @@ def test_several_runs_print_as_a_line_and_are_tables_in_a_notebook() -> None:
     assert "\n" not in said and "m0" in said and "3 more" in said and "runs/both" in said
     drawn = Found()._repr_html_()
     assert drawn.count("<table>") == 2 and "8.0 ± 0.5" in drawn and "title &lt;i&gt;" in drawn
+
+
+def test_latex_marks_groups_and_escapes():
+    rows = [
+        {"method": r"a_b 50% \x ~ λ < 2", "kNN": (91.23, 0.5), "why": "w" * 50},
+        {"method": "b", "kNN": (90.0, 0.5), "why": None},
+        {"method": "c", "kNN": None, "why": "short"},
+    ]
+    marks = {(0, "kNN"): BEST, (1, "kNN"): NEAR}
+    made = latex(rows, "50 % & more", digits=1, label="tab:x", marks=marks, rules=(0, 2))
+    assert made.count(r"\toprule") == made.count(r"\bottomrule") == 1
+    assert made.count(r"\midrule") == 2  # below the heading, and above the third row
+    assert r"\caption{50 \% \& more}" in made and r"\label{tab:x}" in made
+    assert r"a\_b 50\% \textbackslash{}x \textasciitilde{} $\lambda$ $<$ 2" in made
+    assert r"$\mathbf{91.2} \pm 0.5$" in made and r"$\underline{90.0} \pm 0.5$" in made
+    assert r"p{" in made.partition(r"\toprule")[0]  # long texts are paragraphs
+    body = [line for line in made.splitlines() if line.endswith(r"\\")]
+    assert len(body) == 4 and all(line.replace(r"\&", "").count("&") == 2 for line in body)
+    page = markdown(rows, digits=1, marks=marks)
+    assert "**91.2 ± 0.5**" in page and " *90.0 ± 0.5*" in page
