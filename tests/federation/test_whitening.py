@@ -153,7 +153,7 @@ def test_impossible_numbers_of_directions_are_refused() -> None:
 
 def test_a_comparison_has_rows_of_whitened_features(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.comparing.drawing.draw", lambda *_: None)
+        patch.setattr("harmonium.comparing.drawing.draw", lambda *_: [])
         settings = {**SMALL, "rounds": 1, "compare.references": "none"}
         found = harmonium.compare("fedavg", out=tmp_path / "c", **settings)
     assert [row["encoder"] for row in found.rows][-2:] == ["fedavg", "fedavg, whitened"]
