@@ -136,7 +136,7 @@ def shares(runs: Sequence[Found]) -> str:
 ABOUT = """# Orchestra in short runs, and what its clustering costs
 
 Runs are `orchestra/c10-SETTING/ROW@cpu`: CIFAR-10, 5,000 training pictures at 16 pixels, ten
-clients of which five take part in a round, twelve rounds of one epoch, a small CNN. Figures are
+clients of which five take part in a round, twelve rounds of ten epochs, a small CNN. Figures are
 test accuracy in percent of frozen encoders, as means over seeds; chance is 10. A difference is
 paired by seed, and ± is the standard error of a mean over seeds.
 `harmonium recipes orchestra` lists all rows and settings, and

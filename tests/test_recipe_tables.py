@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from harmonium.cli import recipes
+from harmonium.cli import explain, recipes
+from harmonium.comparing.published import published
 from harmonium.data.splits.styles import Styles as SplitByStyle
 from harmonium.errors import ConfigError
 from harmonium.methods.fedca import FedCA
@@ -220,6 +221,72 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert found["fsimclr/c100-joint/spectral+uv"] == 21.5
     assert found["fsimclr/tiny-label/semi-simsiam+uv"] == 20.0
     assert found["fsimclr/c100-label/featarc"] is None
+    spread = {entry.name: entry.deviation for entry in table("fsimclr")}
+    assert spread["fsimclr/c10-joint/featarc"] == 2.7
+    assert spread["fsimclr/c10-label/semifed"] == 4.5  # table 5
+    assert spread["fsimclr/c10-label/cbafed"] is spread["fsimclr/tiny-cov/spectral"] is None
+
+
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_featarc_is_added_to_local_simclr_and_to_nothing_else(size: str) -> None:
+    plain, aligned = (Recipe.of(f"fsimclr/c10-cov/{r}{size}") for r in ("local-simclr", "featarc"))
+    assert aligned.method.name == "featarc" and aligned.method.options["strength"] == 0.5
+    own = {"method"}
+    assert {k: v for k, v in aligned.tree().items() if k not in own} == {
+        k: v for k, v in plain.tree().items() if k not in own
+    }
+
+
+# Jing et al., 2024, table 6: sigma of full participation by epsilon and delta.
+SIGMA = {
+    "svhn": {"tight": 0.0034, "loose": 0.0018, "3": 0.0048, "8": 0.0018},
+    "c10": {"tight": 0.01, "loose": 0.0052, "3": 0.012, "8": 0.0051},
+    "c100": {"tight": 0.013, "loose": 0.0075, "3": 0.04, "8": 0.013},
+}
+RATIO = {"svhn": 2 / 5, "c10": 2 / 10, "c100": 4 / 20}
+
+
+@pytest.mark.parametrize("data", SIGMA)
+def test_published_accuracies_with_noise_stand_beside_the_published_sigma(data: str) -> None:
+    found = {entry.name: entry for entry in table("fedsc")}
+    for row, sigma in SIGMA[data].items():
+        for place, ratio in (("full", 1.0), ("partial", RATIO[data])):
+            ours, theirs = (f"fedsc/{data}-{place}/fedsc-{row}{end}" for end in ("", "-sigma"))
+            options = Recipe.of(theirs).method.options
+            assert options["sigma"] == pytest.approx(sigma * ratio) and options["epsilon"] is None
+            account = Recipe.of(ours).method.options
+            assert account["sigma"] is None and account["epsilon"] > 0
+            assert (options["first"], options["every"]) == (account["first"], account["every"])
+            assert found[ours].published is None
+            both = found[theirs].published, found[theirs].deviation
+            assert all(both) or (both == (None, None) and place == "full" and row in "38")
+    assert found["fedsc/svhn-full/fedsc-tight-sigma"].published == 90.90
+    assert found["fedsc/c100-partial/fedsc-3-sigma"].published == 54.22
+    assert found["fedsc/c100-partial/fedsc-3-sigma"].deviation == 0.72
+    assert found["fedsc/svhn-full/fedema"].deviation == 0.30
+
+
+def test_departures_of_a_papers_own_baselines_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipes("fedsc/c10-full")
+    listed = capsys.readouterr().out
+    notes = [line for line in listed.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 4
+    for row, words in {
+        "fedu": ("whole", "0.2"),
+        "fedema": ("opposite",),
+        "fedx": ("0.01",),
+        "fedca": ("0.8", "0.2"),
+    }.items():
+        explain(f"fedsc/c10-full/{row}@cpu")
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first in notes and all(word in first for word in words)
+    explain("fedsc/c10-full/fedsc@cpu")
+    assert "note:" not in capsys.readouterr().out
+    figure = published("fedsc/c10-full/fedx@cpu", Recipe.of("fedsc/c10-full/fedx@cpu"))
+    assert figure is not None and figure.deviation == 0.93
+    assert any("0.01" in why for why in figure.gap)
 
 
 def test_a_setting_alone_is_its_first_row() -> None:
@@ -288,10 +355,11 @@ def test_a_recipe_of_orchestra_says_what_its_name_says(name: str, size: str) -> 
         asked = recipe.participation.asked(recipe.clients)
         rows = options["local_clusters"] or 128
         assert asked * rows >= options["clusters"]  # else the run would be refused
+    local = recipe.local.scaled(recipe.clients, recipe.participation.fraction)
     if size:
         assert recipe.encoder.name == "cnn-small" and recipe.clients == 10
+        assert local.epochs == 10  # as in the paper, for ten clients as for its hundred
         return
-    local = recipe.local.scaled(recipe.clients, recipe.participation.fraction)
     assert (local.epochs, local.batch, recipe.rounds) == (10, 16, 100)
     rates = {"f-simsiam": 0.01, "f-byol": 0.01, "supervised": 0.03}
     assert local.lr == pytest.approx(rates.get(row, 0.003))
@@ -321,6 +389,13 @@ def test_settings_of_orchestra_change_one_thing_each() -> None:
     assert getattr(target, "target", None) == "local" and getattr(target, "momentum", 0) == 0.99
 
 
+@pytest.mark.parametrize("place", ["device", "silo", "k50", "k200", "k400", "r10", "e1", "e20"])
+def test_small_settings_of_orchestra_have_the_papers_local_epochs(place: str) -> None:
+    full, small = (Recipe.of(f"orchestra/c10-{place}{size}") for size in ("", "@cpu"))
+    epochs = [one.local.scaled(one.clients, 1.0).epochs for one in (full, small)]
+    assert epochs[0] == epochs[1]
+
+
 @pytest.mark.parametrize("row", sorted({name.split("/")[2] for name in OF_ORCHESTRA}))
 def test_models_of_orchestras_rows_can_be_built(row: str) -> None:
     method = Recipe.of(f"orchestra/c100-device/{row}@cpu").method_for((32, 32, 3), 100)
@@ -339,7 +414,12 @@ def test_orchestras_figures_are_those_of_the_paper() -> None:
     assert found["orchestra/c100-device/no-target"] == 36.8
     assert found["orchestra/c10-device/dp-10"] == 69.63
     assert found["orchestra/c10-iid/orchestra"] is found["orchestra/c10-silo/g1"] is None
+    spread = {entry.name: entry.deviation for entry in table("orchestra")}
+    assert spread["orchestra/c10-device/orchestra"] == 0.53  # table 5
+    assert spread["orchestra/c100-silo/rotpred"] == 0.39
+    assert spread["orchestra/c10-device/g1"] is spread["orchestra/c10-k50/f-byol"] is None
     source = read_yaml(tables()["orchestra"].read_text(encoding="utf-8"), "orchestra")
+    assert source["elsewhere"]["deviation, fine-tuned on 1 percent of labels"]["f-byol"][2] == 0.62
     assert all(len(f) == 4 for about in source["elsewhere"].values() for f in about.values())
 
 

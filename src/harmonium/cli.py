@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -175,15 +175,19 @@ def explain(
     """Show what a method sends, keeps and reveals."""
     from harmonium.federation.card import card
     from harmonium.recipe import Recipe
-    from harmonium.recipe_text import about, baselines
+    from harmonium.recipe_text import about, baselines, row_note
     from harmonium.settings import plain
 
     recipe = Recipe.of(what, *(changes or []))
     asked = recipe.participation.asked(recipe.training)
     made = card(recipe.known_method(), recipe.privacy.masks, asked)
     if as_json:
-        print(json.dumps({**plain(made), "meaning": made.meaning()}))
+        note = row_note(what)
+        more = {"note": note} if note else {}
+        print(json.dumps({**plain(made), "meaning": made.meaning(), **more}))
         return
+    if note := row_note(what):
+        say(f"note: {note}")
     if what in baselines() and what != made.name:
         first, paper = about(baselines()[what])
         say(f"{what}: {first} ({paper})")
@@ -253,14 +257,24 @@ def recipes(
     shown = [key for key in FIGURES if any(getattr(one, key) is not None for one in rows)]
     shown = shown or ["published"]
     if as_json:
-        keys = ["what", *shown, *(["by_style"] if any(one.by_style for one in rows) else [])]
+        more = ("deviation", "by_style", "note")
+        keys = ["what", *shown, *(k for k in more if any(getattr(one, k) for one in rows))]
         print(json.dumps({one.name: {key: getattr(one, key) for key in keys} for one in rows}))
         return
-    keys = ["name", *shown, "what"]
-    show_table(
-        [{key: getattr(one, key) for key in keys} for one in rows], digits=1, unbroken=["name"]
-    )
+    lines = list[dict[str, Any]]()
+    for one in rows:
+        figures = {key: getattr(one, key) for key in shown}
+        if one.published is not None and one.deviation is not None:
+            figures["published"] = (one.published, one.deviation)
+        lines.append({"name": one.name, **figures, "what": one.what})
+    exact = [one.published for one in rows if one.published is not None and not one.by_style]
+    digits = 2 if any(figure != round(figure, 1) for figure in exact) else 1  # as papers print them
+    show_table(lines, digits=digits, unbroken=["name"])
     say(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
+    if any(one.deviation is not None for one in rows):
+        say("±: over seeds, as the paper has it")
+    for note in dict.fromkeys(one.note for one in rows if one.note):
+        say(f"note: {note}")
     if "personal" in shown:
         say("personal: the same of clients' own features; both are means over styles")
     if "/" not in table:

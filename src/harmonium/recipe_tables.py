@@ -31,6 +31,8 @@ class Entry:
     parts: Mapping[str, list[Any]]  # size -> layers as the file has them
     published: float | None  # test accuracy in percent; none where the paper has no figure
     personal: float | None  # the same of clients' own features
+    deviation: float | None  # of `published` over seeds, as the paper has it
+    note: str  # how the paper's own code of this row differs from what is run here; often empty
     by_style: Mapping[str, Sequence[float]]  # either of every style, where the paper has them
 
     def layers(self, size: str) -> list[list[str]]:
@@ -53,11 +55,14 @@ def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
                 for size, changes in source["sizes"].items()
             }
             setting = "-".join(place)
-            found = {key: _figure(about.get(key, {}), number, setting) for key in FIGURES}
+            found = {
+                key: _figure(about.get(key, {}), number, setting) for key in (*FIGURES, "deviation")
+            }
             styles = {key: figure for key, figure in found.items() if isinstance(figure, list)}
             means = {key: sum(figures) / len(figures) for key, figures in styles.items()}
             name = f"{table}/{setting}/{row}"
-            yield Entry(name, about["what"], parts, **{**found, **means}, by_style=styles)
+            more = {"by_style": styles, "note": about.get("note", "")}
+            yield Entry(name, about["what"], parts, **{**found, **means}, **more)
 
 
 def _figure(figures: Any, number: int, setting: str) -> Any:

@@ -69,6 +69,23 @@ def table(name: str) -> list[recipe_tables.Entry]:
     return list(recipe_tables.entries(name, _source(tables()[name])))
 
 
+def entry(name: str) -> recipe_tables.Entry | None:
+    """The row of a paper's table behind a name such as `fedsc/c10-full/fedu@cpu`, if it is one."""
+    row = name.partition(",")[0].partition("@")[0]
+    place = row.partition("/")[0]
+    if "/" not in row or place not in tables():
+        return None
+    rows = table(place)
+    row += f"/{rows[0].name.rpartition('/')[2]}" if row.count("/") == 1 else ""
+    return next((one for one in rows if one.name == row), None)
+
+
+def row_note(name: str) -> str:
+    """How the paper's own code of a row differs from what is run here; empty where it does not."""
+    found = entry(name)
+    return found.note if found else ""
+
+
 @cache
 def _source(file: Any) -> dict[str, Any]:
     return read_yaml(file.read_text(encoding="utf-8"), file.name)

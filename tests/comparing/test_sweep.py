@@ -1,6 +1,7 @@
 """Sweeps: what they go over, and one that runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,54 @@ def test_a_sweep_is_a_table_and_a_picture(
     monkeypatch.undo()
     monkeypatch.setattr(Life, "play", None)
     assert harmonium.sweep(*go, out=tmp_path / "s").shown() == found.shown()
+
+
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_figure_3c_has_its_split_its_supervised_line_and_its_labelled_part(size: str):
+    """Louizos et al., 2024, section 4: joint shift, a fixed labelled holdout, all labels once."""
+    asked = read([f"labels{size}"])
+    assert asked.probe == "linear_labelled"
+    once = asked.plan_lines().methods
+    assert set(once) == {"supervised"} and once["supervised"].split.labels == 1.0
+    assert once["supervised"].objective.name == "supervised"
+    for value in asked.values:
+        made = asked.plan(value).methods
+        assert set(made) == {"semi-federated-simclr", "semi-local-simclr"}
+        for recipe in (*made.values(), *once.values()):
+            assert recipe.split.name == "joint" and recipe.split.alpha == 0.1
+            assert recipe.data.labelled == 0.1 and recipe.data.seed == 0
+            assert recipe.views.name == "fedsimclr"
+        assert {recipe.split.labels for recipe in made.values()} == {float(value)}
+
+
+def test_what_a_sweep_runs_once_is_a_level_beside_all_values(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "harmonium.report.plots.curves",
+        lambda path, series, *words, **more: drawn.update({path.name: (series, *words[3:])}),
+    )
+    words = (
+        "data=shapes", "data.count=90", "data.test_count=24", "data.size=10", "data.limit=none",
+        "encoder.width=4", "encoder.out=16", "clients=2", "participation.number=2", "rounds=1",
+        "local.batch=12", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0",
+    )  # fmt: skip
+    some = {"values": ("0.5",), "names": ("fsimclr/c10-joint/semi-local-simclr@cpu",)}
+    monkeypatch.setattr(
+        "harmonium.comparing.sweep.read",
+        lambda words, settings=None: replace(read(words, settings), **some),
+    )
+    found = harmonium.sweep("labels@cpu", *words, out=tmp_path / "s")
+    rows = {row["encoder"]: row for row in found.shown()}
+    held = json.loads((tmp_path / "s" / "lines" / "compare.json").read_text())
+    figure = held["details"]["rows"]["supervised"]["figures"]["linear_labelled"]["mean"]
+    assert found.probe == "linear_labelled"
+    assert rows["supervised"]["0.5"] == pytest.approx(100 * figure)
+    series, levels = drawn["sweep.png"]
+    assert levels["supervised"] == pytest.approx(100 * figure)
+    assert set(series) == {"semi-local-simclr"} and found.failed == []
 
 
 def without(run: Any, epochs: int) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from harmonium.checkpoint import Folder
 from harmonium.comparing.cells import SUPERVISED, Plan, plan
 from harmonium.comparing.study import cell
-from harmonium.comparing.sweep import read
+from harmonium.comparing.sweep import LINES, read
 from harmonium.errors import counted
 from harmonium.estimate import Estimate, estimated
 from harmonium.hosts import missing, read_recipe
@@ -125,6 +125,10 @@ def forecast_sweep(
     plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
     said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
     places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
+    if asked.lines:
+        once = asked.plan_lines(allow_unfair=allow_unfair)
+        plans, places = [*plans, once], [*places, folder and folder / LINES]
+        said += f"; and once {once.said}"
     return _of(said, list(zip(plans, places, strict=True)), measure)
 
 

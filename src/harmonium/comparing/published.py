@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import table, tables
+from harmonium.recipe_text import entry
 
 SCALE = ("encoder", "data", "clients", "rounds", "views")
 LOCAL = ("epochs", "batch")
@@ -29,23 +29,21 @@ class Published(NamedTuple):
     figure: float  # test accuracy of a linear classifier in percent
     gap: tuple[str, ...]  # e.g. `rounds=9, not 20`
     probe: str = "linear"  # the figure of a run that it stands beside
+    deviation: float | None = None  # over seeds, as the paper has it
 
 
 def published(name: str, recipe: Recipe) -> Published | None:
     """The figure of a row of a paper's table; none where a recipe is no such row, or has none."""
-    row = name.partition(",")[0].partition("@")[0]
-    place = row.partition("/")[0]
-    if "/" not in row or place not in tables():
+    row = entry(name)
+    if row is None or row.published is None:
         return None
-    row += f"/{table(place)[0].name.rpartition('/')[2]}" if row.count("/") == 1 else ""
-    entry = next((one for one in table(place) if one.name == row), None)
-    if entry is None or entry.published is None:
-        return None
-    full = Recipe.of(row)
+    place = row.name.partition("/")[0]
+    full = Recipe.of(row.name)
     gap = [*gaps(recipe, full), f"classifier=fast, not {CLASSIFIERS[place]}"]
     # Where clients see a share of the labels, the paper's classifier sees no others either.
     probe = "linear" if full.split.labels == 1 else "linear_labelled"
-    return Published(entry.published, tuple(gap), probe)
+    gap += [row.note] if row.note else []
+    return Published(row.published, tuple(gap), probe, row.deviation)
 
 
 def gaps(here: Recipe, full: Recipe) -> Iterator[str]:

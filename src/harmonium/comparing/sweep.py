@@ -47,21 +47,34 @@ class Asked:
     own_views: bool  # a paper's methods may differ in their budget
     beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # that change with the key
     settings: Mapping[str, Any] = field(default_factory=dict)  # for every run, by name
+    lines: tuple[str, ...] = ()  # recipes that are run once, beside all values of the key
+    probe: str = ""  # the figure to show; empty: kNN where there is one
 
     def plan(self, value: str, *, allow_unfair: bool = False) -> Plan:
         """The comparison at one value."""
         return plan(self.at(value), self.settings, allow_unfair=allow_unfair or self.own_views)
 
+    def plan_lines(self, *, allow_unfair: bool = False) -> Plan:
+        """The comparison of what is run once."""
+        return plan(self.once(), self.settings, allow_unfair=allow_unfair or self.own_views)
+
+    def once(self) -> list[str]:
+        """The words of what is run once; it has no references of its own."""
+        words = [word for word in self.words if not word.startswith(f"{REFERENCES}=")]
+        return [*self.lines, *words, *([] if REFERENCES in _keys([], self.settings) else [NONE])]
+
     def at(self, value: str) -> list[str]:
         """The words of the comparison at one value."""
         given = _keys(self.words, self.settings)
-        references = [] if "compare.references" in given else [NONE]
+        references = [] if REFERENCES in given else [NONE]
         place = self.values.index(value)
         beside = [f"{key}={its[place]}" for key, its in self.beside.items()]
         return [*self.names, f"{self.key}={value}", *beside, *references, *self.words]
 
 
-NONE = "compare.references=none"  # a reference at every value would be most of the work
+REFERENCES = "compare.references"
+LINES = "lines"  # the folder of what is run once
+NONE = f"{REFERENCES}=none"  # a reference at every value would be most of the work
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,6 +88,8 @@ class Sweep(Tabular):
     picture: Path | None  # the first of the plots
     lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none came to its end
     plots: tuple[Path, ...] = ()  # every file of them
+    lines: Comparison | None = None  # what is the same at every value
+    wanted: str = ""  # the figure to show first, where runs have it
 
     def panels(self) -> list[tuple[str, list[dict[str, Any]], int | None]]:
         """A table for every figure, that of `probe` first."""
@@ -98,11 +113,24 @@ class Sweep(Tabular):
 
     def name(self, label: str) -> str:
         """What readers see of a row: its name by `label.ROW`, or its own label."""
-        return next(iter(self.found.values())).name(label)
+        run_once = self.lines is not None and label in self._once
+        one = self.lines if run_once else next(iter(self.found.values()))
+        assert one is not None
+        return one.name(label)
+
+    @property
+    def _once(self) -> dict[str, Mapping[str, Any]]:
+        """Rows that were run once, by label; references that every value has are none of them."""
+        swept = {label for made in self.found.values() for label in made.details["rows"]}
+        rows = self.lines.details["rows"] if self.lines else {}
+        return {label: its for label, its in rows.items() if label not in swept}
 
     @property
     def probe(self) -> str:
         """The figure that the table has."""
+        rows = [its for made in self.found.values() for its in made.details["rows"].values()]
+        if any(self.wanted in its["figures"] for its in rows):
+            return self.wanted
         return str(next(iter(self.found.values())).details["probe"])
 
     @property
@@ -130,7 +158,8 @@ class Sweep(Tabular):
             for value, made in self.found.items()
             for label, text in made.warnings.items()
         ]
-        notes = [note for made in self.found.values() for note in made.notes]
+        compared = [*self.found.values(), *([self.lines] if self.lines else [])]
+        notes = [note for made in compared for note in made.notes]
         return list(dict.fromkeys([*warned, *notes, *told]))
 
     @property
@@ -143,6 +172,7 @@ class Sweep(Tabular):
                 for one in made.details["failed"]
             ),
             *self.lost,
+            *(self.lines.details["failed"] if self.lines else ()),
         ]
 
     def shown(self, probe: str | None = None) -> list[dict[str, Any]]:
@@ -157,14 +187,23 @@ class Sweep(Tabular):
                     cell = scale * figure["mean"]
                     shown = cell if stderr is None else (cell, scale * stderr)
                     rows.setdefault(label, {"encoder": self.name(label)})[value] = shown
+        for label, one in self.levels(probe).items():
+            mean, error = scale * one["mean"], one["stderr"]
+            same = mean if error is None else (mean, scale * error)
+            rows[label] = {"encoder": self.name(label), **dict.fromkeys(self.found, same)}
         return list(rows.values())
+
+    def levels(self, probe: str) -> dict[str, Mapping[str, Any]]:
+        """A figure of what was run once, by label."""
+        return {
+            k: its["figures"][probe] for k, its in self._once.items() if probe in its["figures"]
+        }
 
     def labels(self, probe: str) -> list[str]:
         """The rows of `shown` by their own labels."""
         found = (made.details["rows"].items() for made in self.found.values())
-        return list(
-            dict.fromkeys(k for rows in found for k, its in rows if probe in its["figures"])
-        )
+        swept = [k for rows in found for k, its in rows if probe in its["figures"]]
+        return list(dict.fromkeys([*swept, *self.levels(probe)]))
 
     def marks(self, probe: str) -> Marks:
         """The best method at every value, and those that a test does not tell from it."""
@@ -189,6 +228,7 @@ class Sweep(Tabular):
             "key": self.key,
             "values": list(self.values),
             "found": {value: made.plain() for value, made in self.found.items()},
+            **({"lines": self.lines.plain()} if self.lines else {}),
             "notes": self.notes,
             "failed": self.failed,
             "plots": [str(path) for path in self.plots],
@@ -231,6 +271,8 @@ def sweep(
     allow = allow_unfair or asked.own_views
     for value in asked.values:  # slips are refused before anything runs
         asked.plan(value, allow_unfair=allow)
+    if asked.lines:
+        asked.plan_lines(allow_unfair=allow)
     folder = Path(out) if out is not None else new_folder(words)
     note_command(folder, "sweep", words, settings, allow_unfair=allow_unfair)
     found: dict[str, Comparison] = {}
@@ -257,8 +299,23 @@ def sweep(
             ]
     if not found:
         raise NoneFinished(lost[0]["why"])
+    lines = None
+    if asked.lines:
+        try:
+            lines = compare(
+                *asked.once(),
+                out=folder / LINES,
+                allow_unfair=allow,
+                formats=formats or look.chosen_formats() or "png",
+                callbacks=labelled(callbacks, f"at every {asked.key}, "),
+                **asked.settings,
+            )
+        except NoneFinished as error:
+            every = f"every {asked.key}"
+            lost += [{asked.key: every, "encoder": one, "why": str(error)} for one in asked.lines]
+    whole = Sweep(folder, asked.key, asked.values, found, None, tuple(lost))
     with look.formats(look.study_formats(formats)):
-        return _written(Sweep(folder, asked.key, asked.values, found, None, tuple(lost)))
+        return _written(replace(whole, lines=lines, wanted=asked.probe))
 
 
 def _swept(
@@ -329,6 +386,8 @@ def read(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> Ask
         own_views=True,
         beside=beside,
         settings=settings,
+        lines=tuple(f"{one}{at}{size}" for one in tree.get("lines", ())),
+        probe=tree.get("probe", ""),
     )
 
 
@@ -396,9 +455,10 @@ def _drawn(made: Sweep, probe: str) -> list[Path]:
             if probe in one.details["rows"].get(label, {}).get("figures", {})
         }
         for label in labels
+        if label not in made.levels(probe)
     }
     known = [value for value in made.values if any(value in its for its in held.values())]
-    levels: dict[str, float] = {}
+    levels = {made.name(k): scale * one["mean"] for k, one in made.levels(probe).items()}
     series: dict[str, list[tuple[float, ...]]] = {}
     seeds: set[int] = set()
     for label, its in held.items():

@@ -236,13 +236,19 @@ class Comparison(Tabular):
         return [
             {
                 "method": self.name(label),
-                "published": its["published"]["figure"],
+                "published": _with_deviation(its["published"]),
                 "here": times(100, its["figures"].get(its["published"]["probe"], {}).get("mean")),
                 "by": heading(its["published"]["probe"]),
                 "because": "; ".join(its["published"]["gap"]),
             }
             for label, its in found.items()
         ]
+
+
+def _with_deviation(published: Mapping[str, Any]) -> Any:
+    """A paper's figure, beside its deviation over seeds where it has one."""
+    figure, deviation = published["figure"], published.get("deviation")
+    return figure if deviation is None else (figure, deviation)
 
 
 def written(folder: Path, found: Found) -> Comparison:
