@@ -137,6 +137,8 @@ def test_how_codes_make_batches_is_fair_but_said():
     bare = ("objective.norm=none", "encoder.norm=group", "objective.out=8")
     nowhere = {"a": Recipe.of("fedavg", *bare), "b": Recipe.of("fedavg", "objective=byol", *bare)}
     assert fairness.remarks(nowhere) == []  # no BatchNorm, no difference
+    unlike = nowhere | {"b": Recipe.of("fedavg", *bare, "local.joint_views=false")}
+    assert fairness.check(unlike) == []
     dropping = {"a": recipes["a"], "b": Recipe.of("fedprox", *words, "local.drop_last=true")}
     assert fairness.check(dropping) == []
     (told,) = fairness.remarks(dropping)

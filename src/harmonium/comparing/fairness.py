@@ -48,8 +48,7 @@ def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
     {'rounds': (20, 7)}
     """
     mine, theirs = budget(first), budget(second)
-    if any(one.joint_views != one.method.cls.joins_views(one.objective) for one in (first, second)):
-        # Else a difference is that of the methods' own codes, and said beside the table.
+    if first.joint_views != second.joint_views and _told(first, second):
         mine["local.joint_views"] = first.joint_views
         theirs["local.joint_views"] = second.joint_views
     views = [found.pop("views") for found in (mine, theirs)]
@@ -122,6 +121,16 @@ def _differing(recipes: Mapping[str, Recipe]) -> Iterator[str]:
             f"an epoch's last short batch is left out in {', '.join(dropping)} and trained on in "
             "the others; local.drop_last=false makes them alike"
         )
+
+
+def _told(first: Recipe, second: Recipe) -> bool:
+    """Whether one of two has views treated unlike its code does, where BatchNorm notices.
+
+    A difference between methods' own codes is no obstacle; `remarks` says it.
+    """
+    both = (first, second)
+    unlike = any(one.joint_views != one.method.cls.joins_views(one.objective) for one in both)
+    return unlike and all(_has_batch_norm(one) for one in both)
 
 
 def _has_batch_norm(recipe: Recipe) -> bool:
