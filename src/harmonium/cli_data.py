@@ -47,7 +47,7 @@ def datasets(as_json: Json = False) -> None:
     rows = [{"name": name, **_facts(about)} for name, about in known.items()]
     if out.width < FLAT:
         rows = [_stacked(row) for row in rows]
-    show_table(rows, unbroken=("name", "shape", "pictures"))
+    show_table(rows, unbroken=("name", "shape", "pictures", "here"))
 
 
 @data.command("fetch")

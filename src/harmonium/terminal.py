@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError, counted
 
@@ -35,13 +35,18 @@ def is_bounded(console: Console) -> bool:
     return console.is_terminal or "COLUMNS" in os.environ
 
 
-def _console(**how: Any) -> Console:
-    made = Console(**how)
-    return made if is_bounded(made) else Console(width=WIDE, **how)
+class _Console(Console):
+    """A console that is wide where its output goes to no terminal."""
+
+    @property  # type: ignore[misc]  # nobody sets it
+    def size(self) -> ConsoleDimensions:
+        """The width that there is, or `WIDE`."""
+        found = super().size
+        return found if is_bounded(self) else ConsoleDimensions(WIDE, found.height)
 
 
-out = _console()
-err = _console(stderr=True)
+out = _Console()
+err = _Console(stderr=True)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:

@@ -30,7 +30,10 @@ def archive(path: Path, **columns: np.ndarray) -> str:
 # ---- split ---------------------------------------------------------------------------------------
 
 
-def test_a_split_is_described_drawn_and_kept(call: Call, home: Path) -> None:
+def test_a_split_is_described_drawn_and_kept(
+    call: Call, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     said, told = call("data", "split", "digits", "split=dirichlet", "clients=5")
     (folder,) = (home / "splits").iterdir()
     assert {path.name for path in folder.iterdir()} == OURS
