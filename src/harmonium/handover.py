@@ -315,8 +315,8 @@ def load_encoder(
         network: the network itself, or a function of channels and side that makes it, where the
             file does not name one: for encoders that were given as an `nn.Module`. A copy of it
             gets the weights of the file.
-        whiten: whitened features, which nearest neighbours and search are often better with, of a
-            run with `evaluate.whiten=true`; a number keeps so many leading directions.
+        whiten: whitened features, which kNN is often better with, of a run with
+            `evaluate.whiten=true`; a number keeps so many leading directions.
 
     Returns:
         The encoder in evaluation mode. `encoder(images)` are features with gradients, for

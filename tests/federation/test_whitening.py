@@ -74,6 +74,8 @@ def test_plain_and_whitened_figures_stand_side_by_side(whitened: Path) -> None:
     assert row["whitened"] == 100 * found["whitened"]["accuracy"]
     near = Retrieving(whiten=True).look(run).plain["sets"]["own"]
     assert near["whitened"]["map"] != near["map"]
+    shown = Retrieving(whiten=True).tables({"a": Retrieving(whiten=True).look(run)})[0].rows[0]
+    assert shown["P@1 whitened"] == 100 * near["whitened"]["precision"]["1"]
 
 
 def test_the_model_is_the_same_without_it(whitened: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class Retrieving(Probe):
                     **first,
                     "chance": 100 * one["precision_chance"],
                     "mAP": 100 * one["map"],
-                    **({"mAP whitened": 100 * one["whitened"]["map"]} if "whitened" in one else {}),
+                    **_whitened(one),
                     "mAP untrained": 100 * one["untrained"]["map"],
                     **{f"mAP {name}": 100 * its["map"] for name, its in one["references"].items()},
                     "mAP chance": 100 * one["map_chance"],
@@ -134,3 +134,11 @@ class Retrieving(Probe):
         if made:
             sheets(path, made, "Pictures and their nearest others, by cosine")
         return bool(made)
+
+
+def _whitened(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The columns of whitened features, where there are any: the first precision, and mAP."""
+    if not (white := figures.get("whitened")):
+        return {}
+    k, first = next(iter(white["precision"].items()))
+    return {f"P@{k} whitened": 100 * first, "mAP whitened": 100 * white["map"]}
