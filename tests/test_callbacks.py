@@ -107,3 +107,11 @@ def test_labels_of_several_runs_say_where_they_belong() -> None:
     assert callable(given) and given("fedavg") and labels == ["local.lr=1, fedavg"]
     one = harmonium.Callback()
     assert labelled(one, "x") is one
+
+
+def test_progress_is_shown_as_by_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmonium.run("fedavg", out=tmp_path / "run", callbacks=harmonium.progress, **SMALL)
+    said = capsys.readouterr()
+    assert "round 2/2" in said.err and str(tmp_path / "run") in said.err and said.out == ""

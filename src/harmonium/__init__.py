@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harmonium.measures.evaluation import evaluate_run as evaluate_run
     from harmonium.objectives import Objective as Objective
     from harmonium.recipe import Recipe as Recipe
+    from harmonium.report.progress import progress as progress
     from harmonium.runs import resume as resume
     from harmonium.runs import run as run
     from harmonium.testing import check_method as check_method
@@ -40,6 +41,7 @@ _WHERE = {
     "diagnose": "harmonium.diagnosis.finding",
     "evaluate_run": "harmonium.measures.evaluation",
     "load_encoder": "harmonium.handover",
+    "progress": "harmonium.report.progress",
     "resume": "harmonium.runs",
     "run": "harmonium.runs",
     "sweep": "harmonium.comparing.sweep",

@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 from harmonium import store
-from harmonium.callbacks import Callback, called
+from harmonium.callbacks import Callbacks, called
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
@@ -54,7 +54,7 @@ def run(
     recipe: Recipe | str | type[Method],
     *words: str,
     out: str | Path | None = None,
-    callbacks: Callback | Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     **settings: Any,
 ) -> Result:
     """Run a recipe to its end and return what it has to show.
@@ -64,7 +64,8 @@ def run(
         words: settings as on the command line, e.g. `"rounds=5"`.
         out: the run's folder; a new one under `HARMONIUM_HOME` if left out. If it holds this very
             run already, that is continued, or simply returned when it is complete.
-        callbacks: one or several `Callback` objects, which see the run while it goes.
+        callbacks: one or several `Callback` objects, which see the run while it goes;
+            `harmonium.progress` shows it as the commands do.
         settings: settings by name: `rounds=5`, `evaluate={"every": 1}`, `**{"encoder.width": 8}`.
             `data` may be arrays, `encoder` an `nn.Module` or a function that makes one.
 
@@ -88,7 +89,7 @@ def run(
 def resume(
     folder: str | Path,
     *words: str,
-    callbacks: Callback | Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     **settings: Any,
 ) -> Result:
     """Continue a run that stopped, or train it further: `resume("runs/first", rounds=40)`.

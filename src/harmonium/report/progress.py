@@ -36,6 +36,23 @@ def watcher_for(console: Console, label: str = "") -> Callback:
     return LiveWatcher(console, label) if console.is_terminal else LineWatcher(console, label)
 
 
+def progress(label: str = "") -> Callback:
+    """A callback that shows a run on standard error as the commands do.
+
+    Args:
+        label: tells several runs apart; `compare`, `sweep` and `tune` give it.
+
+    Returns:
+        A live line on a terminal, a plain line a round anywhere else.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("demo", callbacks=harmonium.progress, **small)
+    """
+    return watcher_for(Console(stderr=True), label)
+
+
 class LineWatcher(Callback):
     """One plain line a round."""
 
