@@ -14,7 +14,12 @@ from harmonium.comparing.table import Comparison
 from harmonium.report.figures import heading
 
 FEDAVG, SYSTEM = "demo-fedavg", "demo"  # the rows, which are the names of shipped recipes
-NAMES = {FEDAVG: "FedAvg", SYSTEM: "Federated SimCLR", "alone": "one client alone"}
+NAMES = {
+    "alone": "one client alone",
+    FEDAVG: "FedAvg",
+    SYSTEM: "Federated SimCLR",
+    "centralised": "all in one place",
+}
 LINEAR = "linear"
 WHERE_FROM = (
     "Where the lead comes from: each client holds few classes, so the client that an image comes "
@@ -50,7 +55,7 @@ def plot(made: Comparison) -> Path | None:
     arms_plot(
         path,
         arms,
-        "What a frozen encoder is worth: drawn shapes, clients with few classes",
+        "Frozen encoders on drawn shapes; clients hold few classes",
         interval=f"95 % interval over {seeds} seeds" if seeds > 1 else "",
         muted=[name for name in arms if name not in map(made.name, (FEDAVG, SYSTEM))],
         strong=[made.name(SYSTEM)],
