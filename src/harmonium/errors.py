@@ -83,6 +83,10 @@ class NotEnoughReplies(HarmoniumError):
     """Fewer clients answered than the recipe's quorum."""
 
 
+class Diverged(NotEnoughReplies):
+    """All answers hold numbers that are not finite: training again gives the same."""
+
+
 class EngineError(HarmoniumError):
     """A place where clients run failed in a way that trying again does not mend."""
 

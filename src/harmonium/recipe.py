@@ -36,6 +36,7 @@ from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.appraising import Appraisal
 from harmonium.federation.client import Local
+from harmonium.federation.contract import check_class
 from harmonium.federation.global_objective import GlobalObjective, obstacle
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
@@ -91,6 +92,7 @@ def _method(value: Any) -> MethodChoice:
 
 def _choice(cls: type[Method], given: Mapping[str, Any]) -> MethodChoice:
     """A method with all of its settings: those that are given, and the others' defaults."""
+    check_class(cls)
     own = [field for field in fields(cls) if field.init and field.name not in SUPPLIED]
     defaults = {field.name: field.default for field in own if field.default is not MISSING}
     return MethodChoice(str(recipe_name(cls)), {**defaults, **given}, cls)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
-from harmonium.errors import Key, UnknownSetting, suggest
+from harmonium.errors import ConfigError, Key, UnknownSetting, suggest
 from harmonium.registry import Registry, recipe_name
 
 T = TypeVar("T")
@@ -43,7 +43,21 @@ def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dic
         raise UnknownSetting(
             f"{section} is {_brief(value)}; give one of these names: {', '.join(registry.table())}"
         )
+    check_dataclass(cls, registry.base)
     return cls, {k: v for k, v in value.items() if k != "name"}
+
+
+def check_dataclass(cls: type[Any], base: type[Any]) -> None:
+    """Refuse a class with settings that is not decorated: they would silently be none."""
+    for one in cls.__mro__:
+        if one is base or not issubclass(one, base) or "__dataclass_fields__" in vars(one):
+            continue
+        for name, hint in vars(one).get("__annotations__", {}).items():
+            if "ClassVar" not in str(hint):
+                raise ConfigError(
+                    f"{one.__name__} has the setting `{name}` but is no dataclass: put "
+                    "@dataclass(frozen=True) above the class"
+                )
 
 
 def _brief(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, ConsoleDimensions
 
-from harmonium.errors import BudgetSpent, ConfigError, HarmoniumError, counted
+from harmonium.errors import BudgetSpent, ConfigError, Diverged, HarmoniumError, counted
 
 if TYPE_CHECKING:
     from harmonium.callbacks import Callback
@@ -112,7 +112,7 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback
             yield watcher
     except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)
-        curable = not isinstance(error, (ConfigError, BudgetSpent))
+        curable = not isinstance(error, (ConfigError, BudgetSpent, Diverged))
         if where is not None and curable:
             watcher.note(f"nothing is lost; continue with: {again} {where}")
         raise

@@ -249,9 +249,14 @@ def _nobody(what: str, done: int, total: int | None, unit: str) -> None:
     """Nobody listens to the progress of tasks."""
 
 
+def _kinds(kind: type[HarmoniumError]) -> Iterator[type[HarmoniumError]]:
+    for one in kind.__subclasses__():
+        yield from (one, *_kinds(one))
+
+
 def _error(result: codec.Tree) -> Exception:
     """An error of a worker as one of ours: the same class where it is meant for users."""
-    kinds = {kind.__name__: kind for kind in HarmoniumError.__subclasses__()}
+    kinds = {kind.__name__: kind for kind in _kinds(HarmoniumError)}
     kind = kinds.get(result["error"])
     return kind(result["message"]) if kind else RuntimeError(f"in a worker:\n{result['message']}")
 

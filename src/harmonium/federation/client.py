@@ -24,6 +24,7 @@ from harmonium.data.views import Views
 from harmonium.descent import SGD, Adam
 from harmonium.errors import ConfigError, WireError, counted
 from harmonium.federation import schedule as schedules
+from harmonium.federation.contract import checked_loss
 from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import ClientId, Weights
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
@@ -348,7 +349,7 @@ def fit(
         for batch in batches:
             optimiser.zero_grad()
             if local.dp_clip is None:
-                value = loss(batch)
+                value = checked_loss(loss(batch))
                 value.backward()  # type: ignore[no-untyped-call]
                 amount = value.item()
             else:

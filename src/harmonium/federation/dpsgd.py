@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch, Client, Local
+from harmonium.federation.contract import checked_loss
 from harmonium.privacy.mechanisms import Release
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def step(
     total, count = 0.0, len(batch.index)
     for place in range(count):
         index = batch.index[place : place + 1]
-        one = loss(One(index, batch.examples, batch.make, batch.rng, batch, place))
+        one = checked_loss(loss(One(index, batch.examples, batch.make, batch.rng, batch, place)))
         found = torch.autograd.grad(one, parameters, allow_unused=True)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))
         total += one.item()

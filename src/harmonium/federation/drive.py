@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from harmonium import codec, seeds
-from harmonium.errors import NotEnoughReplies, WireError, suggest
-from harmonium.federation import spending, transport
+from harmonium.errors import Diverged, NotEnoughReplies, WireError, counted, suggest
+from harmonium.federation import contract, spending, transport
 from harmonium.federation.client import Client
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
@@ -20,7 +20,17 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
-from harmonium.federation.wire import MEASURING, STEPS, Ask, ClientId, Exchange, Plan, check
+from harmonium.federation.wire import (
+    MEASURING,
+    NOT_FINITE,
+    STEPS,
+    Ask,
+    ClientId,
+    Exchange,
+    Folded,
+    Plan,
+    check,
+)
 from harmonium.privacy.mechanisms import Release
 from harmonium.telling import work
 from harmonium.threads import single_thread
@@ -76,12 +86,13 @@ def handle(
     if step not in exchanges:
         raise WireError(f"{method.name} has no exchange `{step}`: {suggest(step, exchanges)}")
     declared = exchanges[step]
-    check(method.name, declared, "down", down)
+    check(contract.called(method), declared, "down", down)
     down = transport.received(method.transport, declared, down)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
-        up = getattr(method, step)(client, SimpleNamespace(**down)) or {}
-    check(method.name, declared, "up", up)
+        answer = getattr(method, step)(client, Folded(**down))
+    up = contract.checked_answer(answer, method, declared)
+    check(contract.called(method), declared, "up", up)
     if covers(declared):
         up["model"] = shielded(method, client, down["model"], up["model"])
     for name, part in declared.up.items():
@@ -127,15 +138,17 @@ class Driver:
                 got = self._ask(ask, turn, server)
                 number += 1
         except StopIteration as stop:
-            finished: Server = stop.value
-            return finished
+            contract.check_finished(stop.value, Server, self.method, "settle")
+            return cast(Server, stop.value)
 
     def _next(self, plan: Plan, got: SimpleNamespace | None, turn: Turn) -> Ask:
         """Let the plan go on to its next ask: one thread and keyed chance, as in a handler."""
         seed = seeds.seed_of(self.method.world.seed, "plan", turn.round, turn.ask)
         with single_thread(), torch.random.fork_rng(devices=[]), work("server step"):
             torch.default_generator.manual_seed(seed)
-            return plan.send(got)  # type: ignore[arg-type]
+            ask = plan.send(got)  # type: ignore[arg-type]
+        contract.check_ask(ask, self.method)
+        return ask
 
     def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
         declared = self._declared(ask)
@@ -241,9 +254,14 @@ class Driver:
         if paying := [client for client in ask.to if promised[client]]:
             self.announce(turn, ask.step, paying)
 
+        spoiled, silent = 0, list[ClientId]()
+
         def count(reply: Reply) -> Entry:
+            nonlocal spoiled
             entry = self._count(reply, ask, turn, take, here[reply.client])
+            spoiled += entry.outcome == "refused" and entry.why.endswith(NOT_FINITE)
             if entry.outcome == "no answer":  # it may have left the client all the same
+                silent.append(reply.client)
                 entry.releases = spending.records(promised[reply.client])
             elif entry.outcome == "answered":
                 entry.releases += more
@@ -266,6 +284,13 @@ class Driver:
                     answered += [awaited] if entry.outcome == "answered" else []
                     awaited = next(order, None)
         least = self._least(ask)
+        if len(answered) < least and 0 < spoiled == len(ask.to) - len(silent):
+            raise Diverged(
+                f"round {turn.round}, `{ask.step}`: the answers of {counted(spoiled, 'client')} "
+                f"hold numbers that are not finite. {self.ledger.last_reason} Training diverged: "
+                "lower local.lr, set local.clip, or look for log(0) and 0/0 in the loss. Resuming "
+                "repeats the same round"
+            )
         if len(answered) < least:
             raise NotEnoughReplies(
                 f"round {turn.round}, `{ask.step}`: {len(answered)} of {len(ask.to)} clients "
@@ -320,7 +345,8 @@ class Driver:
         if len(set(ask.to)) != len(ask.to):
             raise WireError(f"{self.method.name}.{ask.step} asks a client twice")
         for client in ask.to:
-            check(self.method.name, declared, "down", {**ask.down, **ask.each.get(client, {})})
+            sent = {**ask.down, **ask.each.get(client, {})}
+            check(contract.called(self.method), declared, "down", sent)
         return declared
 
 

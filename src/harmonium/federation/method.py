@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from harmonium.data.views import Views, preset
 from harmonium.encoders import Encoder
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import NotEnoughReplies, counted
-from harmonium.federation import appraising, measuring, rows
+from harmonium.federation import appraising, contract, measuring, rows
 from harmonium.federation import global_objective as overall
 from harmonium.federation import whitening as whitened
 from harmonium.federation.aggregate import Aggregation, Mean
@@ -197,7 +197,10 @@ class Method:
         dropped = ("statistics", overall.KEY, whitened.KEY)
         memory = {key: value for key, value in server.memory.items() if key not in dropped}
         plan = self.round if server.round else self.setup
-        return (yield from plan(replace(server, memory=memory), cohort))
+        made = plan(replace(server, memory=memory), cohort)
+        finished = yield from contract.checked_plan(made, self, plan.__name__)
+        contract.check_finished(finished, Server, self, plan.__name__)
+        return cast(Server, finished)
 
     def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
@@ -362,18 +365,21 @@ class Method:
         """The model that a run starts with: the same bits in every process of a run."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
-            made = {"encoder": Part(self.encoder.build(self.world.channels, self.world.side))}
+            network = self.encoder.build(self.world.channels, self.world.side)
+            made = {"encoder": Part(contract.checked_network(network, self.encoder))}
             if self.initial is not None:  # before others are built, for some are copies of it
                 given = self.initial.weights()
                 load_encoder_weights(made["encoder"].module, given)
             world = self.world
             dim = self.encoder.features_for(world.channels, world.side)
-            for build in (
-                lambda modules: self.objective.build(modules, dim, world),
-                lambda modules: self.extra_parts(modules, dim),
-                *(_builder(term, dim, world) for term in self.terms),
-            ):
-                made = join(made, build({name: part.module for name, part in made.items()}))
+            builders: list[tuple[object, str, Builder]] = [
+                (self.objective, "build", lambda made: self.objective.build(made, dim, world)),
+                (self, "extra_parts", lambda made: self.extra_parts(made, dim)),
+                *((term, "build", _builder(term, dim, world)) for term in self.terms),
+            ]
+            for owner, name, build in builders:
+                more = build({part: one.module for part, one in made.items()})
+                made = join(made, contract.checked_parts(more, owner, name))
         joint = self.local.joint_views
         joint = self.joins_views(self.objective) if joint is None else joint
         parts = Parts(made, self.share, self.batch_norm, joint)
@@ -448,5 +454,8 @@ class Method:
         return {*self.keeping(), *more, *(["parts"] if self.blueprint.stays else [])}
 
 
-def _builder(term: Term, dim: int, world: World) -> Callable[[Mapping[str, nn.Module]], Any]:
+Builder = Callable[[Mapping[str, nn.Module]], Any]
+
+
+def _builder(term: Term, dim: int, world: World) -> Builder:
     return lambda modules: term.build(modules, dim, world)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from harmonium.errors import WireError
+from harmonium.errors import WireError, suggest
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Server
@@ -90,9 +90,23 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def exchange(
-    *, down: Mapping[str, Field] | None = None, up: Mapping[str, Field] | None = None
+    handler: None = None,
+    /,
+    *,
+    down: Mapping[str, Field] | None = None,
+    up: Mapping[str, Field] | None = None,
 ) -> Callable[[Handler], Handler]:
     """Declare, right above a client handler, exactly what it receives and returns."""
+    if handler is not None:
+        raise WireError(
+            "@exchange stands without brackets: write @exchange(down=..., up=...) with the fields"
+        )
+    for name, declared in {**(down or {}), **(up or {})}.items():
+        if not isinstance(declared, Field):
+            raise WireError(
+                f"`{name}` is declared as {declared!r}: a field is made by weights(), statistic(), "
+                f"per_example(), scalar() or public()"
+            )
     for name, declared in (up or {}).items():
         if declared.by not in (None, EXAMPLES) and declared.by not in (up or {}):
             raise WireError(f"`{name}` is weighted by `{declared.by}`, which is not in `up`")
@@ -123,7 +137,24 @@ class Ask:
     least: int | None = None  # fewest answers it needs; none: the recipe's quorum
 
 
-Folded = SimpleNamespace  # .ids: who answered, in order; and one attribute per `up` field
+class MissingField(WireError, AttributeError):
+    """Code that looks at a field which a message does not have."""
+
+
+class Folded(SimpleNamespace):
+    """A message by field: what a handler received, or what a plan's ask came to.
+
+    A plan gets `.ids`, who answered, in order, and one attribute per `up` field.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MissingField(
+            f"`got.{name}`: this message has no such field: {suggest(name, vars(self))}"
+        )
+
+
 Plan = Generator[Ask, Folded, "Server"]
 
 
@@ -165,6 +196,9 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 
 
+NOT_FINITE = "is not finite"
+
+
 def fault(value: Any) -> str | None:
     """What is wrong with an uploaded value's numbers, if anything."""
     if isinstance(value, dict):
@@ -187,7 +221,7 @@ def fault(value: Any) -> str | None:
             finite = math.isfinite(value)
         except OverflowError:  # a whole number beyond any float
             finite = False
-    return None if finite else "is not finite"
+    return None if finite else NOT_FINITE
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -1,0 +1,157 @@
+"""What a method of one's own must be made like; each fault is one line that says how to mend it.
+
+`check_class` looks at declarations before anything runs. The other checks are called where a piece
+of someone else's code has just returned something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.errors import ConfigError, WireError, suggest
+from harmonium.federation.parts import Part
+from harmonium.federation.wire import Ask, Exchange, Kind, Rule
+
+
+def called(thing: object) -> str:
+    """What messages call an object: its class's registered name, or else the class's own."""
+    cls = thing if isinstance(thing, type) else type(thing)
+    return str(vars(cls).get("name") or cls.__name__)
+
+
+def check_class(cls: type) -> None:
+    """Refuse a method whose declarations cannot be read."""
+    for name, kinds, what in (
+        ("keeps", get_args(Kind), "what it reveals"),
+        ("remembers", get_args(Kind), "what it reveals"),
+        ("share", get_args(Rule), "a share rule"),
+    ):
+        _check_table(cls, name, kinds, what)
+    _check_exchanges(cls)
+
+
+def _check_table(cls: type, name: str, kinds: tuple[str, ...], what: str) -> None:
+    table = getattr(cls, name, {})
+    if isinstance(table, property) or callable(table):  # decided by the settings
+        return
+    if not isinstance(table, Mapping):
+        listed = isinstance(table, tuple | list | set | frozenset)
+        one = next(iter(table), "NAME") if listed else "NAME"
+        raise ConfigError(
+            f"{called(cls)}.{name} is {table!r}: it must be a mapping from names to {what}, e.g. "
+            f'{name} = {{"{one}": "{kinds[0]}"}} ({", ".join(kinds)})'
+        )
+    for key, kind in table.items():
+        if kind not in kinds:
+            raise ConfigError(
+                f'{called(cls)}.{name}["{key}"] is {kind!r}: {suggest(str(kind), kinds)}'
+            )
+
+
+def _check_exchanges(cls: type) -> None:
+    """A handler that overrides another must say what it sends, for its body may send more."""
+    for name in dir(cls):
+        own = getattr(cls, name, None)
+        if not callable(own) or isinstance(getattr(own, "exchange", None), Exchange):
+            continue
+        above = [one for one in cls.__mro__ if _declares(one, name)]
+        if above:
+            raise ConfigError(
+                f"{called(cls)}.{name} overrides an exchange without declaring what it receives "
+                f'and sends: put @exchange(down={{"model": weights()}}, up=TRAINED) above '
+                f"`{name}`, or whatever its fields are"
+            )
+
+
+def _declares(cls: type, name: str) -> bool:
+    return isinstance(getattr(vars(cls).get(name), "exchange", None), Exchange)
+
+
+def checked_plan(plan: Any, method: object, name: str) -> Generator[Any, Any, Any]:
+    """What `setup` or `round` returned, which must be a generator."""
+    if not isinstance(plan, Generator):
+        raise ConfigError(
+            f"{called(method)}.{name} is no plan, for it never yields: write "
+            f'`got = yield Ask("train", cohort, {{"model": server.model}})` in `{name}`'
+        )
+    return plan
+
+
+def check_finished(server: Any, wanted: type, method: object, name: str) -> None:
+    """Refuse a plan that does not end with the server's new state."""
+    if not isinstance(server, wanted):
+        got = "without a value" if server is None else f"with a {type(server).__name__}"
+        raise ConfigError(
+            f"{called(method)}.{name} ends {got}: it must return the server's new state, e.g. "
+            f"`return self.merge(server, got.model)` at the end of `{name}`"
+        )
+
+
+def check_ask(ask: Any, method: object) -> None:
+    """Refuse a plan that yields anything but asks."""
+    if not isinstance(ask, Ask):
+        raise ConfigError(
+            f"a plan of {called(method)} yields a {type(ask).__name__}: it must yield asks, e.g. "
+            '`yield Ask("train", cohort, {"model": server.model})`'
+        )
+
+
+def checked_answer(answer: Any, method: object, declared: Exchange) -> dict[str, Any]:
+    """What a handler returned, which must be its declared fields by name."""
+    if answer is None and not declared.up:
+        return {}
+    if not isinstance(answer, Mapping):
+        got = "nothing" if answer is None else f"a {type(answer).__name__}"
+        fields = ", ".join(f'"{name}": ...' for name in declared.up)
+        raise WireError(
+            f"{called(method)}.{declared.name} returns {got}: it must return its declared fields, "
+            f"`return {{{fields}}}`"
+        )
+    return dict(answer)
+
+
+def checked_parts(parts: Any, owner: object, name: str) -> Mapping[str, Part]:
+    """What `build` or `extra_parts` returned, which must be parts by name."""
+    example = 'return {"projector": Part(module)}'
+    if not isinstance(parts, Mapping):
+        got = "nothing" if parts is None else f"a {type(parts).__name__}"
+        raise ConfigError(
+            f"{called(owner)}.{name} returns {got}: it must return parts by name, e.g. `{example}`"
+        )
+    for key, part in parts.items():
+        if not isinstance(part, Part):
+            raise ConfigError(
+                f'{called(owner)}.{name} returns a {type(part).__name__} as "{key}": wrap it, e.g. '
+                f"`{example}`"
+            )
+    return parts
+
+
+def checked_network(network: Any, encoder: object) -> nn.Module:
+    """What an encoder's `build` returned, which must be a module."""
+    if not isinstance(network, nn.Module):
+        got = "nothing" if network is None else f"a {type(network).__name__}"
+        raise ConfigError(f"{called(encoder)}.build returns {got}: it must return an nn.Module")
+    return network
+
+
+def checked_loss(loss: Any) -> Tensor:
+    """A loss that can be minimised: one number that depends on what is trained."""
+    if not isinstance(loss, Tensor):
+        got = "nothing" if loss is None else f"a {type(loss).__name__}"
+        raise ConfigError(f"`score` returns {got}: it must return the loss, a tensor of one number")
+    if loss.numel() != 1 or loss.dim() > 1:
+        raise ConfigError(
+            f"`score` returns a tensor of shape {tuple(loss.shape)}: the loss is one number, e.g. "
+            "the mean of these, `.mean()`"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ConfigError(
+            "`score` returns a loss that depends on nothing that is trained: compute it from "
+            "`seen` or `parts`, without .item(), .detach() and torch.no_grad()"
+        )
+    return loss

@@ -1,0 +1,265 @@
+"""Slips in methods, objectives and encoders of one's own; by Nobody et al., 2024.
+
+Each is one line that names the piece and what to write, from a run and from `check_method`.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import harmonium
+from harmonium.cli import main
+from harmonium.encoders import Encoder
+from harmonium.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
+from harmonium.federation.contract import checked_loss
+from harmonium.federation.method import TRAINED, Method
+from harmonium.federation.wire import Ask, Folded, exchange, weights
+from harmonium.objectives.simclr import SimCLR
+from harmonium.recipe import Recipe
+from harmonium.testing import check_method
+
+SMALL = [
+    *("data=shapes", "data.count=40", "data.test_count=10", "data.size=12", "clients=2"),
+    *("encoder.width=4", "encoder.out=8", "local.batch=8", "local.epochs=1", "rounds=1"),
+    *("evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0"),
+]
+
+
+@dataclass(frozen=True)
+class KeepsTuple(Method):
+    keeps = ("control",)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class RemembersTuple(Method):
+    remembers = ("control",)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class KeepsKind(Method):
+    keeps = {"control": "weight"}  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class SharesTuple(Method):
+    share = ("projector",)  # type: ignore[assignment]
+
+
+class Undecorated(Method):
+    beta: float = 0.5
+
+
+@dataclass(frozen=True)
+class Undeclared(Method):
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        return {"model": got.model, "loss": 0.0}
+
+
+@dataclass(frozen=True)
+class Endless(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("train", cohort, {"model": server.model})
+        self.merge(server, got.model)
+
+
+@dataclass(frozen=True)
+class EndsWithModel(Method):
+    def setup(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("train", cohort, {"model": server.model})
+        return got.model
+
+
+@dataclass(frozen=True)
+class Yieldless(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        return server
+
+
+@dataclass(frozen=True)
+class YieldsWord(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        yield "train"
+        return server
+
+
+@dataclass(frozen=True)
+class OtherField(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("train", cohort, {"model": server.model})
+        return self.merge(server, got.models)
+
+
+@dataclass(frozen=True)
+class AnswersNothing(Method):
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        self.pull(client, got.model)
+
+
+@dataclass(frozen=True)
+class AnswersTensor(Method):
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        return torch.zeros(3)
+
+
+@dataclass(frozen=True)
+class ScoresRows(Method):
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return seen.z[0].sum(1)
+
+
+@dataclass(frozen=True)
+class ScoresNothing(Method):
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        super().score(parts, seen, given)
+
+
+@dataclass(frozen=True)
+class ScoresDetached(Method):
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, given).detach()
+
+
+@dataclass(frozen=True)
+class AddsModule(Method):
+    def extra_parts(self, made, dim):  # type: ignore[no-untyped-def]
+        return nn.Linear(dim, 2)
+
+
+@dataclass(frozen=True)
+class BuildsModule(SimCLR):
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+        return {"projector": nn.Linear(dim, 8)}
+
+
+@dataclass(frozen=True)
+class BuildsNothing(SimCLR):
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+        super().build(made, dim, world)
+
+
+@dataclass(frozen=True)
+class NoNetwork(Encoder):
+    @property
+    def features(self) -> int:
+        return 4
+
+    def build(self, channels: int, side: int) -> nn.Module:
+        return None  # type: ignore[return-value]
+
+
+SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] = {
+    "keeps": ({"method": KeepsTuple}, ConfigError, ("KeepsTuple.keeps", '{"control":')),
+    "remembers": ({"method": RemembersTuple}, ConfigError, ("remembers", '{"control":')),
+    "kind": ({"method": KeepsKind}, ConfigError, ("keeps", "'weights'")),
+    "share": ({"method": SharesTuple}, ConfigError, ("share", '{"projector":')),
+    "dataclass": ({"method": Undecorated}, ConfigError, ("beta", "@dataclass(frozen=True)")),
+    "no exchange": ({"method": Undeclared}, ConfigError, ("Undeclared.train", "@exchange(")),
+    "no return": ({"method": Endless}, ConfigError, ("Endless.round", "return self.merge")),
+    "model": ({"method": EndsWithModel}, ConfigError, ("EndsWithModel.setup", "dict")),
+    "no yield": ({"method": Yieldless}, ConfigError, ("Yieldless.round", "yield Ask")),
+    "no ask": ({"method": YieldsWord}, ConfigError, ("YieldsWord", "str", "yield Ask")),
+    "other field": ({"method": OtherField}, WireError, ("got.models", "'model'")),
+    "nothing": ({"method": AnswersNothing}, WireError, ("AnswersNothing.train", "nothing")),
+    "tensor": ({"method": AnswersTensor}, WireError, ("AnswersTensor.train", '"model": ...')),
+    "rows": ({"method": ScoresRows}, ConfigError, ("score", "shape", ".mean()")),
+    "no loss": ({"method": ScoresNothing}, ConfigError, ("score", "nothing")),
+    "detached": ({"method": ScoresDetached}, ConfigError, ("score", ".detach()")),
+    "module": ({"method": AddsModule}, ConfigError, ("AddsModule.extra_parts", "Part(")),
+    "build": ({"objective": BuildsModule}, ConfigError, ("BuildsModule.build", "Part(")),
+    "no parts": ({"objective": BuildsNothing}, ConfigError, ("BuildsNothing.build", "nothing")),
+    "network": ({"encoder": NoNetwork}, ConfigError, ("NoNetwork.build", "nn.Module")),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_is_one_line_with_the_fix(slip: str, tmp_path: Path) -> None:
+    settings, kind, names = SLIPS[slip]
+    words = [word for word in SMALL if word.partition(".")[0] not in settings]
+    base = settings.get("method", "fedavg")
+    others = {key: value for key, value in settings.items() if key != "method"}
+    for call in (
+        lambda: harmonium.run(base, *words, **others, out=tmp_path / "run"),
+        lambda: check_method(base, **others),
+    ):
+        with pytest.raises(kind) as error:
+            call()
+        text = str(error.value)
+        assert "\n" not in text and all(name in text for name in names), text
+
+
+@dataclass(frozen=True)
+class NotFinite(Method):
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, given) * float("nan")
+
+
+def test_a_loss_that_is_not_finite_does_not_advise_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in (
+        lambda: harmonium.run(NotFinite, *SMALL, out=tmp_path / "run"),
+        lambda: check_method(NotFinite),
+    ):
+        with pytest.raises(Diverged, match=r"local\.lr") as error:
+            call()
+        assert "\n" not in str(error.value)
+    words = ["run", f"{__name__}:NotFinite", *SMALL, "--out", str(tmp_path / "again")]
+    monkeypatch.setattr(sys, "argv", ["harmonium", *words])
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[NotFinite.__module__])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2 and "local.lr" in told and "continue with" not in told
+
+
+@dataclass(frozen=True)
+class OneNotFinite(Method):
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        return {"model": got.model, "loss": float("nan") if client.id == 0 else 0.0}
+
+
+def test_one_client_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    found = harmonium.run(OneNotFinite, *SMALL, out=tmp_path / "run")
+    assert found.rounds[1]["answered"] == 1
+    with pytest.raises(NotEnoughReplies, match="not finite") as error:
+        harmonium.run(OneNotFinite, *SMALL, "participation.quorum=2", out=tmp_path / "both")
+    assert not isinstance(error.value, Diverged)
+
+
+def test_declarations_that_are_none_are_refused_at_once() -> None:
+    with pytest.raises(WireError, match="brackets"):
+
+        @exchange  # type: ignore[arg-type]
+        def train() -> None: ...
+
+    with pytest.raises(WireError, match=r"`model`.*weights\(\)"):
+        exchange(down={"model": "weights"})  # type: ignore[dict-item]
+
+
+def test_messages_are_namespaces_all_the_same() -> None:
+    got = Folded(model=1, ids=[2])
+    assert not hasattr(got, "other") and getattr(got, "other", 5) == 5 and got.ids == [2]
+    loss = checked_loss(torch.ones(1, requires_grad=True))
+    assert loss.numel() == 1
+
+
+def test_tables_that_settings_decide_pass() -> None:
+    @dataclass(frozen=True)
+    class Decides(Method):
+        more: bool = True
+
+        @property
+        def keeps(self) -> Mapping[str, Any]:  # type: ignore[override]
+            return {"control": "weights"} if self.more else {}
+
+    assert Recipe.of(Decides).method.cls is Decides
+    assert replace(Decides(), more=False).keeps == {}
