@@ -170,7 +170,7 @@ def test_plans_that_come_with_harmonium_pass() -> None:
                 policy.check_tree(tree)
             policy = Policy(public=(recipe.public.name,))
         policy.check_tree(tree)
-        assert policy.open_plan(tree) == recipe
+        assert policy.open_plan(tree).tree() == tree
 
 
 @pytest.mark.parametrize(
