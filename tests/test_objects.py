@@ -351,6 +351,32 @@ def test_a_network_needs_this_process_and_is_given_again_to_resume(
     assert read_recipe(tmp_path / "a").digest == calm.recipe.digest
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("divergence-aware", ["objective=byol"]),
+        ("fedper", []),
+        ("fedavg", ["objective=byol", "local.dp_clip=1", "objective.norm=none"]),
+        ("fedavg", ["privacy.secure_aggregation=true"]),
+    ],
+)
+def test_checks_of_a_recipe_look_at_images_that_the_network_takes(
+    method: str, words: list[str]
+) -> None:
+    only = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))  # of 8 x 8 grey ones
+    recipe = Recipe.of(method, *words, encoder=only, data="digits", clients=3)
+    assert recipe.any_method().blueprint["encoder"] is not None
+
+
+def test_methods_with_a_network_can_be_compared(tmp_path: Path) -> None:
+    words = {**FAST, "data": "digits", "data.limit": 60, "rounds": 1}
+    found = harmonium.compare(
+        "fedavg", "fedbyol", "compare.references=none", encoder=network(norm=True),
+        out=tmp_path / "both", **words,
+    )  # fmt: skip
+    assert not found.failed and "fedbyol" in repr(found)
+
+
 def test_networks_that_cannot_be_encoders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without weights"):
         Recipe.of("fedavg", encoder=nn.Flatten())

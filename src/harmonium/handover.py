@@ -93,9 +93,9 @@ class LoadedEncoder(nn.Module):
         self.method, self.data, self.recipe = about["method"], about["data"], about["recipe"]
 
     def __repr__(self) -> str:
-        height, width = self.size
+        (height, width), encoder = self.size, self.about["encoder"]
         return (
-            f"LoadedEncoder({self.about['encoder']['name']}, trained by {self.method} on "
+            f"LoadedEncoder({encoder.get('network') or encoder['name']}, trained by {self.method} on "
             f"{self.data}: {height} x {width} x {self.channels} -> {self.features})"
         )
 

@@ -265,7 +265,7 @@ class Recipe(BaseModel):
             raise ConfigError(Key(key), text) from None
         recipe.aggregation.check(recipe.participation.check(recipe.training))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
-        method = recipe.method_for((32, 32, 3), classes=2)  # refuses what does not go together
+        method = recipe.any_method()  # refuses what does not go together
         method.suits(recipe.participation.size(recipe.training))
         if recipe.public is None and method.needs_public:
             raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
@@ -397,6 +397,13 @@ class Recipe(BaseModel):
         if about is None or shape is None or about.classes is None:
             return self.build_method(self.data.load())
         return self.method_for(shape, about.classes, start=self.init)
+
+    def any_method(self) -> Method:
+        """The method for checks that hold for any images; some, if the encoder takes only those."""
+        shape = (32, 32, 3)
+        if not self.encoder.any_shape:
+            shape = self._known_shape() or self.data.load().train.shape
+        return self.method_for(shape, classes=2)
 
     def _known_shape(self) -> tuple[int, int, int] | None:
         """The shape of the images, where it is known without reading them."""

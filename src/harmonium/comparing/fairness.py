@@ -89,7 +89,7 @@ def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
     """What some methods have beside the pictures of their clients, and how much more they train."""
     found = [*_differing(recipes)]
     for label, recipe in recipes.items():
-        method = recipe.method_for((32, 32, 3), classes=2)
+        method = recipe.any_method()
         if method.needs_public and recipe.public is not None:
             found.append(f"{label} also has public pictures ({recipe.public.name})")
         if method.reads_labels:
@@ -134,7 +134,7 @@ def _told(first: Recipe, second: Recipe) -> bool:
 
 
 def _has_batch_norm(recipe: Recipe) -> bool:
-    keys = recipe.method_for((32, 32, 3), classes=2).blueprint.state_dict()
+    keys = recipe.any_method().blueprint.state_dict()
     return any(key.endswith("running_mean") for key in keys)
 
 

@@ -111,7 +111,7 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
     return value.permute(0, 2, 3, 1) if is_tensor(value) else value.transpose(0, 2, 3, 1)
 
 
-def check_uint8(value: Any, what: str, fix: str = "") -> None:
+def check_uint8(value: Any, what: str) -> None:
     """Refuse an array or a tensor of anything but bytes."""
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype == "uint8":
@@ -122,7 +122,7 @@ def check_uint8(value: Any, what: str, fix: str = "") -> None:
     if not is_float(value):
         convert = "x.astype('uint8') where x lies between 0 and 255"
     raise DataError(
-        f"{what} are {dtype}, but should be uint8 from 0 to 255: convert them, e.g. {convert}{fix}"
+        f"{what} are {dtype}, but should be uint8 from 0 to 255: convert them, e.g. {convert}"
     )
 
 

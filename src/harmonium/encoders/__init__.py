@@ -21,6 +21,7 @@ class Encoder:
 
     name: ClassVar[str] = ""
     in_process: ClassVar[bool] = False  # whether only this process can build it
+    any_shape: ClassVar[bool] = True  # whether images of any size and channels will do
 
     @property
     def features(self) -> int:

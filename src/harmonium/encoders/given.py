@@ -45,6 +45,7 @@ class Made(Encoder):
     """What all encoders share whose network is made by code of the user's."""
 
     make: ClassVar[Callable[..., Any]]
+    any_shape: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -185,6 +186,7 @@ class Given(Encoder):
     weights: str = ""  # digest of its initial weights
 
     in_process: ClassVar[bool] = True
+    any_shape: ClassVar[bool] = False
 
     def build(self, channels: int, side: int) -> nn.Module:
         """A copy of the network with its initial weights."""

@@ -152,7 +152,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     """
     path = Path(folder)
     recipe, held = read_recipe(path), Folder(path)
-    method = recipe.method_for((32, 32, 3), classes=2)
+    method = recipe.any_method()
     delta, delta_of = _delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
