@@ -94,8 +94,9 @@ class LoadedEncoder(nn.Module):
 
     def __repr__(self) -> str:
         (height, width), encoder = self.size, self.about["encoder"]
+        name = encoder.get("network") or encoder["name"]
         return (
-            f"LoadedEncoder({encoder.get('network') or encoder['name']}, trained by {self.method} on "
+            f"LoadedEncoder({name}, trained by {self.method} on "
             f"{self.data}: {height} x {width} x {self.channels} -> {self.features})"
         )
 

@@ -159,9 +159,7 @@ def read_images(
             f"images are {kind(images)}: give a uint8 array or tensor (n, height, width, "
             "channels), a PIL image, or a list of images"
         )
-    check_uint8(
-        images, "images", "; or name their range, e.g. load_encoder(..., value_range=(0, 1))"
-    )
+    check_uint8(images, "images")
     pixels = as_numpy(channels_last(images, layout, "images", 'load_encoder(..., layout="NCHW")'))
     check_strict(strict, pixels.shape[1:], shape)
     return shaped(pixels, (height, width), channels)
