@@ -190,6 +190,6 @@ def test_impossible_settings_are_refused(name: str, settings: Any, message: str)
 def test_a_recipe_without_normalisation_reads_itself_back() -> None:
     recipe = Recipe.of("fedavg", "encoder=resnet8", "encoder.norm=none")
     assert recipe.encoder == encoders["resnet8"](norm="none")
-    assert Recipe.from_tree(recipe.tree()) == recipe
+    assert Recipe.from_tree(recipe.tree()).tree() == recipe.tree()
     with pytest.raises(ConfigError, match=r"encoder.norm=layer.*'group', 'batch' or 'none'"):
         Recipe.of("fedavg", "encoder=resnet8", "encoder.norm=layer")
