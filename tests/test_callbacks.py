@@ -73,7 +73,9 @@ def test_a_fault_ends_the_run_and_leaves_it_whole(where: str, calm: Path, tmp_pa
         assert (folder / name).read_bytes() == (calm / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("wrong", [Seeing, "progress", [Seeing(), print]], ids=["class", "text", "function"])
+@pytest.mark.parametrize(
+    "wrong", [Seeing, "progress", [Seeing(), print]], ids=["class", "text", "function"]
+)
 def test_what_is_no_callback_is_refused_before_anything_runs(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Callback"):
         harmonium.run("fedavg", out=tmp_path / "run", callbacks=wrong, **SMALL)

@@ -268,6 +268,7 @@ def test_under_secure_aggregation_only_sums_are_seen() -> None:
     plain, hidden = trial(), trial(privacy={"secure_aggregation": True})
     told, sums = (one.server.memory["global_objective"] for one in (plain, hidden))
     assert "by_client" in told and "by_client" not in sums
+    assert card(plain.method).secure_aggregation and card(hidden.method).secure_aggregation
     up = hidden.method.exchanges()["measure_objective"].up
     assert {one.fold for one in up.values()} <= {"mean", "sum"}
     for key in ("value", "local", "gradient_norm"):

@@ -19,7 +19,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.spending import paid_here
 from harmonium.federation.summable import FEWEST, Masks, obstacles
 from harmonium.federation.transport import size
-from harmonium.federation.wire import MASKS, STEPS, Field
+from harmonium.federation.wire import MASKS, MEASURING, STEPS, Field
 
 EXAMPLE = 1000  # pictures of a client, where noise depends on them
 SCALES = {"gaussian": "standard deviation", "discrete-laplace": "scale"}
@@ -188,6 +188,11 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
     sent = [f for sides in exchanges.values() for f in sides["up"].values()]
     own = [f.name for f in fields(method) if f.name not in {g.name for g in fields(Method)}]
     shared, hindered = parts.layouts()["model"], obstacles(method)
+    for step in (one for one in hindered if one in MEASURING):  # a mean where the sum is hidden
+        hindered[step] = {
+            name: why if exchanges[step]["up"][name].fold != "each" else ""
+            for name, why in hindered[step].items()
+        }
     return Card(
         name=method.name,
         about=_about(method),
