@@ -172,16 +172,16 @@ SPECTRAL = ("objective=spectral", "objective.form=fedsc", "privacy.noise=simulat
 
 
 def test_noise_that_was_calibrated_for_fewer_rounds_is_not_drawn_again(tmp_path: Path) -> None:
-    words = [*SMALL, *SPECTRAL, "method.epsilon=8", "rounds=1"]
+    words = [*SMALL, *SPECTRAL, "method.epsilon=8", "rounds=2"]
     harmonium.run("fedsc", *words, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"rounds=2.*calibrated"):
-        harmonium.resume(tmp_path / "run", rounds=2)
+    with pytest.raises(ConfigError, match=r"rounds=3.*calibrated"):
+        harmonium.resume(tmp_path / "run", rounds=3)
 
 
 def test_a_privacy_budget_holds_for_the_further_rounds(tmp_path: Path) -> None:
     """Noise as given, and a budget that allows of two releases: the others are not asked for."""
     words = [*SMALL, *SPECTRAL, "method.sigma=0.5", "privacy.epsilon=2", "privacy.delta=1e-3"]
-    harmonium.run("fedsc", *words, "rounds=1", out=tmp_path / "run")
+    harmonium.run("fedsc", *words, "rounds=2", out=tmp_path / "run")
     found = harmonium.resume(tmp_path / "run", rounds=5)
     harmonium.run("fedsc", *words, "rounds=5", out=tmp_path / "whole")
     ledgers = [contents(tmp_path / name)["ledger.jsonl"] for name in ("run", "whole")]
