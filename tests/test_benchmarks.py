@@ -1,6 +1,7 @@
 """What benchmarks share, as far as it can be tested without their runs."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -29,10 +30,13 @@ def test_runs_of_before_are_read_and_the_page_is_made_where_it_is_wanted(
 
     def page(runs: list[int]) -> str:
         made.append(len(runs))
-        return "the page"
+        return "# The page\n\nAll of it.\n"
 
     show(arguments("").parse_args(["--json"]), page, [1, 2])
     assert not made and capsys.readouterr().out == ""
     place = tmp_path / "docs" / "page.md"
     show(arguments("").parse_args(["--write", str(place)]), page, [1, 2])
-    assert place.read_text() == "the page" and capsys.readouterr().out == "the page\n"
+    title, commit, *rest = place.read_text().split("\n\n")
+    assert title == "# The page" and rest == ["All of it.\n"]
+    assert re.fullmatch(r"Figures of commit `[0-9a-f]{7,}(-dirty)?`.", commit)
+    assert capsys.readouterr().out == "# The page\n\nAll of it.\n\n"

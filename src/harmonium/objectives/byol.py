@@ -108,6 +108,7 @@ def distance(
         second: the target's projections of the other view, (n, dim); they get no gradient.
         scale: sum is 2 - 2 cos, the two directions added; mean is -cos, their mean.
 
+    >>> import torch
     >>> a, b = torch.eye(2)[:1], torch.eye(2)[1:]
     >>> distance(a, b, b, a).item(), distance(a, b, b, a, scale="mean").item()
     (0.0, -1.0)
