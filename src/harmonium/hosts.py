@@ -7,6 +7,7 @@ the run began with or an error.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,42 @@ def read_recipe(folder: Path) -> Recipe:
         return Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
     except UnicodeDecodeError:
         raise StoreError(f"{path} is damaged: it is not text") from None
+
+
+def check_recipe(folder: Path) -> None:
+    """Refuse a run whose recipe no longer means what it meant when the run began.
+
+    Its digest was written down then. A recipe of an earlier version may lack settings that have
+    come since, and their defaults need not be what that version did.
+    """
+    recipe, about = read_recipe(folder), read_about(folder)
+    earlier = [part["recipe"][0] for part in about["history"][-1:]]  # killed while it was extended
+    if recipe.digest in (about["recipe"], *earlier):
+        return
+    path = folder / "recipe.yaml"
+    held = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    if new := [*_lacking(held, recipe.tree())]:
+        more = ", ..." if len(new) > 3 else ""
+        raise StoreError(
+            f"{folder} was begun by an earlier version of Harmonium, which had no "
+            f"{', '.join(new[:3])}{more}: finish it with that version, or start a new run"
+        )
+    raise StoreError(
+        f"{path} is not the recipe that the run began with: bring that back, or start a new run"
+    )
+
+
+def _lacking(held: Mapping[str, Any], whole: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings that a recipe's file does not have.
+
+    >>> list(_lacking({"rounds": 5, "local": {"lr": 1}}, {"rounds": 5, "local": {"lr": 1, "b": 2}}))
+    ['local.b']
+    """
+    for key, value in whole.items():
+        if key not in held:
+            yield f"{above}{key}"
+        elif isinstance(value, Mapping) and isinstance(its := held[key], Mapping):
+            yield from _lacking(its, value, f"{above}{key}.")
 
 
 def open_host(folder: Path) -> Host:
@@ -108,7 +145,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     path = folder / "about.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        keys = ("data", "public", "split", "cache", "notes", "batch_norm")
+        keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
         more = {"federation": about.get("federation"), "history": about.get("history", [])}
         return {key: about[key] for key in keys} | more
     except (OSError, ValueError, KeyError, TypeError) as error:

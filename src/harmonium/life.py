@@ -36,7 +36,7 @@ from harmonium.federation.spending import charged, check_first, notes_on_noise, 
 from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import ClientId, Weights, fault
 from harmonium.handover import save_encoder
-from harmonium.hosts import read_about
+from harmonium.hosts import check_recipe, read_about
 from harmonium.privacy.account import Account
 from harmonium.recipe import Recipe
 from harmonium.telling import SETUP, work
@@ -235,6 +235,7 @@ class Life:
     def play(self, ground: Ground, engine: RunEngine, *, simulate: bool = True) -> Result:
         """All rounds that are left, on any engine, then the verdict."""
         recipe, path, method, dataset = self.recipe, self.path, ground.method, ground.dataset
+        check_recipe(path)
         judge = None
         if dataset is not None:
             first = as_drawn(method, dataset)

@@ -34,6 +34,7 @@ from harmonium.federation.card import card
 from harmonium.federation.method import Method
 from harmonium.home import home, make_folder
 from harmonium.hosts import (
+    check_recipe,
     load_public,
     make_host,
     opened,
@@ -134,6 +135,7 @@ def go_further(folder: Path, changed: Recipe) -> None:
     """Give a run the rounds that its changed recipe has, if those are more."""
     held = read_recipe(folder)
     if changed.rounds != held.rounds:
+        check_recipe(folder)
         extend(folder, held, changed.changed(engine=held.engine))
 
 
@@ -241,6 +243,8 @@ def _begin(folder: Path, recipe: Recipe) -> None:
     """Read the pictures, share them out, and write down what the run begins with."""
     if holds(folder, recipe):
         return
+    if recipe.init is not None:
+        recipe.init.weights()  # refused before anything is read if they are not at hand
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
@@ -277,6 +281,7 @@ def holds(folder: Path, recipe: Recipe) -> bool:
                 f"{folder} holds another run ({', '.join(apart[:3])}{more}): name another folder "
                 "with --out"
             )
+        check_recipe(folder)
         return True
     for torn in folder.glob("*.part"):  # left by a kill while an earlier attempt began
         torn.unlink()

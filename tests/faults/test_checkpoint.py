@@ -5,10 +5,12 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import harmonium
 from harmonium.callbacks import Callback
@@ -224,12 +226,44 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
-    import yaml
-
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["data"]["seed"] = 9
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(HarmoniumError, match="the pictures of .* have changed since the run began"):
+        resume(stopped)
+
+
+def without(tree: dict[str, Any], *keys: str) -> None:
+    for section, _, name in (key.partition(".") for key in keys):
+        del tree[section][name]
+
+
+@pytest.mark.parametrize("way", ["resume", "run", "further"])
+def test_a_run_of_an_earlier_version_is_not_continued_with_new_defaults(
+    stopped: Path, calm: Result, way: str
+) -> None:
+    folder = stopped if way != "further" else shutil.copytree(calm.folder, stopped.parent / "old")
+    tree = yaml.safe_load((folder / "recipe.yaml").read_text())
+    without(tree, "local.joint_views", "local.drop_last")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({**about, "recipe": "0" * 64}))
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(StoreError, match=r"earlier version.* local\.drop_last, local\.joint_views"):
+        if way == "run":
+            run(RECIPE, out=folder)
+        else:
+            resume(folder, **({"rounds": 6} if way == "further" else {}))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
+    if way == "further":  # what it came to can still be seen
+        assert resume(folder).figures == calm.figures
+
+
+def test_an_edited_recipe_is_noticed(stopped: Path) -> None:
+    tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
+    tree["local"]["lr"] = 0.5
+    (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(StoreError, match=r"recipe\.yaml is not the recipe that the run began with"):
         resume(stopped)
 
 
