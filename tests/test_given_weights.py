@@ -239,3 +239,28 @@ def test_sites_get_given_weights_with_the_first_model_and_no_path(file: Path) ->
     assert same(site.copy_from(first.shared()).state_dict(), first.state_dict())
     with pytest.raises(ConfigError, match="init"):
         planned(Recipe.of(recipe, "method=alone"), 3)
+
+
+def test_weights_that_are_known_by_digest_only_start_nothing(tmp_path: Path) -> None:
+    words = [*SMALL, f"init.digest={'a' * 64}"]
+    with pytest.raises(DataError, match="init"):
+        harmonium.run("fedavg", *words, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match="init"):
+        Recipe.of("fedavg", *words).check()
+    with pytest.raises(DataError, match="init"):
+        planned(Recipe.of("fedavg", *words), 3)
+
+
+@pytest.mark.parametrize("rule", ["local", "fedbn"])
+def test_sites_that_keep_some_of_the_encoder_are_refused_given_weights(
+    tmp_path: Path, rule: str
+) -> None:
+    words = [*SMALL, "encoder.norm=batch"]
+    state = encoder_of(blueprint("encoder.norm=batch"))
+    file = tmp_path / "weights.st"
+    save_file({key: tensor.contiguous() for key, tensor in state.items()}, file)
+    with pytest.raises(ConfigError, match=f"init.*batch_norm={rule}"):
+        planned(Recipe.of("fedavg", *words, f"batch_norm={rule}", f"init={file}"), 3)
+    assert planned(Recipe.of("fedavg", *words, f"batch_norm={rule}"), 3)
+    assert planned(Recipe.of("fedavg", *words, "batch_norm=recalibrate", f"init={file}"), 3)

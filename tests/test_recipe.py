@@ -249,3 +249,7 @@ def test_settings_that_do_not_go_together_are_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Recipe.of(*words)
+
+
+def test_no_terms_may_be_written_as_none() -> None:
+    assert Recipe.of("fedavg", "terms=none").terms == ()

@@ -115,7 +115,7 @@ def _views(value: Any) -> ViewsChoice:
 
 def _terms(value: Any) -> tuple[Term, ...]:
     if isinstance(value, str):
-        value = [name for name in value.split(",") if name]
+        value = [name for name in value.split(",") if name and value != "none"]
     if isinstance(value, Mapping):
         found = tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
     elif isinstance(value, list | tuple | None):
@@ -334,7 +334,7 @@ class Recipe(BaseModel):
         Given weights are read, and must fit where the shape of the images is known.
         """
         self.data.check()
-        if self.init is not None and self.init.file is not None:
+        if self.init is not None:
             self.init.weights()
             if (shape := self._known_shape()) is not None:
                 _ = self.method_for(shape, classes=2, start=self.init).blueprint

@@ -78,6 +78,14 @@ def test_one_recipe_is_not_compared_with_itself():
         plan(["fedavg", "fedsimclr"])
 
 
+def test_references_measure_the_global_objective_where_they_can():
+    found = plan(["fedsc", "evaluate.objective=true"])
+    assert found.methods["fedsc"].evaluate.objective is True
+    assert {one.evaluate.objective for one in found.references.values()} == {None}
+    off = plan(["fedsc", "evaluate.objective=false"])
+    assert {one.evaluate.objective for one in off.rows.values()} == {False}
+
+
 def test_an_objective_that_only_its_method_can_train_has_no_references():
     both = ["orchestra", "fedsimclr", *DIGITS, "local.epochs=1", "local.batch=16"]
     assert list(plan(both).rows) == [

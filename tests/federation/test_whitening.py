@@ -162,3 +162,15 @@ def test_a_comparison_has_rows_of_whitened_features(tmp_path: Path) -> None:
     beside = plan(["fedavg", "data=digits", "evaluate.whiten=true"]).references
     assert beside["centralised"].evaluate.whiten is True
     assert beside["alone"].evaluate.whiten is False  # each client has an encoder of its own
+
+
+def test_moments_are_no_part_of_what_a_method_costs(tmp_path: Path) -> None:
+    few = {**SMALL, "participation": {"number": 1}, "rounds": 1}
+    plain = {**few, "evaluate": {**few["evaluate"], "whiten": False}}
+    row, other = (
+        harmonium.run("fedavg", out=tmp_path / name, **settings).rounds[-1]
+        for name, settings in {"with": few, "without": plain}.items()
+    )
+    shared = ("answered", "missing", "bytes_down", "bytes_up", "reported")
+    assert [row.get(key) for key in shared] == [other.get(key) for key in shared]
+    assert row["answered"] == 1 and row["bytes_measuring"] > 0

@@ -234,7 +234,11 @@ def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
     rounded on that way.
     """
     local = {**plain(recipe.local), "dp_clip": None, "dp_noise": 0.0}
-    bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
+    evaluate = plain(recipe.evaluate)
+    if evaluate["objective"]:  # where it can be measured: a reference may have none
+        evaluate["objective"] = None
     if method == "alone":  # each client ends with an encoder, so there are no moments to add up
-        bare["evaluate"] = {**plain(recipe.evaluate), "whiten": False}
+        evaluate["whiten"] = False
+    bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
+    bare["evaluate"] = evaluate
     return recipe.changed(method=method, **bare, **changes)

@@ -31,7 +31,7 @@ Of = Literal[
 ]  # which tensors a `parts` fold is about
 
 STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
-MEASURING = ("measure_objective", "measure_gradient")  # asks for the log alone: no part of a method
+MEASURING = ("measure_objective", "measure_gradient", "measure_moments")  # no part of a method
 MASKS = "masks"  # the value that goes down with the method's own ask under secure aggregation
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
 

@@ -42,10 +42,12 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
     plan = recipe.changed(**fixed)
     if plan.clients != clients:
         raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")
+    if plan.init is not None:
+        plan.init.weights()
     method = method_of(plan)
-    if method.initial is not None and method.blueprint.rules["encoder"] != "mean":
+    if method.initial is not None and (kept := _kept_at_sites(method)):
         raise ConfigError(
-            Key("init"), f": {method.name} does not send its encoder, so sites would never get it"
+            Key("init"), f": {kept} does not travel, so sites would never get its given values"
         )
     if method.reads_labels and not classes_of(plan):
         raise ConfigError(
@@ -53,6 +55,16 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
             "data=sites data.classes=[one,other]"
         )
     return plan, dataset
+
+
+def _kept_at_sites(method: Method) -> str:
+    """What of the encoder stays at sites; empty: nothing. Statistics measured anew do not count."""
+    model = method.blueprint
+    if model.rules["encoder"] != "mean":
+        return f"the encoder of {method.name}"
+    stays = (key for key, rule, _ in model.tensors() if rule == "local" and key[:8] == "encoder.")
+    key = next(stays, "")
+    return f"`{key}` with batch_norm={method.batch_norm}" if key else ""
 
 
 def method_of(plan: Recipe) -> Method:
