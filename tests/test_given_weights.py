@@ -264,3 +264,20 @@ def test_sites_that_keep_some_of_the_encoder_are_refused_given_weights(
         planned(Recipe.of("fedavg", *words, f"batch_norm={rule}", f"init={file}"), 3)
     assert planned(Recipe.of("fedavg", *words, f"batch_norm={rule}"), 3)
     assert planned(Recipe.of("fedavg", *words, "batch_norm=recalibrate", f"init={file}"), 3)
+
+
+def test_the_encoder_of_a_whitened_run_starts_another(file: Path, tmp_path: Path) -> None:
+    state = load_file(file)
+    extra = {f"harmonium.whitening.{name}": torch.zeros(2) for name in ("mean", "matrix")}
+    save_file(state | extra, tmp_path / "whitened.st")
+    assert same(blueprint(f"init={tmp_path / 'whitened.st'}"), blueprint(f"init={file}"))
+
+
+def test_a_run_with_statistics_measured_anew_starts_another(tmp_path: Path) -> None:
+    words = ["encoder.norm=batch", "batch_norm=recalibrate"]
+    found = harmonium.run("fedavg", *SMALL, *words, out=tmp_path / "run")
+    encoder = load_file(found.folder / "encoder.safetensors")
+    made = encoder_of(blueprint("encoder.norm=batch", f"init={found.folder}"))
+    for key, value in encoder.items():
+        if not key.endswith("num_batches_tracked"):
+            assert torch.equal(made[f"encoder.{key}"], value), key

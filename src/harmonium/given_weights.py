@@ -29,6 +29,7 @@ from torch import Tensor
 
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, DataError, Key, StoreError
+from harmonium.evaluate.whitening import STORED
 from harmonium.federation.wire import Weights
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -123,7 +124,8 @@ def _read(file: str) -> Weights:
         raise DataError(Key("init"), f"={file}: there is no such file or run")
     try:
         with safetensors.safe_open(path, "pt") as held:
-            return _tensors({name: held.get_tensor(name) for name in held.keys()}, file)  # noqa: SIM118
+            names = [name for name in held.keys() if not name.startswith(STORED)]  # noqa: SIM118
+            return _tensors({name: held.get_tensor(name) for name in names}, file)
     except (safetensors.SafetensorError, OSError, ValueError):
         raise DataError(
             Key("init"),
@@ -138,9 +140,11 @@ def _of_run(path: Path) -> Weights:
         commit, _ = Folder(path).last(with_states=False)
     except StoreError as error:
         raise DataError(Key("init"), f"={path}: {error}") from None
-    model: Weights = commit.server["model"] if commit is not None else {}
+    model: Weights = {}
+    if commit is not None:  # statistics that clients measured anew are kept beside it
+        model = {**commit.server["model"], **commit.server["memory"].get("statistics", {})}
     if any(name.startswith("encoder.") for name in model):
-        return _tensors(dict(model), str(path))
+        return _tensors(model, str(path))
     if (path / "encoder.safetensors").is_file():
         return _read(str(path / "encoder.safetensors"))
     raise DataError(Key("init"), f"={path} holds no run with an encoder")

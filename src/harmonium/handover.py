@@ -36,14 +36,13 @@ from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
 from harmonium.encoders.given import Given
 from harmonium.errors import ConfigError, DataError, StoreError, counted
-from harmonium.evaluate.whitening import Whitening
+from harmonium.evaluate.whitening import STORED, Whitening
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
 from harmonium.registry import recipe_name
 from harmonium.settings import choose, plain
 
 FORMAT = 2
-WHITENING = "harmonium.whitening."  # begins the names of its tensors, beside the encoder's
 DECODED = 16  # image files decoded by one process at once
 LAYOUT = 'load_encoder(..., layout="NCHW")'  # where the order of axes is in doubt
 
@@ -281,7 +280,7 @@ def save_encoder(
     if whitening is not None:
         about["whitening"] = {"directions": whitening.directions}
         held = whitening.state_dict()
-        weights |= {f"{WHITENING}{key}": value.contiguous() for key, value in held.items()}
+        weights |= {f"{STORED}{key}": value.contiguous() for key, value in held.items()}
     frame = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
     store.write_atomic(path, frame)
 
@@ -358,7 +357,7 @@ def load_encoder(
     try:
         with torch.random.fork_rng(devices=[]):
             built = _network(path, name, about, network)
-        white = {key: weights.pop(key) for key in list(weights) if key.startswith(WHITENING)}
+        white = {key: weights.pop(key) for key in list(weights) if key.startswith(STORED)}
         built.load_state_dict(weights)
         how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
         if whiten is not False:
@@ -406,7 +405,7 @@ def _whitening(path: Path, held: dict[str, Tensor], whiten: bool | int) -> White
         raise ConfigError(
             f"{path} has no whitening: train with evaluate.whiten=true, or leave whiten out"
         )
-    found = Whitening(held[f"{WHITENING}mean"], held[f"{WHITENING}matrix"])
+    found = Whitening(held[f"{STORED}mean"], held[f"{STORED}matrix"])
     if isinstance(whiten, bool):
         return found
     if not 1 <= whiten <= found.directions:

@@ -27,6 +27,7 @@ from harmonium.threads import single_thread
 DIRECTIONS = 64  # at most, where no number is given
 SHRINKAGE = 0.01  # share of the mean variance that is mixed into each
 RANK = 1e-9  # of the largest variance; below it a direction counts as constant
+STORED = "harmonium.whitening."  # begins the names of its tensors in an encoder's file
 BLOCK = 4096  # rows that are added at a time, in float64
 
 

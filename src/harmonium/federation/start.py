@@ -11,6 +11,7 @@ from harmonium.errors import ConfigError, Key
 from harmonium.federation.wire import Weights
 
 ENCODER = "encoder."
+COUNTER = "num_batches_tracked"
 SHOWN = 3  # names in a message
 
 
@@ -30,6 +31,8 @@ def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> Non
     own = {name: value for name, value in given.items() if name.startswith(ENCODER)}
     named = {name.removeprefix(ENCODER): value for name, value in own.items()} or dict(given)
     wanted = encoder.state_dict()
+    # BatchNorm's counters do not come with statistics that were measured anew.
+    named = {name: value for name, value in wanted.items() if name.endswith(COUNTER)} | named
     faults = {
         "missing": [name for name in wanted if name not in named],
         "unexpected": [name for name in named if name not in wanted],
