@@ -1,4 +1,4 @@
-"""Harmonium: one image encoder from unlabelled pictures that never leave where they are kept.
+"""Harmonium: one image encoder from unlabelled images that never leave their clients.
 
 The few names a user imports. They are loaded when first used, so `import harmonium` is quick.
 """

@@ -42,7 +42,7 @@ typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for r
 
 app = typer.Typer(
     name="harmonium",
-    help="Learn one image encoder from unlabelled pictures that never leave where they are kept.",
+    help="Learn one image encoder from unlabelled images that never leave their clients.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -102,9 +102,7 @@ def run(
     as_json: Json = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Show the resolved recipe and what it would take, and stop."
-        ),
+        typer.Option("--dry-run", help="Show the resolved recipe, its time and bytes, and stop."),
     ] = False,
     formats: Formats = None,
 ) -> None:
@@ -228,7 +226,7 @@ def _lists(kind: str, what: str) -> None:
 _lists("encoders", "the encoders")
 _lists("measures", "what `harmonium eval` can measure of runs")
 app.command()(datasets)
-_lists("splits", "the ways to share images out among clients")
+_lists("splits", "the ways to split images among clients")
 
 
 @app.command()

@@ -39,7 +39,7 @@ def compare(
     formats: Formats = None,
     as_json: Json = False,
 ) -> None:
-    """Run methods under one budget, beside the references.
+    """Compare methods under one budget, beside references such as raw pixels.
 
     For example: harmonium compare fedsimclr fedprox seeds=5 data=digits views=digits rounds=10
     """
@@ -111,7 +111,7 @@ def demo(
     folder: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a federation is worth, in two to three minutes and without a download.
+    """Show what federated training gains, in two to three minutes and without a download.
 
     Settings are those of a comparison, for example: harmonium demo seeds=5
     """

@@ -17,7 +17,7 @@ def evaluate(
     formats: Formats = None,
     as_json: Json = False,
 ) -> None:
-    """Measure runs from their folders, which stay as they are.
+    """Evaluate finished or stopped runs by probes and other measures.
 
     For example: harmonium eval runs/first knn linear on=own,mnist
     """

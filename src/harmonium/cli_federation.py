@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 server = typer.Typer(
     suggest_commands=False,
     no_args_is_help=True,
-    help="Make a federation, and run recipes with its sites.",
+    help="Set up a federation of real sites, and run recipes with them.",
 )
 client = typer.Typer(
     suggest_commands=False, no_args_is_help=True, help="Take part in a federation, at a site."

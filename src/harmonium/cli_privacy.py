@@ -21,7 +21,7 @@ def privacy(
     out: Annotated[Path | None, typer.Option("--out", help="The picture's file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run's noisy releases amount to, and what left without noise; or plan noise.
+    """Report the privacy that a run's noise gives and what it sent without; or plan noise.
 
     For example: harmonium privacy runs/first
     or: harmonium privacy plan epsilon=3 delta=1e-5 rounds=200 examples=5000 mu=4 dim=512

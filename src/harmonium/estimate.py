@@ -151,15 +151,15 @@ def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, roun
 
 def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[str, ...]:
     clients = counted(len(trial.cohort), "client")
-    started = "without the seconds in which worker processes start"
+    started = "the start of worker processes is not counted"
     told = [
-        f"the pace of {BATCHES} batches or fewer at {clients}, of {cohort} in a round",
-        f"{counted(beside, 'client')} at once, and nothing else on this machine",
-        "evaluations at the pace of some images",
+        f"training at the pace of up to {BATCHES} batches at {clients} of the {cohort} of a round",
+        f"{counted(beside, 'client')} trained at once, with nothing else running on this machine",
+        "evaluations at the pace of a sample of the images",
         *([started] if recipe.engine.workers != 0 else []),
     ]
     if recipe.participation.unreliable:
-        told.append("nobody drops out")
+        told.append("no client drops out")
     if recipe.privacy.masks is not None:
         told.append("no secure aggregation")
     if recipe.engine.kind != "local":

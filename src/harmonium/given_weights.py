@@ -41,7 +41,7 @@ class Init:
     """Weights to start from."""
 
     file: str | None = None  # a file, a run's folder or module:function; none: known by digest only
-    digest: str = ""  # SHA-256 of the names, types, shapes and values; empty: of what is there now
+    digest: str = ""  # SHA-256 of names, types, shapes and values; empty: computed now
 
     def __post_init__(self) -> None:
         if self.digest and not _DIGEST.fullmatch(self.digest):

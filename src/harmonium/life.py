@@ -245,7 +245,7 @@ class Life:
         shown: dict[str, Any] = {"figures": {}, "untrained": {}}
         white = whitening_of(server.memory, recipe.evaluate.directions)
         if judge is not None:
-            self.watcher.note("judging the final encoder on the test part")
+            self.watcher.note("evaluating the final encoder on the test part")
             encoders = self._encoders(method, server, engine)
             with work("test figures"):
                 shown = self._judged(judge, encoders, ground, white)

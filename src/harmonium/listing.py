@@ -28,7 +28,7 @@ def listed(kind: str) -> dict[str, Listed]:
     """Every class that a decorator called `kind` registers by name, e.g. `@encoders("resnet18")`.
 
     >>> listed("splits")["iid"].what
-    'Every client the same number of pictures, drawn at random; the remainder goes to nobody.'
+    'Every client the same number of images, drawn at random; the remainder goes to nobody.'
     """
     found = {
         name: Listed(_first_line(node), _first_line(module), _text(module, node, "paper"))

@@ -225,9 +225,10 @@ def _show_figures(result: Result) -> None:
             {"health": k.replace("_", " "), "trained": health[k], "untrained": before["health"][k]}
             for k in names
         ],
-        "Label-free figures",
+        "Label-free figures of the features",
         digits=2,
     )
+    say(HEALTH_LEGEND)
     warnings = list(health["warnings"])
     for warning in warnings:
         say(f"warning  {warning}")
@@ -277,8 +278,14 @@ def _whitening_words(changes: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 REFERENCE_LEGEND = (
-    "balanced: mean recall over classes; commonest class: always naming that of the training "
-    "labels; whitened: along the leading principal directions, without labels"
+    "balanced: mean recall over classes; commonest class: always predicting the most frequent "
+    "training label; whitened pixels: decorrelated along their leading principal directions, "
+    "without labels"
+)
+HEALTH_LEGEND = (
+    "spread: distance between images, 1 for random directions, near 0 if collapsed; effective "
+    "rank: directions in use; uniformity, alignment (distance between views of an image): lower is "
+    "better"
 )
 _BRIEF = {  # for narrow terminals
     "raw pixels": "raw\npixels",

@@ -186,7 +186,7 @@ def test_least_used_classes_are_those_of_a_heap(clients, each):
     np.testing.assert_array_equal(counts(split, labels), expected)
     lost = len(labels) - expected.sum()
     assert list(split.notes) == (
-        [f"{lost} of 1050 training pictures are held by nobody"] if lost else []
+        [f"{lost} of 1050 training images are held by no client"] if lost else []
     )
 
 

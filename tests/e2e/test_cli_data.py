@@ -43,7 +43,7 @@ def test_a_split_is_described_drawn_and_kept(
         assert words in said
     for path in folder.iterdir():
         assert str(path) in said
-    assert told == "note: 4 of 1294 training pictures are held by nobody\n"
+    assert told == "note: 4 of 1294 training images are held by no client\n"
     assert "\x1b" not in said
     assert max(map(len, said.splitlines()[:-5])) <= 80
 

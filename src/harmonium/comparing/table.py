@@ -210,7 +210,7 @@ class Comparison(Tabular):
         return shown
 
     def sent(self) -> Rows:
-        """Megabytes of one client in one round by component, down / up."""
+        """Megabytes per client and round by component, down / up."""
         rows = self.details["rows"].items()
         return by_component(
             {self.name(label): its["traffic"] for label, its in rows if "traffic" in its}
@@ -577,9 +577,10 @@ def tables(made: Comparison) -> list[Table]:
         "", made.title, made.shown(), 1 if made.has_accuracy else 2, made.marks(), made.rules(),
         marks_words(details),
     )  # fmt: skip
-    cost = "Megabytes of one client in one round"
+    cost = "Megabytes per client and round"
     if (target := details["target"]) is not None:
-        cost += f"; rounds, megabytes and modelled minutes to {100 * target:.1f} % validation kNN"
+        reached = f"{100 * target:.1f} % validation kNN"
+        cost += f"; rounds, megabytes of all clients and modelled minutes to {reached}"
     against = (
         f"Against {made.name(details['base'])}: paired t-tests over seeds, p by Holm's rule for "
         "the methods of each figure"
@@ -596,7 +597,7 @@ def tables(made: Comparison) -> list[Table]:
         Table("objectives", "Global objective of the final model", made.objectives(), 3),
         Table("cost", cost, made.costs(), 2),
         Table(
-            "sent", "Megabytes of one client in one round by component, down / up", made.sent(), 2
+            "sent", "Megabytes per client and round by component, down / up", made.sent(), 2
         ),
         Table("published", "Published, and why it is another figure here", made.papers(), 1),
     ]  # fmt: skip

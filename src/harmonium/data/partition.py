@@ -325,7 +325,7 @@ def _steps(rows: Integers, sizes: Integers) -> Integers:
 def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
     """A note on the pictures that nobody holds, if there are any."""
     nobody = pictures - np.count_nonzero(np.bincount(np.concatenate(indices)))
-    return [f"{nobody} of {pictures} training pictures are held by nobody"] if nobody else []
+    return [f"{nobody} of {pictures} training images are held by no client"] if nobody else []
 
 
 Columns = tuple[npt.NDArray[Any], ...]  # one array for each client

@@ -118,7 +118,7 @@ class Residual(nn.Module):
 @encoders("resnet8")
 @dataclass(frozen=True)
 class ResNet8(ResNet):
-    """Residual network of 8 layers for small pictures, after He et al. (2016); made for CPUs.
+    """Residual network of 8 layers for small images, after He et al. (2016); made for CPUs.
 
     >>> sum(p.numel() for p in ResNet8().build(channels=3, side=32).parameters())
     77392
@@ -132,7 +132,7 @@ class ResNet8(ResNet):
 @encoders("resnet20")
 @dataclass(frozen=True)
 class ResNet20(ResNet):
-    """Residual network of 20 layers for small pictures (He et al., 2016).
+    """Residual network of 20 layers for small images (He et al., 2016).
 
     What FedSC calls ResNet20 is another network: `fixup-resnet20` with `width=8`.
 

@@ -49,8 +49,8 @@ class Evaluation:
     clients: int = 10  # clients whose own encoders are judged, where each has one
     tuning: str | None = None  # views by which clients score the encoder without labels; none: no
     tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
-    tuning_over: Literal["clients", "images"] = "clients"  # what that score is a mean over
-    whiten: bool | int = False  # features, from clients' moments; true: 64 directions, or how many
+    tuning_over: Literal["clients", "images"] = "clients"  # what the tuning score averages
+    whiten: bool | int = False  # also evaluate whitened features: true (64) or how many directions
     objective: bool | None = None  # measure the global objective; none: in simulations, if possible
 
     def __post_init__(self) -> None:

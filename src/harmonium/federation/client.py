@@ -239,7 +239,7 @@ class Local:
     epochs: int = 2  # passes over the client's examples
     batch: int = 64  # examples a step
     drop_last: bool = False  # leave out an epoch's last batch if it is short and not the only one
-    joint_views: bool | None = None  # views share a BatchNorm pass; none: as its code has it
+    joint_views: bool | None = None  # views share a BatchNorm pass; none: as the released code
     optimiser: Literal["sgd", "adam"] = "sgd"  # what steps
     lr: float = 0.05  # learning rate before its schedule
     momentum: float = 0.9  # of SGD

@@ -44,7 +44,7 @@ def angles(first: Tensor, second: Tensor) -> Tensor:
 @measures("angles")
 @dataclass(frozen=True)
 class Angles(Measure):
-    """Angles between features of the same pictures under clients' local encoders."""
+    """Angles between features of the same images under clients' local encoders."""
 
     clients: int = 5  # whose encoders are compared, at most
     pictures: int = 1000  # of the test part, at most

@@ -20,7 +20,7 @@ from harmonium.data.view import View
 
 @dataclass(frozen=True)
 class Drawn:
-    """One pass of random views over pictures: the same whichever batch is made first."""
+    """One pass of random views over images: the same whichever batch is made first."""
 
     view: View
     seed: int

@@ -119,7 +119,7 @@ def cropped(run: Run) -> View:
 
 @dataclass(frozen=True)
 class Passes(Sequence[Tensor]):
-    """Features of augmented pictures, one pass after another; only one is in memory."""
+    """Features of augmented images, one pass after another; only one is in memory."""
 
     run: Run
     encoder: nn.Module

@@ -36,7 +36,7 @@ PIXELS = f"{RAW}, whitened: linear probes on pixels with the same labels; {CHANC
 class Probe(Measure):
     """A measure of an encoder on each of the sets that a call names."""
 
-    part: Literal["test", "validation"] = "test"  # that is judged on; settings: on validation
+    part: Literal["test", "validation"] = "test"  # to evaluate on; choose settings on validation
 
     def needs(self, names: Sequence[str]) -> list[str]:
         """All of them."""
@@ -97,7 +97,7 @@ class Frozen(Probe):
 
     legend = BESIDE
 
-    whiten: bool | int = False  # features, without labels, beside plain ones; or into how many
+    whiten: bool | int = False  # also whitened features: true (64) or how many directions
 
     def accuracy(
         self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str

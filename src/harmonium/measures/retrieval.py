@@ -32,7 +32,7 @@ NEIGHBOURS = 8  # beside each query of the sheet
 @measures("retrieval")
 @dataclass(frozen=True)
 class Retrieving(Probe):
-    """Precision and mean average precision of nearest pictures, and a sheet of them."""
+    """Precision and mean average precision of nearest images, and a sheet of them."""
 
     legend = "chance: the precision of a ranking that is drawn at random"
 
@@ -40,7 +40,7 @@ class Retrieving(Probe):
     queries: int | None = 1000  # pictures that ask, at most; none: all
     sheet: int = 6  # queries on the sheet; 0: no sheet
     seed: int = 0  # of the choice of queries
-    whiten: bool | int = False  # features, without labels, beside plain ones; or into how many
+    whiten: bool | int = False  # also whitened features: true (64) or how many directions
 
     def __post_init__(self) -> None:
         self.at_least(queries=1, sheet=0, seed=0)

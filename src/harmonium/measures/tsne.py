@@ -41,7 +41,7 @@ FEWEST = 10  # pictures of which a map can be drawn
 @measures("tsne")
 @dataclass(frozen=True)
 class TSNE(Measure):
-    """A t-SNE map of test pictures under one client's local encoder."""
+    """A t-SNE map of test images under one client's local encoder."""
 
     legend = "chance: the purity of features that know nothing of the classes"
 

@@ -1,4 +1,4 @@
-"""Alone: every client trains on its own pictures and nothing of the model is ever sent.
+"""Alone: every client trains on its own images and no part of the model is ever sent.
 
 The reference that tells what federation is worth: the same local training, rounds and budget as
 FedAvg (McMahan et al., 2017) with the averaging left out. Each client ends with its own encoder.

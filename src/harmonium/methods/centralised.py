@@ -1,4 +1,4 @@
-"""Centralised: all pictures in one place, the reference that federation is measured against.
+"""Centralised: all images in one place, the reference for every federated method.
 
 Plain training as one client of FedAvg (McMahan et al., 2017) that holds what all clients of the
 recipe would hold. `clients=10` keeps its meaning: the shares of ten clients are drawn, then merged.

@@ -1,4 +1,4 @@
-"""Diagnosis: whether clients differ in content or in style, from sums over their pictures.
+"""Diagnosis: whether clients differ in content or in style, from sums over their images.
 
 A method of one ask that trains nothing. The question is of Louizos et al., A Mutual Information
 Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps where labels

@@ -36,8 +36,8 @@ class DivergenceAware(Method):
     paper = "Lubana et al., 2022"
     remembers = {"divergence": "scalar", "held": "scalar"}
 
-    threshold: float = 0.5  # divergence above which the predictor stays; published 0.5
-    divergence: Literal["mean", "sum", "released"] = "mean"  # how far a round went, see the module
+    threshold: float = 0.5  # divergence above which the predictor is not averaged; published 0.5
+    divergence: Literal["mean", "sum", "released"] = "mean"  # how a round is measured
 
     def __post_init__(self) -> None:
         check(self, "0 or more", lambda distance: distance >= 0, "threshold")

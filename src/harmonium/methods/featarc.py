@@ -1,4 +1,4 @@
-"""FeatARC: features are held to those of the received model, of one cluster of clients or of all.
+"""FeatARC: features stay close to the received model's, which all clients or a cluster share.
 
 Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
 2022. A client minimises

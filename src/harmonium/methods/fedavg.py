@@ -1,4 +1,4 @@
-"""FedAvg: clients train the received model on their own pictures, the server takes the average.
+"""FedAvg: clients train the received model on their own images, the server takes the average.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017,
 Algorithm 1. Local labels are not needed: the loss is whatever objective the recipe names.

@@ -43,7 +43,7 @@ WEIGHTS = ("local_contrast", "global_contrast", "local_relation", "global_relati
 
 @dataclass(kw_only=True)
 class Related(Seen):
-    """A batch with pictures that its views are related to, and their projections."""
+    """A batch with images that its views are related to, and their projections."""
 
     others: Tensor  # a view of each, (m, channels, height, width)
     z_others: Tensor  # (m, dim_z)
@@ -52,7 +52,7 @@ class Related(Seen):
 @methods("fedx")
 @dataclass(frozen=True)
 class FedX(Method):
-    """SimCLR that also learns from the received model, and from relations to other pictures."""
+    """SimCLR that also learns from the received model, and from relations to other images."""
 
     paper = "Han et al., 2022"
     joint_views = True

@@ -44,7 +44,7 @@ from harmonium.objectives.supervised import known_cross_entropy
 
 @dataclass
 class SeenStrongly(Seen):
-    """The two ordinary views of all pictures, and apart from them the strong one of some."""
+    """The two ordinary views of all images, and apart from them the strong one of some."""
 
     strong: Tensor | None = None  # features of the pictures without a label, (m, dim), if any
 

@@ -30,7 +30,7 @@ WIDEST = 8  # channels of its widest layer, in multiples of `width`
 @objectives("autoencoder")
 @dataclass(frozen=True)
 class Autoencoder(Objective):
-    """Reconstruction of pictures from their features.
+    """Reconstruction of images from their features.
 
     >>> Autoencoder(width=16).width
     16

@@ -28,7 +28,7 @@ from harmonium.objectives import Objective, Seen, check, mlp, objectives
 
 @dataclass(kw_only=True)
 class Turned(Seen):
-    """Turned pictures as the model sees them; with all four turns, each turn is a view."""
+    """Turned images as the model sees them; with all four turns, each turn is a view."""
 
     turns: Tensor  # (views * n,) quarter turns, 0 to 3
 

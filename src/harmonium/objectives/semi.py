@@ -88,7 +88,7 @@ class SemiSpectral(InsideClasses, Spectral):
 @objectives("semi-simsiam")
 @dataclass(frozen=True)
 class SemiSimSiam(InsideClasses, SimSiam):
-    """SimSiam between pictures of a class, with a label loss."""
+    """SimSiam between images of a class, with a label loss."""
 
     paper = PAPER
     least: ClassVar[int] = 1

@@ -97,7 +97,7 @@ def check(rule, images, split, clients):
             assert angles.min() >= 0 and angles.max() <= 360
     nobody = int((owner < 0).sum())
     if nobody and rule.name not in EQUAL | {"file"}:  # equal shares leave a known remainder
-        assert f"{nobody} of {len(images)} training pictures are held by nobody" in split.notes
+        assert f"{nobody} of {len(images)} training images are held by no client" in split.notes
 
 
 def test_every_rule_is_tried_here():

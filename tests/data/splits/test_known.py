@@ -39,7 +39,7 @@ def test_pictures_of_nobody_are_refused_or_dropped(pictures):
         make_split(Column(), images, "d", 2, 0)
     split = make_split(Column(missing="drop"), images, "d", 2, 0)
     assert [own.tolist() for own in split.indices] == [[2], [0, 3]]
-    assert split.notes == ("2 of 5 training pictures are held by nobody",)
+    assert split.notes == ("2 of 5 training images are held by no client",)
 
 
 # ---- file ----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_every_style_is_brought_to_the_mean(digits, beta):
     held = np.concatenate([np.unique(own) for own in split.indices])
     assert len(np.unique(held)) == len(held)  # no two clients hold the same picture
     assert f"{1404 - sum(distinct)} of 1404 pictures are repeats" in split.notes[0]
-    assert f"{1406 - sum(distinct)} of 1406 training pictures are held by nobody" in split.notes[1]
+    assert f"{1406 - sum(distinct)} of 1406 training images are held by no client" in split.notes[1]
 
 
 def test_iid_is_the_same_number_of_every_class_for_every_client(digits):
@@ -81,7 +81,7 @@ def test_as_they_are_nothing_repeats(digits):
     split = make_split(Styles(equalise=False), digits, "d", 6, 0)
     assert [len(own) for own in split.indices] == [300, 300, 36, 36, 366, 366]
     assert all(len(np.unique(own)) == len(own) for own in split.indices)
-    assert split.notes == ("2 of 1406 training pictures are held by nobody",)
+    assert split.notes == ("2 of 1406 training images are held by no client",)
 
 
 def test_one_client_for_each_style(digits):

@@ -51,7 +51,7 @@ class Arrays(UnsplitSpec):
     the arrays in HARMONIUM_HOME by the digest of their content.
     """
 
-    digest: str = ""  # of arrays that were given from Python before
+    digest: str = ""  # SHA-256 of arrays given from Python
 
     def check(self) -> None:
         """Refuse a digest under which nothing lies."""

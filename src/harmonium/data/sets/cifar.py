@@ -106,7 +106,7 @@ def _read_png(path: Path) -> Pixels:
 @datasets("cifar10")
 @dataclass(frozen=True)
 class Cifar10(Published):
-    """CIFAR-10: 50,000 training and 10,000 test pictures, 32x32 in colour, 10 classes."""
+    """CIFAR-10: 50,000 training and 10,000 test images, 32x32 in colour, 10 classes."""
 
     about: ClassVar[About] = About((SIDE, SIDE, CHANNELS), 10, 50_000, 10_000, "not stated")
     source: ClassVar[Source] = Source(
@@ -151,7 +151,7 @@ class Cifar10(Published):
 @datasets("cifar100")
 @dataclass(frozen=True)
 class Cifar100(Published):
-    """CIFAR-100: 50,000 training and 10,000 test pictures, 32x32 in colour, 100 classes."""
+    """CIFAR-100: 50,000 training and 10,000 test images, 32x32 in colour, 100 classes."""
 
     target: Literal["fine", "coarse"] = "fine"  # 100 classes or their 20 families; factor: other
 

@@ -58,7 +58,7 @@ def _style(folder: Path, spellings: Sequence[str]) -> Path:
 @datasets("office-home")
 @dataclass(frozen=True)
 class OfficeHome(Domains):
-    """Office-Home (Venkateswara et al., 2017): 15,588 pictures, 65 classes, 4 styles."""
+    """Office-Home (Venkateswara et al., 2017): 15,588 images, 65 classes, 4 styles."""
 
     styles: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("Art",),
@@ -79,7 +79,7 @@ class OfficeHome(Domains):
 @datasets("adaptiope")
 @dataclass(frozen=True)
 class Adaptiope(Domains):
-    """Adaptiope (Ringwald and Stiefelhagen, 2021): 36,900 pictures, 123 classes, 3 styles."""
+    """Adaptiope (Ringwald and Stiefelhagen, 2021): 36,900 images, 123 classes, 3 styles."""
 
     styles: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("product_images",),

@@ -39,7 +39,7 @@ class _Listing(NamedTuple):
 @datasets("folder")
 @dataclass(frozen=True)
 class Folder(PictureSpec, UnsplitSpec):
-    """A folder of picture files.
+    """A folder of image files.
 
     Subfolders are classes; pictures lying directly in the folder have no labels. With `styles` the
     first subfolder is a style and the second, if there is one, the class. With `train/` and `test/`

@@ -65,7 +65,7 @@ class Idx(Published):
 @datasets("mnist")
 @dataclass(frozen=True)
 class Mnist(Idx):
-    """MNIST: 60,000 training and 10,000 test pictures of handwritten digits, 28x28 grey."""
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28 grey."""
 
     classes: ClassVar[tuple[str, ...]] = DIGITS
     about: ClassVar[About] = About((SIDE, SIDE, 1), 10, 60_000, 10_000, "not stated")
@@ -95,7 +95,7 @@ class Mnist(Idx):
 @datasets("fashion-mnist")
 @dataclass(frozen=True)
 class FashionMnist(Idx):
-    """Fashion-MNIST: 60,000 training and 10,000 test pictures of clothes, 28x28 grey."""
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28 grey."""
 
     classes: ClassVar[tuple[str, ...]] = (
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),

@@ -185,7 +185,7 @@ def _register(name: str, row: Row) -> None:
     content = {
         "__module__": __name__,
         "__doc__": f"{row.title}: {row.shows}, {train:,} training, {validation:,} validation and "
-        f"{test:,} test pictures, 28x28 {colour}.",
+        f"{test:,} test images, 28x28 {colour}.",
         "row": row,
         "about": About(
             (SIDE, SIDE, row.channels), len(row.classes) or None, train, test, row.licence

@@ -23,7 +23,7 @@ CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 @datasets("mednist")
 @dataclass(frozen=True)
 class Mednist(PublishedPictures, UnsplitSpec):
-    """MedNIST: 58,954 medical pictures of 6 kinds, 64x64 in grey."""
+    """MedNIST: 58,954 medical images of 6 kinds, 64x64 in grey."""
 
     about: ClassVar[About] = About((64, 64, 1), 6, 58_954, 0, "CC BY-SA 4.0")
     source: ClassVar[Source] = Source(

@@ -32,7 +32,7 @@ PARTS = ("train", "val", "test")
 @datasets("mini-imagenet")
 @dataclass(frozen=True)
 class MiniImagenet(PublishedPictures, UnsplitSpec):
-    """mini-ImageNet: 60,000 pictures of 100 classes, in colour, usually scaled to 84x84."""
+    """mini-ImageNet: 60,000 images of 100 classes, in colour, usually scaled to 84x84."""
 
     size: int | None = 84  # shorter side scaled to this, centre cut out as a square
     test: float = 1 / 6  # share held out for testing

@@ -42,7 +42,7 @@ class _Columns(NamedTuple):
 @datasets("npz")
 @dataclass(frozen=True)
 class Npz(UnsplitSpec):
-    """A NumPy archive of uint8 pictures.
+    """A NumPy archive of uint8 images.
 
     Understood are `train_x`, `train_y`, `test_x`, `test_y`; MedMNIST's `train_images`,
     `train_labels` and so on; and plain `x`, `y` (or `images`, `labels`) without a test part. Labels

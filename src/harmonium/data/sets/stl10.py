@@ -36,7 +36,7 @@ _LABELLED = {
 @datasets("stl10")
 @dataclass(frozen=True)
 class Stl10(Published):
-    """STL-10: 5,000 training, 8,000 test and 100,000 unlabelled pictures, 96x96 in colour.
+    """STL-10: 5,000 training, 8,000 test and 100,000 unlabelled images, 96x96 in colour.
 
     With `use=unlabelled` the 5,000 are the labelled part, from which probes learn.
     """

@@ -41,7 +41,7 @@ _NUMBERS = range(6, 16)  # kinds of array, from double to uint64
 @datasets("svhn")
 @dataclass(frozen=True)
 class Svhn(Published):
-    """SVHN: 73,257 training and 26,032 test pictures of house numbers' digits, 32x32 in colour."""
+    """SVHN: 73,257 training and 26,032 test images of house numbers' digits, 32x32 in colour."""
 
     about: ClassVar[About] = About(
         (SIDE, SIDE, CHANNELS), 10, 73_257, 26_032, "for non-commercial use only"

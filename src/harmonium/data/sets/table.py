@@ -46,7 +46,7 @@ class _Listing(NamedTuple):
 @datasets("csv")
 @dataclass(frozen=True)
 class Table(PictureSpec, UnsplitSpec):
-    """A CSV file that lists picture files, with their clients, labels and domains.
+    """A CSV file that lists image files, with their clients, labels and domains.
 
     Only the column of paths must be there; a value that is left empty is not known. Clients and
     domains become the factors `client` and `style`, other columns of whole numbers factors of

@@ -22,7 +22,7 @@ from harmonium.errors import DataError
 @datasets("tiny-imagenet")
 @dataclass(frozen=True)
 class TinyImagenet(PublishedPictures):
-    """Tiny ImageNet: 100,000 training and 10,000 test pictures, 64x64 in colour, 200 classes."""
+    """Tiny ImageNet: 100,000 training and 10,000 test images, 64x64 in colour, 200 classes."""
 
     about: ClassVar[About] = About(
         *((64, 64, 3), 200, 100_000, 10_000),

@@ -40,7 +40,7 @@ _Part = tuple[str, Floats, npt.NDArray[Any]]  # name, values (n, 256) from 0 to 
 @datasets("usps")
 @dataclass(frozen=True)
 class Usps(Published):
-    """USPS: 7,291 training and 2,007 test pictures of handwritten digits, 16x16 grey."""
+    """USPS: 7,291 training and 2,007 test images of handwritten digits, 16x16 grey."""
 
     about: ClassVar[About] = About((SIDE, SIDE, 1), 10, 7_291, 2_007, "not stated")
     source: ClassVar[Source] = Source(

@@ -13,7 +13,7 @@ from harmonium.data.partition import Shares, SplitRule, splits
 @splits("iid")
 @dataclass(frozen=True)
 class IID(SplitRule):
-    """Every client the same number of pictures, drawn at random; the remainder goes to nobody."""
+    """Every client the same number of images, drawn at random; the remainder goes to nobody."""
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Cut one permutation into equal pieces."""

@@ -22,7 +22,7 @@ from harmonium.data.splits.drawing import (
 @splits("quantity")
 @dataclass(frozen=True)
 class Quantity(SplitRule):
-    """Unequal sizes from a Dirichlet distribution, pictures drawn at random; needs no labels.
+    """Unequal sizes from a Dirichlet distribution, images drawn at random; needs no labels.
 
     Every client has `min_size` pictures; what is left is shared out in the drawn proportions, and
     nothing is dropped.

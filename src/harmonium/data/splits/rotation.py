@@ -24,7 +24,7 @@ from harmonium.data.splits.iid import IID
 @splits("rotation")
 @dataclass(frozen=True)
 class Rotation(SplitRule):
-    """Equal random shares, each client's pictures turned by its own angles (Federated SimCLR).
+    """Equal random shares, each client's images turned by its own angles (Federated SimCLR).
 
     A full turn is cut into bins. Each client draws how much it likes each bin, and each of its
     pictures a bin and an angle within it, once and for all. Test pictures stay upright.
