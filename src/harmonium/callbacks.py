@@ -1,4 +1,4 @@
-"""What a caller sees of a run while it goes: one class to override, and how several are called."""
+"""Callbacks: the class to override to follow a run, and how several of them are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """What a caller may want to see of a run while it goes; does nothing unless overridden.
+    """Follows a run while it goes; every method does nothing unless overridden.
 
     Pass one or a list of them as `callbacks` to `run`, `resume`, `compare`, `sweep` or `tune`. They
     see a run and cannot change its result. An exception ends the run with a `CallbackError`; every
@@ -49,13 +49,13 @@ class Callback:
         """A round was committed; `row` is its line in metrics.jsonl."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """A remark about the run."""
 
     def end(self, result: Result) -> None:
         """The run is complete."""
 
     def close(self) -> None:
-        """Nothing more will come, also after an error."""
+        """No more calls follow; this one comes after an error, too."""
 
 
 Callbacks = Callback | Sequence[Callback] | Callable[[str], Callback] | None
@@ -76,7 +76,7 @@ def called(callbacks: Callbacks, label: str = "") -> Iterator[Callback]:
 
 
 def labelled(callbacks: Callbacks, before: str) -> Callbacks:
-    """The same callbacks; a function of a run's label gets one that begins with `before`."""
+    """The same callbacks; functions of a run's label get it with `before` in front."""
     if callable(callbacks) and not isinstance(callbacks, Callback | type):
         return lambda label: callbacks(f"{before}{label}")
     return callbacks
@@ -95,7 +95,7 @@ def _listed(callbacks: Any, label: str) -> list[Callback]:
 
 
 class _Every(Callback):
-    """Hands everything on to several; a fault in one of a user's becomes an error with its name."""
+    """Calls several callbacks; an exception in a user's becomes a `CallbackError` that names it."""
 
     def __init__(self, every: Sequence[Callback]) -> None:
         self._every = every

@@ -96,7 +96,7 @@ class BudgetSpent(HarmoniumError):
 
 
 class CallbackError(HarmoniumError):
-    """A callback of the user's failed; the run is as whole as after its last round."""
+    """A callback of the user's raised an exception; all committed rounds are kept."""
 
 
 class NoneFinished(HarmoniumError):

@@ -137,7 +137,7 @@ def _measured(recipe: Recipe, folder: Path) -> Estimate:
 
 
 def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, rounds: int) -> float:
-    """What all clients of all rounds come to, by one client's first round and a later one.
+    """The total over all clients and rounds, from one client's first round and a later one.
 
     A first round costs more where clients do something once, such as learning a style: then each
     does it in the first round in which it is asked. It costs less where nothing is there yet.
@@ -239,7 +239,7 @@ class _TimedEngine(LocalEngine):
 
 
 class _Meter:
-    """Stops passes over examples early, and counts what the rest of them would have taken."""
+    """Stops passes over examples early, and extrapolates what the rest would have taken."""
 
     def __init__(self) -> None:
         self.further = 0.0  # seconds that stopped passes would have gone on

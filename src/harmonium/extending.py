@@ -65,7 +65,7 @@ def _noise(method: Method) -> Mapping[str, Any]:
 
 
 def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
-    """Make a run one of more rounds; killed at any instant, it is the old one or the new one."""
+    """Give a run more rounds; killed at any instant, it is the old run or the new one."""
     commit, _ = Folder(folder).last(with_states=False)
     part = {
         "round": commit.round if commit else 0,

@@ -118,7 +118,7 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One flat row a round: loss, traffic, and figures where the round was evaluated.
+        """One flat row for each round: loss, traffic, and figures where the round was evaluated.
 
         Nested figures have dotted names, such as `health.spread`.
         """

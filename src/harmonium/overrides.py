@@ -44,7 +44,7 @@ class Change:
 
     @property
     def key(self) -> str:
-        """The key as words have it."""
+        """The key as it is written in a word: `split.alpha`."""
         return ".".join(self.path)
 
     @property

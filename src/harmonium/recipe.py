@@ -419,7 +419,7 @@ class Recipe(BaseModel):
     def method_for(
         self, shape: tuple[int, int, int], classes: int, *, start: Init | None = None
     ) -> Method:
-        """The method for pictures of some shape; without `start` at a random initialisation.
+        """The method for images of some shape; without `start` at a random initialisation.
 
         Given weights fit one shape only, so that whoever asks for another does without them.
         """

@@ -36,7 +36,7 @@ def words(settings: Sequence[str]) -> list[str]:
 
 
 def plot(made: Comparison) -> Path | None:
-    """A bar for every row of the comparison in a panel a probe; None without labels to test by."""
+    """Draw a panel of bars for each probe; None where there are no labels to test with."""
     if not made.has_accuracy:
         return None
     from harmonium.report.arms import Estimate, arms_plot

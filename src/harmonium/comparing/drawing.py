@@ -56,7 +56,7 @@ def draw(made: Comparison, found: Found) -> Iterator[Path]:
 
 
 def _arms(path: Path, made: Comparison, title: str) -> None:
-    """Methods and references that were trained as bars, the others as lines, a panel a probe."""
+    """A panel for each probe: methods and trained references as bars, the others as lines."""
     arms: dict[str, dict[str, Estimate | None]] = {}
     lines: dict[str, dict[str, float | None]] = {}
     seeds: set[int] = set()

@@ -124,7 +124,7 @@ def _differing(recipes: Mapping[str, Recipe]) -> Iterator[str]:
 
 
 def _told(first: Recipe, second: Recipe) -> bool:
-    """Whether one of two has views treated unlike its code does, where BatchNorm notices.
+    """Whether one of two departs from its released code's `joint_views`, where BatchNorm notices.
 
     A difference between methods' own codes is no obstacle; `remarks` says it.
     """

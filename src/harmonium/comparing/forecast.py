@@ -156,7 +156,7 @@ def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> 
 
 
 def _expected(runs: Sequence[tuple[Cell, Recipe]]) -> tuple[list[Cell], str]:
-    """The cells with what few steps say of them, while there is time; and words on that.
+    """The cells with estimates by a few measured steps, while there is time; and what they assume.
 
     Runs that differ in their seed alone are measured once. Those whose encoder has run somewhere
     already are not.

@@ -1,4 +1,4 @@
-"""What rows of a comparison are called by setting: `label.fedca="FedCA (ours)"`.
+"""Names for the rows of a comparison, set by `label.fedca="FedCA (ours)"`.
 
 A name is for people: tables, LaTeX and legends have it. Folders, JSON and CSV keep the row's own
 label, so that a comparison goes on under other names.
@@ -30,7 +30,7 @@ def is_label(word: str) -> bool:
 
 
 def taken(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Settings by name without those of labels, and labels as words.
+    """Settings given by name without those of labels, and the labels as words.
 
     >>> taken({"label": {"fedca": "FedCA (ours)"}, "seeds": 3})
     ({'seeds': 3}, ['label.fedca=FedCA (ours)'])
@@ -53,7 +53,7 @@ def taken(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def names_of(words: Sequence[str], rows: Sequence[str]) -> dict[str, str]:
-    """The names that words give to rows; a row that is none is refused with the nearest right one.
+    """The names that words give to rows; an unknown row is refused with the nearest known one.
 
     A label may have signs of its own, as `fedavg local.lr=0.1` has; folders' forms do as well.
 

@@ -176,7 +176,7 @@ class Sweep(Tabular):
         ]
 
     def shown(self, probe: str | None = None) -> list[dict[str, Any]]:
-        """A row a method, a column a value, of one figure."""
+        """One figure: a row for each method, a column for each value."""
         probe = probe or self.probe
         scale = 100 if self.has_accuracy else 1
         rows: dict[str, dict[str, Any]] = {}

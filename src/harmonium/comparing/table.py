@@ -438,7 +438,7 @@ def _warnings(found: Found, label: str) -> str:
 def _verdicts(
     found: Found, by_seed: Mapping[str, Mapping[str, Mapping[int, float]]], kinds: list[str]
 ) -> dict[str, str]:
-    """A sentence a method: that of its run, or of the means over seeds, paired by seed."""
+    """A sentence for each method: that of its run, or of the means over seeds, paired by seed."""
     told = {}
     for label in found.plan.methods:
         runs = [its for (row, _), its in found.against.items() if row == label]
@@ -502,7 +502,7 @@ def _lacking(found: Found, figures: Mapping[str, Mapping[int, float] | None]) ->
 
 
 def _write(made: Comparison, runs: Rows) -> None:
-    """JSON with everything, CSV a line a run and a line a test, and tables for papers."""
+    """JSON with everything, CSV with a line for each run and each test, and tables for papers."""
     unfair = "; ".join(made.details["unfair"])
     names = made.details["names"]
     lines = []
@@ -550,7 +550,7 @@ def as_markdown(caption: str) -> str:
 
 
 def _test_lines(made: Comparison) -> Iterator[dict[str, Any]]:
-    """A line a figure and method, with every digit."""
+    """A line for each figure and method, with every digit."""
     for figure, its in made.details["tests"].items():
         for label in made.details["methods"]:
             tested = its["rows"].get(label, {})

@@ -76,7 +76,7 @@ class DataSpec:
         """Refuse settings that cannot be right, before anything is read."""
         if self.limit is not None and self.limit < 1:
             raise ConfigError(
-                Key("data", "limit"), f"={self.limit}: use at least 1 picture, or leave it out"
+                Key("data", "limit"), f"={self.limit}: use at least 1 image, or leave it out"
             )
         check_share("validation", self.validation)
         check_share("labelled", self.labelled)
@@ -123,7 +123,7 @@ class DataSpec:
             less = apart if share else ()
             raise DataError(
                 Key("data", "limit"),
-                f"={self.limit}, but {self.name} has {len(rest)} training pictures",
+                f"={self.limit}, but {self.name} has {len(rest)} training images",
                 *less,
                 ": use ",
                 Key("data", "limit"),
@@ -136,7 +136,7 @@ class DataSpec:
             kept, chosen = self._keep_labelled(chosen, parts["train"].labels)
         if len(chosen) == 0:
             raise DataError(
-                f"no training picture is left of the {len(everything)} of {self.name}: lower ",
+                f"no training image is left of the {len(everything)} of {self.name}: lower ",
                 Key("data", "validation"),
                 ", ",
                 Key("data", "labelled"),

@@ -42,7 +42,7 @@ _NETWORKS: dict[str, nn.Module] = {}  # networks that were given to this process
 
 @dataclass(frozen=True)
 class Made(Encoder):
-    """What all encoders share whose network is made by code of the user's."""
+    """What encoders share whose network is made by the user's code."""
 
     make: ClassVar[Callable[..., Any]]
     any_shape: ClassVar[bool] = False
@@ -293,5 +293,5 @@ def _features(encoder: Encoder, channels: int, side: int) -> int:
 
 
 def recipe_text(encoder: Encoder) -> str:
-    """How a message calls an encoder."""
+    """The name of an encoder in messages."""
     return encoder.network if isinstance(encoder, Given) else _called(type(encoder))

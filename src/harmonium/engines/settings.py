@@ -31,7 +31,7 @@ class EngineSettings:
 
     @property
     def processes(self) -> int:
-        """How many processes run clients: as many as told, or one a core."""
+        """How many processes run clients: as many as set, or one per core."""
         return (os.cpu_count() or 1) if self.workers is None else self.workers
 
     def check_in_process(self) -> None:

@@ -108,7 +108,7 @@ class Classifier:
         return self.classes[self.scores(features, chunk).argmax(1)]
 
     def scores(self, features: Tensor, chunk: int = 4096) -> Tensor:
-        """What each row of features has for each class, `(n, classes)`."""
+        """The scores of each row of features, `(n, classes)`."""
         with single_thread(), torch.no_grad():
             return torch.cat(
                 [_scores(self._seen(some), self.weights) for some in torch.split(features, chunk)]

@@ -1,4 +1,4 @@
-"""What a probe's answers amount to beside plain accuracy: balanced accuracy and AUROC.
+"""Metrics of a probe's answers beside plain accuracy: balanced accuracy and AUROC.
 
 Plain accuracy flatters where classes are unequal: always naming the commonest class may be right
 most of the time. Balanced accuracy, the mean recall over classes, gives that rule one over the
@@ -65,7 +65,7 @@ class Answers:
 
 
 def answers(draws: Sequence[tuple[Array, Array]], labels: Array) -> Answers:
-    """Judge scores of test images, `(images, classes)` with the sorted classes that they are of.
+    """Evaluate scores of test images, `(images, classes)`, whose columns are the sorted classes.
 
     The class with the highest score is named, the smallest one on a tie.
 

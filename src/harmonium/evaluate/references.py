@@ -1,4 +1,4 @@
-"""What an encoder's figures stand beside: rules that anyone could have without training one.
+"""References for an encoder's figures: predictions that need no training of an encoder.
 
 Always naming the commonest class of the training labels; the pixels themselves as features; and the
 pixels whitened along their leading principal directions (`whitening.py`), which needs no labels and

@@ -1,4 +1,4 @@
-"""Whether an encoder is worth more than what anyone has without it, in one sentence.
+"""The verdict: whether an encoder beats what is reached without training, in one sentence.
 
 Every probe's answers are compared image by image with those of each reference. A difference counts
 when it is larger than what chance would make of the same test images: McNemar's test with its

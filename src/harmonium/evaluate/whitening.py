@@ -1,4 +1,4 @@
-"""Whitening: features with the mean taken away and every principal direction at the same scale.
+"""Whitening: features without their mean, every principal direction at the same scale.
 
 Cosines between features that share a large mean, or vary along few directions, say little about the
 rest. Whitening needs no labels, only the first and second moments of the training features, which

@@ -1,4 +1,4 @@
-"""What a method of one's own must be made like; each fault is one line that says how to mend it.
+"""Checks of contributed methods; each fault is one line that says how to mend it.
 
 `check_class` looks at declarations before anything runs. The other checks are called where a piece
 of someone else's code has just returned something.

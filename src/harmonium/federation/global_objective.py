@@ -70,7 +70,7 @@ GRADIENT_UP = {
 
 @dataclass(frozen=True)
 class GlobalObjective:
-    """That the global objective is to be measured where it can be."""
+    """Asks for the global objective, to be measured where that is possible."""
 
     by_client: bool = True  # the server sees local objectives one by one, else their mean
 
@@ -92,14 +92,14 @@ def obstacle(method: Method) -> str:
 
 
 def note(method: Method) -> str:
-    """What to tell of a run whose global objective would be measured but for its noise."""
+    """The note of a run whose global objective is not measured because of its noise."""
     wanted = method.global_objective is not None and bool(method.objective.pooled)
     reason = obstacle(method) if wanted else ""
     return f"the global objective is not measured: {reason}" if reason else ""
 
 
 def words(method: Method) -> tuple[str, ...]:
-    """What leaves for it, for the card."""
+    """What clients send for it, for the card."""
     if not method.measures_objective:
         return ()
     gradient = " and the gradient of the loss over its images" if has_gradient(method) else ""
@@ -162,7 +162,7 @@ def _finite(value: float) -> float | None:
 
 
 def from_bounds(name: str, bounds: Mapping[str, Any]) -> dict[str, Any]:
-    """The same word for InfoNCE with user verification: the bound of all clients, as a loss.
+    """The same record for InfoNCE with user verification: the bound of all clients, as a loss.
 
     >>> bounds = {"total": 2.0, "local": 1.5, "clients": 3, "of": 4}
     >>> from_bounds("infonce", bounds)
@@ -229,7 +229,7 @@ def _batches(method: Method, client: Client) -> Iterator[tuple[float, Batch]]:
 
 
 def noise(method: Method) -> str:
-    """What has noise in what clients send, in a few words; empty where nothing has."""
+    """Which of the fields that clients send have noise, in a few words; empty where none has."""
     if method.world.epsilon is not None:
         return "privacy.epsilon is a budget of noisy releases"
     if method.updates is not None or method.local.dp_clip is not None:

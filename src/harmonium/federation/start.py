@@ -27,7 +27,7 @@ class Start(Protocol):
 
 
 def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Put given weights into an encoder; names and shapes must be the encoder's."""
+    """Load given weights into an encoder; names and shapes must be the encoder's."""
     own = {name: value for name, value in given.items() if name.startswith(ENCODER)}
     named = {name.removeprefix(ENCODER): value for name, value in own.items()} or dict(given)
     wanted = encoder.state_dict()
@@ -53,7 +53,7 @@ def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> Non
 
 
 def load_other_parts(parts: nn.ModuleDict, given: Mapping[str, Tensor]) -> list[str]:
-    """Put given weights into those other parts that fit in whole; return the parts' names."""
+    """Load given weights into other parts whose tensors all fit; return the names of the parts."""
     if not any(name.startswith(ENCODER) for name in given):
         return []
     taken = []

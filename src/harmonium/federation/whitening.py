@@ -52,7 +52,7 @@ def obstacle(method: Method) -> str:
 
 
 def words(method: Method) -> tuple[str, ...]:
-    """What leaves for it, for the card."""
+    """What clients send for it, for the card."""
     if not method.whitening:
         return ()
     return (

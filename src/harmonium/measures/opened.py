@@ -127,7 +127,7 @@ class Run:
         return as_drawn(self.method, self.ground().data)
 
     def pixels(self, ground: Ground) -> dict[str, nn.Module]:
-        """Encoders that learnt nothing from training: pixels as they are, and whitened.
+        """Encoders without training: pixels as they are, and whitened.
 
         Whitening is of the training part of the set that is judged on, and needs no labels.
         """

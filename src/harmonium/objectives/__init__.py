@@ -102,7 +102,7 @@ class Objective:
         return views
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """Features and projections of every view; `Parts.through` says what BatchNorm looks at."""
+        """Features and projections of every view; `Parts.through` decides what BatchNorm sees."""
         h, z = parts.through(batch.views, "encoder", "projector")
         return Seen(batch, h, z)
 

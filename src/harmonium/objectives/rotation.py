@@ -4,7 +4,7 @@ Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotatio
 federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
 random turn of each unaugmented picture, and a linear head on the projector's output as it is.
-Orchestra itself has the task beside its own loss, on pictures or on views. The original code passes
+Orchestra itself has the task beside its own loss, on images or on views. The original code passes
 the four turns of a batch together, so they share a BatchNorm pass.
 """
 
@@ -79,7 +79,7 @@ class Rotation(Objective):
         return Turned(batch, h, z, turns=turns)
 
     def turned(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Turned pictures, each turn of all four a view, and the quarters they were turned by."""
+        """Turned images, each of the four turns a view, and the quarters they were turned by."""
         pictures = self._pictures(batch)
         if self.turns == "all":
             turns = torch.arange(4).repeat_interleave(len(pictures))

@@ -1,4 +1,4 @@
-"""Arms of a comparison side by side: one panel a probe, one bar an arm, references as lines."""
+"""Arms of a comparison: a panel for each probe, a bar for each arm, references as lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def arms_plot(
     strong: Collection[str] = (),
     digits: int = 1,
 ) -> None:
-    """Draw horizontal bars of arms, a panel a probe, and vertical reference lines.
+    """Draw horizontal bars of arms, a panel for each probe, and vertical reference lines.
 
     Where all values of the plot are within a fifth of the largest one, arms are dots on a part of
     the axis instead: bars begin at 0, so short differences would not be seen.

@@ -54,7 +54,7 @@ class Arrays(UnsplitSpec):
     digest: str = ""  # SHA-256 of arrays given from Python
 
     def check(self) -> None:
-        """Refuse a digest under which nothing lies."""
+        """Refuse the digest of arrays that are not stored here."""
         super().check()
         if not self.digest:
             raise ConfigError(

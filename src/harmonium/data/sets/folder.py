@@ -63,7 +63,7 @@ class Folder(PictureSpec, UnsplitSpec):
                 Key("data", "path"),
                 f"={self.path} is a file: for an .npz archive use ",
                 Key("data"),
-                "=npz, for a table of pictures ",
+                "=npz, for a table of images ",
                 Key("data"),
                 "=csv",
             )
@@ -129,9 +129,9 @@ class Folder(PictureSpec, UnsplitSpec):
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
         if stray := [entry.name for entry in entries if is_picture(entry)]:
             raise DataError(
-                f"{root} has pictures directly in it ({stray[0]}), but with ",
+                f"{root} has images directly in it ({stray[0]}), but with ",
                 Key("data", "styles"),
-                "=true its folders are styles: put every picture into one of them",
+                "=true its folders are styles: put every image into one of them",
             )
         return [
             _Found(path, name, entry.name)

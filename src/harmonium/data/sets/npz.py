@@ -61,7 +61,7 @@ class Npz(UnsplitSpec):
         if self._file().is_dir():
             raise DataError(
                 Key("data", "path"),
-                f"={self.path} is a folder: for picture files use ",
+                f"={self.path} is a folder: for image files use ",
                 Key("data"),
                 "=folder",
             )
