@@ -114,8 +114,7 @@ class Styles(DataSpec):
             kind = "training" if part == "train" else "test"
             raise DataError(
                 Key("data", setting),
-                f"={count}, but {name} has {len(images)} {kind} images: "
-                f"use {len(images)} or less",
+                f"={count}, but {name} has {len(images)} {kind} images: use {len(images)} or less",
             )
         pools = pools_by_class(images.labels, numpy_rng(self.seed, "data", setting, name))
         kept = levelled(np.array([len(pool) for pool in pools]), count)
