@@ -147,7 +147,7 @@ def test_digest_follows_content_and_selection(hundred, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"limit": 101}, DataError, "limit=101, but npz has 100 training pictures.*limit=90 or"),
+        ({"limit": 101}, DataError, "limit=101, but npz has 100 training images.*limit=90 or"),
         (
             {"limit": 95},
             DataError,
@@ -157,7 +157,7 @@ def test_digest_follows_content_and_selection(hundred, tmp_path):
         ({"validation": 1.0}, ConfigError, "validation=1.0"),
         ({"validation": -0.1}, ConfigError, "validation=-0.1"),
         ({"validation": float("nan")}, ConfigError, "validation=nan"),
-        ({"validation": 0.999}, DataError, "no training picture is left"),
+        ({"validation": 0.999}, DataError, "no training image is left"),
         ({"test": 1.5}, ConfigError, "test=1.5"),
     ],
 )

@@ -143,8 +143,8 @@ def test_as_many_pictures_of_every_style_and_class_as_are_asked_for(sets, tmp_pa
 @pytest.mark.parametrize(
     ("limits", "error", "says"),
     [
-        ({"each": 10}, DataError, "data.each=10, but small has 9 training pictures: use 9 or less"),
-        ({"test_each": 5}, DataError, "data.test_each=5, but large has 4 test pictures"),
+        ({"each": 10}, DataError, "data.each=10, but small has 9 training images: use 9 or less"),
+        ({"test_each": 5}, DataError, "data.test_each=5, but large has 4 test images"),
         ({"each": 0}, ConfigError, "data.each=0: at least 1"),
     ],
 )
