@@ -7,6 +7,7 @@ import torch
 
 from harmonium import estimate, runs
 from harmonium.comparing.forecast import forecast
+from harmonium.engines.local import LocalEngine
 from harmonium.estimate import Estimate, _Meter, estimated
 from harmonium.federation.client import abridged
 from harmonium.federation.public import public_client
@@ -82,6 +83,25 @@ def test_bytes_are_those_of_the_run(home, undrawn, tmp_path):
         assert getattr(found, way) == pytest.approx(sum(row[way] for row in rounds), rel=0.03)
     assert "time     about" in found.lines()[0] and len(found.plain()["assumed"]) > 2
     json.dumps(found.plain())
+
+
+def test_what_all_clients_measure_counts(home, monkeypatch):
+    """Two of eight clients are asked in a round, and all of them for what is measured."""
+    clients = ("clients=8", "participation.number=2", "evaluate.every=1", "rounds=3")
+    words = (*clients, *SMALL[2:], "objective=spectral", "local.epochs=1", "evaluate.whiten=true")
+    now, perform = [0.0], LocalEngine._in_process
+
+    def slowly(self, *task):
+        now[0] += 1.0
+        return perform(self, *task)
+
+    monkeypatch.setattr(LocalEngine, "_in_process", slowly)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(estimate, "_evaluation", lambda *given: (0.0, 0.0))
+    found = estimated(Recipe.of("fedavg", *words))
+    assert isinstance(found, Estimate)
+    assert found.training == pytest.approx(3 * 2)
+    assert found.evaluation == pytest.approx(3 * 3 * 8)  # means, gradients and moments
 
 
 def test_what_cannot_be_measured_says_why(home, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,10 @@ from harmonium.engines.local import LocalEngine
 from harmonium.errors import HarmoniumError, counted
 from harmonium.evaluate.judge import Judge
 from harmonium.federation.client import abridged
-from harmonium.federation.drive import Driver
+from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import ClientId
+from harmonium.federation.wire import MEASURING, Ask, ClientId
 from harmonium.hosts import load_public, make_host, missing
 from harmonium.life import as_drawn
 from harmonium.recipe import Recipe
@@ -115,9 +115,7 @@ def _measured(recipe: Recipe, folder: Path) -> Estimate:
     trial.play()
     looks, last = _evaluation(recipe, judged_on(dataset, split), host.method)
     cohort = recipe.participation.asked(recipe.training)
-    workers = recipe.engine.workers
-    workers = (os.cpu_count() or 1) if workers is None else max(1, workers)
-    beside = max(1, min(workers, cohort, os.cpu_count() or 1))
+    beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
     first, later = trial.rounds[0], trial.rounds[-1]
     of_rounds = partial(in_all_rounds, clients=recipe.training, cohort=cohort, rounds=recipe.rounds)
     sent = {
@@ -128,7 +126,7 @@ def _measured(recipe: Recipe, folder: Path) -> Estimate:
     return Estimate(
         setup=trial.setup.server + trial.setup.client * recipe.training / beside,
         training=later.server * recipe.rounds + of_rounds(first.client, later.client) / beside,
-        evaluation=looks * (1 + due) + last,
+        evaluation=looks * (1 + due) + trial.measuring(cohort, beside) * due + last,
         rounds=recipe.rounds,
         bytes_down=round(sent["down"]),
         bytes_up=round(sent["up"]),
@@ -207,6 +205,18 @@ class _Trial:
                 if number == 1 or not self._meter.is_late:
                     self.rounds.append(self._cost(number))
 
+    def measuring(self, cohort: int, beside: int) -> float:
+        """Seconds of what clients measure before an encoder is judged, of all that are asked."""
+        engine, server = self._engine, self._server
+        engine.tasks.clear()
+        engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
+        began, further = time.perf_counter(), self._meter.further
+        with listening(self._meter.event), abridged(self._meter.enough):
+            self._driver.drive(self.method.settle(server, self.cohort), server)
+        whole = time.perf_counter() - began + self._meter.further - further
+        at_clients = sum(engine.tasks)
+        return max(0.0, whole - at_clients) + engine.of_all * self._scale / beside
+
     def _cost(self, number: int) -> _Cost:
         began, further = time.perf_counter(), self._meter.further
         self._engine.tasks.clear()
@@ -229,7 +239,22 @@ class _TimedEngine(LocalEngine):
     def __init__(self, host: Host, folder: Path, meter: _Meter) -> None:
         super().__init__(host, folder, workers=0)
         self.tasks: list[float] = []
+        self.only: Sequence[ClientId] | None = None  # who answers for all that are asked
+        self.everyone, self.cohort = 0, 0  # how many clients there are, and those of a round
+        self.of_all = 0.0  # seconds of all of them
         self._meter = meter
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """All clients that are asked, or a few of them that stand for all."""
+        if self.only is None:
+            yield from super().deliver(ask, turn)
+            return
+        few = [client for client in ask.to if client in self.only]
+        before = sum(self.tasks)
+        yield from super().deliver(replace(ask, to=few), turn)
+        all_asked = ask.step in MEASURING or len(ask.to) > len(few)
+        asked = self.everyone if all_asked else self.cohort
+        self.of_all += (sum(self.tasks) - before) * asked / max(1, len(few))
 
     def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
         began, further = time.perf_counter(), self._meter.further

@@ -18,7 +18,6 @@ from harmonium.federation import global_objective
 from harmonium.federation.card import card
 from harmonium.federation.client import Batch, Examples
 from harmonium.federation.global_objective import from_bounds, note, obstacle
-from harmonium.federation.wire import MEASURING
 from harmonium.life import Life
 from harmonium.objectives import Seen
 from harmonium.recipe import Recipe
@@ -29,6 +28,7 @@ from harmonium.sites.policy import Policy
 from harmonium.terminal import show_result
 from harmonium.testing import TINY, Trial, first_trial
 
+MEASURING = ("measure_objective", "measure_gradient")
 FEDSC = {"name": "spectral", "form": "fedsc", "mu": 3.0, "out": 12, "norm": "none"}
 FORMS = {
     "fedsc": FEDSC,

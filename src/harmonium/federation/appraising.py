@@ -114,7 +114,8 @@ def _features(
     views = _two(wanted, known)
     rows: list[list[Tensor]] = [[], []]
     with torch.no_grad():
-        for index in torch.split(torch.arange(len(client.examples)), CHUNK):
+        all_of_them = torch.arange(len(client.examples))
+        for index in client.pieces("tuning score", torch.split(all_of_them, CHUNK)):
             made = views(client.examples.pixels(index), client.rng)
             for some, view in zip(rows, made, strict=True):
                 some.append(encoder(view))

@@ -169,17 +169,24 @@ class Client:
         evaluation mode, so that no picture moves another's row.
         """
         index = torch.arange(len(self.examples)) if among is None else among
-        where = "the server" if self.id < 0 else f"client {self.id}"
-        rows, seen = [], 0
-        with torch.no_grad(), work(f"features at {where}", len(index), "images") as at:
-            for some in torch.split(index, size):
+        rows = []
+        with torch.no_grad():
+            for some in self.pieces("features", torch.split(index, size)):
                 rows.append(model(self.views.plain(self.examples.pixels(some))))
-                at(seen := seen + len(some))
-                if (enough := _enough.get()) is not None and enough(len(rows)):
-                    break
         found = torch.cat(rows)
         missing = len(index) - len(found)  # where work is abridged: rows that are there stand in
         return torch.cat([found, found[torch.arange(missing) % len(found)]]) if missing else found
+
+    def pieces(self, what: str, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Positions of examples, some at a time; tells how far it is and can be abridged."""
+        where = "the server" if self.id < 0 else f"client {self.id}"
+        enough, seen = _enough.get(), 0
+        with work(f"{what} at {where}", sum(map(len, pieces)), "images") as at:
+            for number, some in enumerate(pieces, 1):
+                yield some
+                at(seen := seen + len(some))
+                if enough is not None and enough(number):
+                    return
 
     def release(
         self,

@@ -224,7 +224,8 @@ def _batches(method: Method, client: Client) -> Iterator[tuple[float, Batch]]:
     """All images in order, in batches of nearly one size, each with its share; fixed views."""
     rng = seeds.torch_rng(method.world.seed, "objective", client.id)
     count = len(client.examples)
-    for index in torch.tensor_split(torch.arange(count), math.ceil(count / CHUNK)):
+    pieces = torch.tensor_split(torch.arange(count), math.ceil(count / CHUNK))
+    for index in client.pieces("global objective", pieces):
         yield len(index) / count, Batch(index, client.examples, client.views, rng)
 
 
