@@ -74,7 +74,9 @@ def test_a_fault_ends_the_run_and_leaves_it_whole(where: str, calm: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "wrong", [Seeing, "progress", [Seeing(), print]], ids=["class", "text", "function"]
+    "wrong",
+    [Seeing, "progress", [Seeing(), print], lambda label: None],
+    ids=["class", "text", "function", "nothing"],
 )
 def test_what_is_no_callback_is_refused_before_anything_runs(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Callback"):

@@ -257,3 +257,9 @@ def test_a_command_is_written_down_with_what_was_given_by_name(tmp_path: Path) -
     assert runs.of_many(tmp_path).count("rounds=2") == 1
     note_command(tmp_path, "compare", ["fedavg"], {"encoder": object()}, allow_unfair=False)
     assert "out=" in runs.of_many(tmp_path)
+
+
+def test_an_empty_start_is_no_random_start() -> None:
+    with pytest.raises(ConfigError, match="init"):
+        changes_of(["init="])
+    assert Recipe.of("fedavg", "init=none").init is None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from harmonium import errors as errors
     from harmonium import privacy as privacy
     from harmonium.callbacks import Callback as Callback
     from harmonium.comparing.study import compare as compare
@@ -47,16 +48,17 @@ _WHERE = {
     "sweep": "harmonium.comparing.sweep",
     "tune": "harmonium.tuning.study",
 }
+_MODULES = ("errors", "privacy")  # that users need whole
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "privacy", "__version__"]
+    return [*__all__, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name == "privacy":
-        return importlib.import_module("harmonium.privacy")
+    if name in _MODULES:
+        return importlib.import_module(f"harmonium.{name}")
     raise AttributeError(f"module 'harmonium' has no attribute '{name}'")

@@ -85,6 +85,11 @@ def labelled(callbacks: Callbacks, before: str) -> Callbacks:
 def _listed(callbacks: Any, label: str) -> list[Callback]:
     if callable(callbacks) and not isinstance(callbacks, Callback | type):
         callbacks = callbacks(label)
+        if callbacks is None:
+            raise ConfigError(
+                "callbacks is a function that returns nothing; give objects of classes that extend "
+                "Callback, or a function that returns one for a run's label"
+            )
     some = [] if callbacks is None else callbacks
     some = list(some) if isinstance(some, Sequence) else [some]
     for one in some:

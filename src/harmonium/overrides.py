@@ -85,6 +85,11 @@ def _read(word: str | Change) -> list[Change]:
     key, equals, text = word.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"'{word}' is no setting: write key=value, e.g. rounds=10")
+    if key == "init" and not text:  # an empty shell variable must not mean a random start
+        raise ConfigError(
+            "init= names no weights: write init=FILE, a run's folder or module:function, or "
+            "init=none for a random initialisation"
+        )
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

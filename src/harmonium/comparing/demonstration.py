@@ -73,7 +73,7 @@ def sentences(made: Comparison) -> list[str]:
     """What the figures say, and where the lead comes from if there is one."""
     rows = {str(row["encoder"]): row for row in made.rows}
     few = next((key for key in made.rows[0] if key.startswith("linear_")), LINEAR)
-    order = (SYSTEM, FEDAVG, "alone", "raw pixels", "centralised")
+    order = (SYSTEM, FEDAVG, "alone", "whitened pixels", "raw pixels", "centralised")
     if any(rows.get(label, {}).get(key) is None for label in order for key in (LINEAR, few)):
         return []
     each = ", ".join(f"{made.name(label)} {100 * rows[label][few]:.1f} %" for label in order)
@@ -82,10 +82,15 @@ def sentences(made: Comparison) -> list[str]:
     gap, gain = whole - fedavg, system - fedavg
     if gap <= 0:
         return [*said, "All images in one place are no better than FedAvg: no gap to close here."]
-    share = "none" if gain <= 0 else "all" if gain >= gap else f"{100 * gain / gap:.0f} %"
+    if gain <= 0:
+        closed = "closes none of the gap"
+    elif gain < gap:
+        closed = f"closes {100 * gain / gap:.0f} % of the gap"
+    else:
+        closed = "closes all of the gap and more"
     said.append(
-        f"By a linear probe with all labels FedAvg has {100 * fedavg:.1f} % and the same loss on "
-        f"all images in one place {100 * whole:.1f} %. {made.name(SYSTEM)} has "
-        f"{100 * system:.1f} % and closes {share} of the gap."
+        f"By a linear probe with all labels FedAvg of InfoNCE has {100 * fedavg:.1f} % and the same "
+        f"loss on all images in one place {100 * whole:.1f} %. {made.name(SYSTEM)} has "
+        f"{100 * system:.1f} % and {closed}."
     )
     return [*said, WHERE_FROM] if gain > 0 else said

@@ -87,8 +87,13 @@ class Comparison(Tabular):
     def title(self) -> str:
         """What the figures are."""
         if self.has_accuracy:
-            return "Test accuracy in percent; encoders frozen"
-        return "Label-free figures; encoders frozen"
+            return f"Test accuracy in percent{self._over}; encoders frozen"
+        return f"Label-free figures{self._over}; encoders frozen"
+
+    @property
+    def _over(self) -> str:
+        seeds = len(self.details["seeds"])
+        return f", mean ± standard error over {seeds} seeds" if seeds > 1 else ""
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
