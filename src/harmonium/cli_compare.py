@@ -121,7 +121,7 @@ def demo(
     if as_json:
         print(json.dumps(found.plain()))
     else:
-        show_table(found.shown(), found.title, digits=1 if found.has_accuracy else 2)
+        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
         for sentence in demonstration.sentences(found):
             say(f"{sentence}\n")
         say(f"runs     {found.folder}")
@@ -145,7 +145,7 @@ def show(
     if as_json:
         print(json.dumps(found.plain()))
     else:
-        show_table(found.shown(), found.title, digits=1 if found.has_accuracy else 2)
+        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
         for title, rows, digits in more_tables(found):
             show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
         for label, warning in found.warnings.items():

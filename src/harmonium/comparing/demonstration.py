@@ -89,8 +89,8 @@ def sentences(made: Comparison) -> list[str]:
     else:
         closed = "closes all of the gap and more"
     said.append(
-        f"By a linear probe with all labels FedAvg of InfoNCE has {100 * fedavg:.1f} % and the same "
-        f"loss on all images in one place {100 * whole:.1f} %. {made.name(SYSTEM)} has "
+        f"By a linear probe with all labels FedAvg of InfoNCE has {100 * fedavg:.1f} % and the "
+        f"same loss on all images in one place {100 * whole:.1f} %. {made.name(SYSTEM)} has "
         f"{100 * system:.1f} % and {closed}."
     )
     return [*said, WHERE_FROM] if gain > 0 else said

@@ -87,13 +87,16 @@ class Comparison(Tabular):
     def title(self) -> str:
         """What the figures are."""
         if self.has_accuracy:
-            return f"Test accuracy in percent{self._over}; encoders frozen"
-        return f"Label-free figures{self._over}; encoders frozen"
+            return "Test accuracy in percent; encoders frozen"
+        return "Label-free figures; encoders frozen"
 
     @property
-    def _over(self) -> str:
+    def headline(self) -> str:
+        """The title of a table that has no caption beside it: it says what follows a mean."""
         seeds = len(self.details["seeds"])
-        return f", mean ± standard error over {seeds} seeds" if seeds > 1 else ""
+        return (
+            f"{self.title}; mean ± standard error over {seeds} seeds" if seeds > 1 else self.title
+        )
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
