@@ -532,7 +532,7 @@ def test_fedstyles_printed_averages_are_means_but_for_slips() -> None:
 def test_a_listing_shows_both_figures_where_a_paper_has_both(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # of a narrow table columns are left out
+    monkeypatch.delenv("COLUMNS", raising=False)  # of a narrow table columns are left out
     recipes("fedstyle")
     heading, *lines = map(str.strip, capsys.readouterr().out.strip().splitlines())
     assert heading.split() == ["name", "published", "personal", "what"]
