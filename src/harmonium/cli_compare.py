@@ -111,7 +111,7 @@ def demo(
     folder: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Show what federated training gains, in two to three minutes and without a download.
+    """Show what federated training gains, in about two minutes and without a download.
 
     Settings are those of a comparison, for example: harmonium demo seeds=5
     """
