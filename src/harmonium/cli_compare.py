@@ -48,10 +48,22 @@ def compare(
         from harmonium.report.progress import long_work
 
         with long_work(err, silent=as_json):
-            found = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
-        _foretell(found, folder, as_json)
+            expected = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
+        _foretell(expected, folder, as_json)
         return
-    show(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
+    from harmonium.comparing.table import more_tables
+
+    found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
+        for title, rows, digits in more_tables(found):
+            show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
+        _say_remarks(found)
+        say(f"runs     {found.folder}")
+        say_plots(found.plots)
+    _complain(found.failed, found.folder)
 
 
 def sweep(
@@ -124,39 +136,21 @@ def demo(
         show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
         for sentence in demonstration.sentences(found):
             say(f"{sentence}\n")
+        _say_remarks(found)
         say(f"runs     {found.folder}")
         if path := demonstration.plot(found):
             say_plots([path])
     _complain(found.failed, found.folder)
 
 
-def show(
-    words: list[str],
-    folder: Path | None,
-    as_json: bool,
-    *,
-    allow_unfair: bool = False,
-    formats: str | None = None,
-) -> None:
-    """Compare and print what came of it."""
-    from harmonium.comparing.table import more_tables
-
-    found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
-    if as_json:
-        print(json.dumps(found.plain()))
-    else:
-        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
-        for title, rows, digits in more_tables(found):
-            show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
-        for label, warning in found.warnings.items():
-            say(f"warning  {found.name(label)}: {warning}")
-        for label, text in found.verdicts.items():
-            say(f"verdict  {found.name(label)}: {text}")
-        for note in found.notes:
-            say(f"note     {note}")
-        say(f"runs     {found.folder}")
-        say_plots(found.plots)
-    _complain(found.failed, found.folder)
+def _say_remarks(found: Comparison) -> None:
+    """Print warnings of collapse, whether methods beat the references, and notes."""
+    for label, warning in found.warnings.items():
+        say(f"warning  {found.name(label)}: {warning}")
+    for label, text in found.verdicts.items():
+        say(f"verdict  {found.name(label)}: {text}")
+    for note in found.notes:
+        say(f"note     {note}")
 
 
 def _compared(
