@@ -39,6 +39,39 @@ def test_references_are_not_asked_for(name: str, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+def test_references_may_have_settings_of_their_own():
+    words = ["fedavg", "fedbyol", "centralised,local.lr=0.3,server=adam", *DIGITS, "local.lr=0.1"]
+    made = plan(words)
+    both = [made.references[f"centralised ({name})"] for name in ("fedavg", "fedbyol")]
+    assert {(one.local.lr, one.server.name) for one in both} == {(0.3, "adam")}
+    others = [one for label, one in made.rows.items() if "centralised" not in label]
+    assert {one.local.lr for one in others} == {0.1}
+    assert "centralised has local.lr=0.3 server=adam of its own" in made.remarks
+    assert made.words == {"fedavg": "fedavg", "fedbyol": "fedbyol"}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["centralised,rounds=7"], r"rounds \(20; 7\)"),
+        (["centralised,local.epochs=9"], "local.epochs"),
+        (["centralised,data.limit=9"], "data.limit"),
+        (["alone,local.lr=1", "alone,local.lr=2"], "alone is given settings twice"),
+        (["alone,local.lr=1", "compare.references=none"], "compare.references"),
+        (["alone,local.lr=1,"], "comma"),
+        (["alone,local.lrr=1"], "local.lrr"),
+    ],
+)
+def test_references_keep_to_the_budget_of_the_methods(words: list[str], named: str):
+    with pytest.raises(ConfigError, match=named):
+        plan(["fedavg", *DIGITS, *words])
+
+
+def test_a_reference_with_another_budget_can_be_allowed():
+    made = plan(["fedavg", *DIGITS, "centralised,rounds=7"], allow_unfair=True)
+    assert made.references["centralised"].rounds == 7 and "rounds (20; 7)" in made.unfair[0]
+
+
 def test_every_objective_has_references_of_its_own():
     cells = {name: Recipe.of(name) for name in ("fedsimclr", "fedprox", "fedbyol")}
     assert list(references(cells)) == [

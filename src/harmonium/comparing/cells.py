@@ -62,6 +62,7 @@ class Plan:
     unfair: tuple[str, ...]  # in what budgets differ, where that was allowed
     remarks: tuple[str, ...]
     names: Mapping[str, str] = field(default_factory=dict)  # of rows that are called otherwise
+    words: Mapping[str, str] = field(default_factory=dict)  # that named the methods, by label
 
     @property
     def rows(self) -> dict[str, Recipe]:
@@ -91,17 +92,17 @@ def plan(
 ) -> Plan:
     """From the words of a command to its runs: names of methods or recipes, then settings.
 
-    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. From
-    Python, settings of all may be given by name. `label.ROW=NAME` names a row for readers.
+    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. So do
+    those of a reference: `centralised,local.lr=0.3`. From Python, settings of all may be given by
+    name. `label.ROW=NAME` names a row for readers.
     """
     settings, called = taken(settings)
     called = [*filter(is_label, words), *called]
     words = [word for word in words if not is_label(word)]
-    names = [word for word in words if is_name(word)]
+    own_settings = reference_settings(words)
+    names = [word for word in words if is_method(word)]
     if not names:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
-    if given := set(BY_ITSELF) & set(names):
-        raise ConfigError(f"{min(given)} is in every comparison already: leave it out")
     changes = changes_of([word for word in words if not is_name(word)], settings)
     own = apply_changes({}, [change for change in changes if change.section in OWN])
     rest = [change for change in changes if change.section not in OWN]
@@ -111,9 +112,7 @@ def plan(
             raise UnknownSetting(unknown(change.key, [*known_keys(), *own_keys]))
     recipes = {}
     for word in names:
-        if not all(word.split(",")):
-            raise ConfigError(f"'{word}' has a comma too many: write name,key=value,key=value")
-        name, *its = split_values("", word, "")
+        name, its = name_and_settings(word)
         recipes[word] = Recipe.of(name, *rest, *its)
     labels = [label_of(name, names) for name in names]
     if len(set(labels)) < len(names):
@@ -124,14 +123,25 @@ def plan(
             raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
     made = make(Settings, own.get("compare", {}), "compare")
     beside = references(methods, made.references, supervised=made.supervised)
+    tuned = _with_own_settings(beside, own_settings)
+    unfair = fairness.check(methods, allow=allow_unfair)
+    for label, recipe in tuned.items():
+        both = {label: beside[label], f"{label} with its own settings": recipe}
+        unfair += fairness.check(both, allow=allow_unfair)
+    beside |= tuned
     return Plan(
         methods,
         beside,
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
         made,
-        tuple(fairness.check(methods, allow=allow_unfair)),
-        (*fairness.remarks(methods), *_more_seen(methods, beside)),
+        tuple(unfair),
+        (
+            *fairness.remarks(methods),
+            *_more_seen(methods, beside),
+            *(f"{name} has {' '.join(its)} of its own" for name, its in own_settings.items()),
+        ),
         names_of(called, [*WITHOUT_RUN, *methods, *beside]),
+        dict(zip(labels, names, strict=True)),
     )
 
 
@@ -142,6 +152,61 @@ def is_name(word: str) -> bool:
     (True, True, False)
     """
     return "=" not in word.partition(",")[0] and not is_label(word)
+
+
+def is_method(word: str) -> bool:
+    """Whether a word names a method or a recipe, and not a reference with its settings."""
+    return is_name(word) and word.partition(",")[0] not in BY_ITSELF
+
+
+def name_and_settings(word: str) -> tuple[str, list[str]]:
+    """A name and the settings that follow it after commas.
+
+    >>> name_and_settings("fedavg,local.lr=0.1,views.mode=fast")
+    ('fedavg', ['local.lr=0.1', 'views.mode=fast'])
+    """
+    if not all(word.split(",")):
+        raise ConfigError(f"'{word}' has a comma too many: write name,key=value,key=value")
+    name, *its = split_values("", word, "")
+    return name, its
+
+
+def reference_settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """The settings that references are given of their own, by their names.
+
+    >>> reference_settings(["fedavg", "centralised,local.lr=0.3", "rounds=5"])
+    {'centralised': ['local.lr=0.3']}
+    """
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if not is_name(word) or is_method(word):
+            continue
+        name, its = name_and_settings(word)
+        if not its:
+            raise ConfigError(
+                f"{name} is in every comparison already: leave it out, or give it settings of its "
+                f"own, e.g. {name},local.lr=0.3"
+            )
+        if name in found:
+            raise ConfigError(f"{name} is given settings twice: write {name},key=value,key=value")
+        found[name] = its
+    return found
+
+
+def _with_own_settings(
+    references: Mapping[str, Recipe], own: Mapping[str, Sequence[str]]
+) -> dict[str, Recipe]:
+    """The references that have settings of their own, with them."""
+    tuned: dict[str, Recipe] = {}
+    for name, its in own.items():
+        labels = [label for label in references if label.partition(" (")[0] == name]
+        if not labels:
+            raise ConfigError(
+                f"{name} is given settings, but this comparison has no such reference: leave "
+                f"'{name},{','.join(its)}' out, or set compare.references=each"
+            )
+        tuned |= {label: Recipe.of(references[label], *its) for label in labels}
+    return tuned
 
 
 def seeds_of(asked: Any, first: int) -> tuple[int, ...]:

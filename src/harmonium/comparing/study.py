@@ -19,7 +19,7 @@ from typing import Any
 from harmonium import store
 from harmonium.callbacks import Callbacks, called
 from harmonium.comparing import table
-from harmonium.comparing.cells import SUPERVISED, UNTRAINED, WHITENED, Plan, is_name
+from harmonium.comparing.cells import SUPERVISED, UNTRAINED, WHITENED, Plan
 from harmonium.comparing.cells import plan as planned
 from harmonium.comparing.names import slug
 from harmonium.comparing.published import Published, published
@@ -98,8 +98,7 @@ def compare(
     note_command(folder, "compare", words, settings, allow_unfair=allow_unfair)
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
-    names = dict(zip(made.methods, filter(is_name, words), strict=True))
-    for label, name in names.items():
+    for label, name in made.words.items():
         if figure := published(name, made.methods[label]):
             found.published[label] = figure
     for number, (label, seed, recipe) in enumerate(cells, 1):
