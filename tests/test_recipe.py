@@ -1,9 +1,12 @@
 import json
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.errors import ConfigError, DataError
@@ -54,6 +57,61 @@ def test_another_choice_drops_the_settings_of_the_first(tmp_path: Path) -> None:
     path.write_text("split: {name: dirichlet, alpha: 0.5}\n")
     assert Recipe.of(str(path), "split=by_class").split.name == "by_class"
     assert Recipe.of(str(path), "split=dirichlet").split.alpha == 0.5  # type: ignore[attr-defined]
+
+
+BOTH = r"participation\.fraction=.* and participation\.number=3 exclude each other: leave out"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"participation.fraction": 0.5, "participation.number": 3},
+        {"participation.fraction": 1, "participation.number": "3"},
+        {"participation": {"fraction": 0.5, "number": 3}},
+        {"participation": Participation(fraction=0.5, number=3)},
+    ],
+)
+def test_a_share_beside_a_number_of_clients_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=BOTH):
+        Recipe.of("fedavg", **settings)
+
+
+def test_one_file_says_a_share_or_a_number_of_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("participation: {fraction: 0.5, number: 3}\n")
+    monkeypatch.setattr(sys, "argv", ["harmonium", "run", str(path), "--dry-run"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and re.search(BOTH, said)
+    assert Recipe.of(str(path), "participation.number=2").participation == Participation(number=2)
+    path.write_text("participation: {fraction: 1.0, number: 3}\n")  # as a resolved recipe has it
+    assert Recipe.of(str(path)).participation.number == 3
+
+
+def test_a_share_replaces_a_number_of_clients_and_the_reverse() -> None:
+    number, share = Participation(number=3, quorum=2), Participation(fraction=0.5, quorum=2)
+    for held, word, wanted in (
+        (number, "participation.fraction=0.5", share),
+        (share, "participation.number=3", number),
+        (number, "participation.number=none", Participation(quorum=2)),
+        (number, "participation.fraction=1", Participation(quorum=2)),
+    ):
+        recipe = Recipe.of("fedavg", participation=held)
+        assert Recipe.of(recipe, word).participation == wanted, word
+    both = ("participation.fraction=0.5", "participation.number=none")
+    assert Recipe.of("fedavg", *both).participation == Participation(fraction=0.5)
+    row = Recipe.of("fsimclr/c10-label/spectral+uv@cpu", "participation.fraction=0.2")
+    assert (row.participation.fraction, row.participation.number) == (0.2, None)
+
+
+def test_a_run_that_began_with_a_share_and_a_number_can_be_read_and_trained_further() -> None:
+    tree = {**Recipe.of("fedavg").tree(), "participation": {"fraction": 0.5, "number": 3}}
+    began = Recipe.from_tree(tree)
+    assert began.tree()["participation"]["fraction"] == 0.5
+    assert Recipe.of(began, "rounds=30").participation == began.participation
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from harmonium.errors import ConfigError, UnknownSetting
+from harmonium.errors import ConfigError, Key, UnknownSetting
 from harmonium.registry import recipe_name
 from harmonium.settings import plain, unknown
 
@@ -32,6 +32,7 @@ DEFAULTS = {  # what a section's settings belong to while nothing is chosen
 _BARE = {"init": "file", "engine": "kind"}  # what a bare value of these sections sets
 _NAMED = (*DEFAULTS, "public", "views")  # sections that choose something by name
 _NONE = ("none", "null", "")
+_EITHER = {"fraction": "number", "number": "fraction"}  # of participation: one replaces the other
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,25 @@ def changes_of(words: Iterable[str | Change], settings: Mapping[str, Any] = {}) 
             raise ConfigError(
                 f"{change.key} is given twice{_both(held.value, change.value)}: leave one out"
             )
+    _check_participation({path[1]: one.value for path, one in given.items() if _is_either(path)})
     return [one for one in given.values() if not _within_object(one, given)]
+
+
+def _is_either(path: tuple[str, ...]) -> bool:
+    return len(path) == 2 and path[0] == "participation" and path[1] in _EITHER
+
+
+def _check_participation(given: Mapping[str, Any]) -> None:
+    """Refuse a share and a number of clients beside each other, for only one can hold."""
+    fraction, number = given.get("fraction"), given.get("number")
+    if _normal(fraction) is not None and _normal(number) is not None:
+        raise ConfigError(
+            Key("participation", "fraction"),
+            f"={shown(fraction)} and ",
+            Key("participation", "number"),
+            f"={shown(number)} exclude each other: leave out participation.number to have a share "
+            "of the clients in a round, or participation.fraction to have a fixed number of them",
+        )
 
 
 def _read(word: str | Change) -> list[Change]:
@@ -237,6 +256,8 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str | Change]) -> d
             spot[step] = _settings_of(spot.get(step), step, path)
             spot = spot[step]
         held = spot.get(path[-1])
+        if _is_either(path) and _normal(value) is not None:
+            spot.pop(_EITHER[path[1]], None)  # a share in place of a number, or the reverse
         if change.key == "init.file" and held != value:
             spot.pop("digest", None)  # it is of the other file
         if isinstance(held, Mapping):
@@ -246,10 +267,19 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str | Change]) -> d
                 spot[path[-1]] = {**held, "name": value}  # the same choice keeps its settings
                 continue
         spot[path[-1]] = value
+        if path == ("participation",) and dataclasses.is_dataclass(value):
+            _check_participation(_without_whole(plain(value)))
+    if isinstance(held := changed.get("participation"), Mapping):
+        _check_participation(_without_whole(held))
     for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
         if isinstance(value, dict) and "name" not in value and key in DEFAULTS:
             changed[key] = {"name": DEFAULTS[key], **value}
     return changed
+
+
+def _without_whole(participation: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without a share of 1, which a resolved recipe states beside a number."""
+    return {k: v for k, v in participation.items() if k != "fraction" or _normal(v) != 1}
 
 
 def _settings_of(held: Any, step: str, path: Sequence[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Participation:
     """
 
     fraction: float = 1.0  # share of all clients wanted in a round
-    number: int | None = None  # how many instead; overrides fraction
+    number: int | None = None  # how many, in place of fraction
     quorum: int = 1  # fewest answers a round needs
     over: float = 0.0  # share asked beyond those wanted; the first to answer are kept
     dropout: float = 0.0  # chance that a client asked never answers (simulated)
