@@ -114,6 +114,39 @@ def test_a_run_that_began_with_a_share_and_a_number_can_be_read_and_trained_furt
     assert Recipe.of(began, "rounds=30").participation == began.participation
 
 
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("rounds", "a whole number"),
+        ("clients", "a whole number"),
+        ("seed", "a whole number"),
+        ("local.epochs", "a whole number"),
+        ("local.lr", "a number"),
+        ("local.clip", "a number"),
+        ("participation.number", "a whole number"),
+        ("encoder.width", "a whole number"),
+        ("terms.proximal.mu", "a number"),
+        ("evaluate.labels_per_class", "a whole number"),
+    ],
+)
+def test_truth_values_are_no_numbers(key: str, wanted: str, tmp_path: Path) -> None:
+    words = ("[true]", "[no]") if key.endswith("per_class") else ("true", "yes", "off")
+    for word in words:
+        with pytest.raises(ConfigError, match=rf"{key}=\S+: should be {wanted}"):
+            Recipe.of("fedavg", f"{key}={word}")
+        with pytest.raises(ConfigError, match=rf"{key}=\S+: should be {wanted}"):
+            Recipe.of("fedavg", **{key: word})
+        path = tmp_path / "mine.yaml"
+        *sections, name = key.split(".")
+        opened = "".join(f"{section}: {{" for section in sections)
+        path.write_text(f"{opened}{name}: {word}{'}' * len(sections)}\n")
+        with pytest.raises(ConfigError, match=rf"{key}=\S+: should be {wanted}"):
+            Recipe.of(str(path))
+    with pytest.raises(ConfigError, match=f"{key}=.*: should be "):
+        Recipe.of("fedavg", **{key: True})
+    assert Recipe.of("fedavg", "evaluate.whiten=true").evaluate.whiten is True
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_valid(name: str) -> None:
     assert Recipe.of(name).tree()

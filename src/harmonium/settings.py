@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import operator
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import yaml
+from pydantic_core import PydanticKnownError
 
 from harmonium.errors import ConfigError, Key, UnknownSetting, suggest
 from harmonium.registry import Registry, recipe_name
@@ -120,18 +122,43 @@ def coerce(key: str, wanted: Any, value: Any) -> Any:
     """A plain value as the wanted type."""
     if isinstance(value, str) and value.lower() in ("none", "null", "") and _takes_none(wanted):
         value = None
-    kind = pydantic.TypeAdapter(wanted)
+    kind = pydantic.TypeAdapter(_counting(wanted))
     try:
         return kind.validate_python(value)
     except pydantic.ValidationError as error:
-        if isinstance(value, str):  # from Python, "[5, 10]" reads as the word of a command does
-            with suppress(yaml.YAMLError, pydantic.ValidationError):
-                return kind.validate_python(yaml.safe_load(value))
         first = error.errors()[0]
-        shown = "" if value is None else value
+        if isinstance(value, str):  # from Python, "[5, 10]" reads as the word of a command does
+            try:
+                return kind.validate_python(yaml.safe_load(value))
+            except yaml.YAMLError:
+                pass
+            except pydantic.ValidationError as again:
+                first = again.errors()[0]
+        shown = {None: "", True: "true", False: "false"}[value] if _is_word(value) else value
         section, _, name = key.rpartition(".")
         named = Key(section, name) if section else Key(name)
         raise UnknownSetting(named, f"={shown}: {_plainly(first)}") from None
+
+
+def _is_word(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _counting(wanted: Any) -> Any:
+    """The wanted type with numbers that truth values are not: pydantic would read true as 1."""
+    if wanted in (int, float):
+        refused = PydanticKnownError("int_type" if wanted is int else "float_type")
+
+        def check(value: Any) -> Any:
+            if isinstance(value, bool):
+                raise refused
+            return value
+
+        return Annotated[wanted, pydantic.BeforeValidator(check)]
+    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_counting, inner))
+    return origin[tuple(map(_counting, inner))] if origin in (tuple, list, dict) else wanted
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
