@@ -18,7 +18,7 @@ from harmonium.comparing.names import is_label, names_of, taken
 from harmonium.comparing.traffic import Device
 from harmonium.errors import ConfigError, UnknownSetting, counted
 from harmonium.evaluate import references as without_training
-from harmonium.overrides import apply_changes, changes_of
+from harmonium.overrides import Change, apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
 from harmonium.settings import make, plain, unknown
 from harmonium.tuning.grid import split_values
@@ -123,7 +123,7 @@ def plan(
             raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
     made = make(Settings, own.get("compare", {}), "compare")
     beside = references(methods, made.references, supervised=made.supervised)
-    tuned = _with_own_settings(beside, own_settings)
+    tuned = _with_own_settings(beside, own_settings, rest)
     unfair = fairness.check(methods, allow=allow_unfair)
     for label, recipe in tuned.items():
         both = {label: beside[label], f"{label} with its own settings": recipe}
@@ -194,11 +194,12 @@ def reference_settings(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _with_own_settings(
-    references: Mapping[str, Recipe], own: Mapping[str, Sequence[str]]
+    references: Mapping[str, Recipe], own: Mapping[str, Sequence[str]], common: Sequence[Change]
 ) -> dict[str, Recipe]:
-    """The references that have settings of their own, with them."""
+    """The references that have settings of their own, with them; no setting is given twice."""
     tuned: dict[str, Recipe] = {}
     for name, its in own.items():
+        changes_of([*common, *its])
         labels = [label for label in references if label.partition(" (")[0] == name]
         if not labels:
             raise ConfigError(
