@@ -33,7 +33,7 @@ from harmonium.federation.client import abridged
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import MEASURING, Ask, ClientId
+from harmonium.federation.wire import MEASURING, Ask, ClientId, Plan
 from harmonium.hosts import load_public, make_host, missing
 from harmonium.life import as_drawn
 from harmonium.recipe import Recipe
@@ -123,10 +123,13 @@ def _measured(recipe: Recipe, folder: Path) -> Estimate:
         for way in ("down", "up")
     }
     due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
+    begin, settle = (
+        trial.measuring(plan, cohort, beside) for plan in (host.method.begin, host.method.settle)
+    )
     return Estimate(
         setup=trial.setup.server + trial.setup.client * recipe.training / beside,
         training=later.server * recipe.rounds + of_rounds(first.client, later.client) / beside,
-        evaluation=looks * (1 + due) + trial.measuring(cohort, beside) * due + last,
+        evaluation=looks * (1 + due) + begin + settle * due + last,
         rounds=recipe.rounds,
         bytes_down=round(sent["down"]),
         bytes_up=round(sent["up"]),
@@ -205,14 +208,17 @@ class _Trial:
                 if number == 1 or not self._meter.is_late:
                     self.rounds.append(self._cost(number))
 
-    def measuring(self, cohort: int, beside: int) -> float:
-        """Seconds of what clients measure before an encoder is judged, of all that are asked."""
+    def measuring(
+        self, plan: Callable[[Server, Sequence[ClientId]], Plan], cohort: int, beside: int
+    ) -> float:
+        """Seconds of what clients measure by a plan, of all that are asked."""
         engine, server = self._engine, self._server
         engine.tasks.clear()
+        engine.of_all = 0.0
         engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
         began, further = time.perf_counter(), self._meter.further
         with listening(self._meter.event), abridged(self._meter.enough):
-            self._driver.drive(self.method.settle(server, self.cohort), server)
+            self._driver.drive(plan(server, self.cohort), server)
         whole = time.perf_counter() - began + self._meter.further - further
         at_clients = sum(engine.tasks)
         return max(0.0, whole - at_clients) + engine.of_all * self._scale / beside

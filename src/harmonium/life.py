@@ -331,6 +331,10 @@ class Life:
             with work(SETUP):
                 figures = judge.look(judge.untrained) if judge else {}
                 server, _ = self._try(driver, engine, server, simulate)
+                server = driver.drive(method.begin(server, self._cohort(server)), server)
+            figures = {**figures, **method.report(server)}
+            if (overall := figures.get(GLOBAL_OBJECTIVE, {}).get("value")) is not None:
+                watcher.note(f"global objective at initialisation {overall:.3f}")
             server = self._finish(server, driver, engine, started, figures)
         else:
             server = Server(ground.examples, **known, **commit.server)

@@ -106,6 +106,8 @@ class Trial:
         driver = Driver(host.method, self.wrap(engine), ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
         server = driver.drive(host.method.play(server, cohort), server)
+        if number == 0:
+            server = driver.drive(host.method.begin(server, cohort), server)
         if number == self.recipe.rounds:
             server = driver.drive(host.method.settle(server, cohort), server)
         self.lines += ledger.lines

@@ -4,6 +4,7 @@ The node is a thread here and answers for all clients; deployments with processe
 in tests/e2e/test_deployment.py and tests/deploy.
 """
 
+import json
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -49,6 +50,10 @@ def test_the_global_objective_is_measured_over_flower_as_well(together: Together
     there = plain.again(engine=together.engine)
     assert there.server.memory["global_objective"] == plain.server.memory["global_objective"]
     assert "gradient_norm" in there.server.memory["global_objective"] and together.asked > before
+    assert there.lines == plain.lines  # before round 1, too
+    first = [json.loads(line) for line in there.lines[:4]]
+    steps = ["measure_objective"] * 2 + ["measure_gradient"] * 2
+    assert [(line["round"], line["step"]) for line in first] == [(0, step) for step in steps]
 
 
 # ---- methods of every shape ----------------------------------------------------------------------

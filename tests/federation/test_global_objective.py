@@ -193,7 +193,8 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
         measured = harmonium.run("fedsc", out=tmp_path / "on", **RUN)
         plain = harmonium.run("fedsc", out=tmp_path / "off", **off)
     rows = {row["round"]: row.get("global_objective") for row in measured.rounds}
-    assert [number for number, told in rows.items() if told] == [2, 3]  # due, and the last
+    assert [number for number, told in rows.items() if told] == [0, 2, 3]  # due, first and last
+    assert {"value", "local", "by_client", "gradient_norm"} <= set(rows[0])
     assert measured.global_objective == rows[3] and not plain.global_objective
     assert {"value", "local", "by_client", "gradient_norm"} <= set(rows[3])
     one, other = (load_file(tmp_path / name / "encoder.safetensors") for name in ("on", "off"))
@@ -201,12 +202,17 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
     kept = ("bytes_up", "bytes_down", "answered", "loss")  # measuring is no part of the method
     for mine, theirs in zip(measured.rounds, plain.rounds, strict=True):
         assert all(mine[key] == theirs[key] for key in kept)
-    assert measured.rounds[-1]["bytes_measuring"] > 0 and "bytes_measuring" not in plain.rounds[-1]
+    assert "bytes_measuring" not in plain.rounds[-1]
+    spent = measured.rounds[0]["bytes_measuring"]  # before round 1 as at any evaluation
+    assert spent == measured.rounds[-1]["bytes_measuring"] > 0
+    before = (tmp_path / "on" / "ledger.jsonl").read_text().splitlines()[:8]
+    assert [json.loads(line)["step"] for line in before] == [m for m in MEASURING for _ in range(4)]
     run_picture(tmp_path / "run.svg", measured.rounds)
     drawn = (tmp_path / "run.svg").read_text()
     assert "global objective" in drawn and "gradient norm" in drawn
     assert f"objective {rows[3]['value']:.3f}" in str(figures_of(measured.rounds[-1]))
-    assert f"over all clients {rows[3]['value']:.3f}" in measured.summary()
+    at_first = f" (at initialisation {rows[0]['value']:.3f})"
+    assert f"over all clients {rows[3]['value']:.3f}{at_first}" in measured.summary()
     assert measured.metrics[-1]["global_objective.gradient_norm"] == rows[3]["gradient_norm"]
     capsys.readouterr()
     show_result(measured, as_json=False)
@@ -230,6 +236,72 @@ def test_a_run_that_is_stopped_and_resumed_tells_the_same(
     harmonium.resume(tmp_path / "cut")
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_is_killed_before_round_1_tells_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+
+    class Stop(Callback):
+        def __init__(self, answers: int) -> None:
+            self.answers, self.notes = answers, list[str]()
+
+        def task(self, reply: Any) -> None:
+            self.answers -= 1
+            if self.answers == 0:
+                raise KeyboardInterrupt
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    calm = Stop(-1)
+    whole = harmonium.run("fedsc", out=tmp_path / "whole", callbacks=calm, **RUN)
+    for answers in (1, 6):  # within each of the two asks of four clients
+        with pytest.raises(KeyboardInterrupt):
+            harmonium.run("fedsc", out=tmp_path / "cut", callbacks=Stop(answers), **RUN)
+        assert not list((tmp_path / "cut").glob("commits/*"))
+    harmonium.run("fedsc", out=tmp_path / "cut", **RUN)
+    for name in ("metrics.jsonl", "ledger.jsonl", "encoder.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    value = whole.rounds[0]["global_objective"]["value"]
+    assert f"global objective at initialisation {value:.3f}" in calm.notes
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_norm": "recalibrate", "participation": {"number": 2, "dropout": 0.3}},
+        {"method": {"name": "scaffold"}, "local": {**TINY["local"], "momentum": 0.0}},
+        {"privacy": {"secure_aggregation": True}},
+    ],
+    ids=["recalibrated", "stateful", "masked"],
+)
+def test_before_round_1_it_leaves_no_trace_in_later_rounds(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    encoder = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
+    base = {**RUN, "method": "fedavg", "rounds": 1, "encoder": encoder, **settings}
+    if "privacy" in settings:  # counts of batches cannot be added up
+        base["encoder"] = TINY["encoder"]
+    off = {**base, "evaluate": {**RUN["evaluate"], "objective": False}}
+    measured = harmonium.run("fedavg", out=tmp_path / "on", **base)
+    plain = harmonium.run("fedavg", out=tmp_path / "off", **off)
+    one, other = (load_file(tmp_path / name / "encoder.safetensors") for name in ("on", "off"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    kept = ("bytes_up", "bytes_down", "answered", "missing", "loss", "reported")
+    first, same = measured.rounds[0], plain.rounds[0]
+    if "privacy" not in settings:
+        assert [first.get(key) for key in kept] == [same.get(key) for key in kept]
+    told = first["global_objective"]
+    assert told["clients"] == 4 and told["value"] != measured.global_objective["value"]
+    assert first["bytes_measuring"] > 0 and not same.get("global_objective")
+    if settings.get("batch_norm") == "recalibrate":  # of its own statistics, as it is later
+        lines = (tmp_path / "on" / "ledger.jsonl").read_text().splitlines()
+        assert json.loads(lines[0])["step"] == "calibrate" and json.loads(lines[0])["round"] == 0
 
 
 @pytest.mark.usefixtures("quick")

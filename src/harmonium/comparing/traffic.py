@@ -18,7 +18,7 @@ from typing import Any
 
 from harmonium.errors import ConfigError
 from harmonium.federation.method import Method
-from harmonium.federation.wire import MEASURING
+from harmonium.federation.wire import is_measuring
 from harmonium.report.tables import MISSING
 
 FORWARD = 1 / 3  # of the time that a forward and a backward pass take
@@ -190,7 +190,8 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
 
 def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's ledger that are the method's own, not measurements for the log."""
-    return (line for line in _lines(folder / "ledger.jsonl") if line["step"] not in MEASURING)
+    lines = _lines(folder / "ledger.jsonl")
+    return (line for line in lines if not is_measuring(line["step"], line["round"]))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.errors import NotEnoughReplies
-from harmonium.federation.wire import Ask, ClientId, Plan, Weights
+from harmonium.federation.wire import CALIBRATE, Ask, ClientId, Plan, Weights
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Server
@@ -30,7 +30,7 @@ def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
     """
     encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
     for asked in (cohort, *[server.everyone] * 9):
-        got = yield Ask("calibrate", asked, {"encoder": encoder}, least=0)
+        got = yield Ask(CALIBRATE, asked, {"encoder": encoder}, least=0)
         if got.ids:
             memory = {**server.memory, "statistics": pooled(got.statistics)}
             return replace(server, memory=memory)

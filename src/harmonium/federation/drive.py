@@ -21,7 +21,6 @@ from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import (
-    MEASURING,
     NOT_FINITE,
     STEPS,
     Ask,
@@ -30,6 +29,7 @@ from harmonium.federation.wire import (
     Folded,
     Plan,
     check,
+    is_measuring,
 )
 from harmonium.privacy.mechanisms import Release
 from harmonium.telling import work
@@ -163,8 +163,9 @@ class Driver:
             shares = {c: 1 if alike else server.examples[c] for c in folded.ids}
             path = (self.method.world.seed, turn.round, turn.ask)
             folded.model = made.at_server(folded.model, shares, path)
+        reports = bool(folded.ids) and not is_measuring(ask.step, turn.round)
         for name, part in declared.up.items():
-            if part.kind == "scalar" and folded.ids and ask.step not in MEASURING:
+            if part.kind == "scalar" and reports:
                 value = getattr(folded, name)
                 mean = sum(value.values()) / len(value) if part.fold == "each" else value
                 self.reported[name] = float(mean)

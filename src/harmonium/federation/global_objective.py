@@ -1,8 +1,9 @@
 """The global objective: the loss over the images of all clients together, and its gradient.
 
-It is measured on the federation's model before an encoder is judged, and nothing is trained. An
-objective such as the spectral contrast of FedSC (Jing et al., 2024, eq. 4) is a function of means
-over images (`Objective.means`, `Objective.from_means`), so two asks to all clients measure it:
+It is measured on the federation's model at initialisation and before an encoder is judged, and
+nothing is trained. An objective such as the spectral contrast of FedSC (Jing et al., 2024, eq. 4)
+is a function of means over images (`Objective.means`, `Objective.from_means`), so two asks to all
+clients measure it:
 
 - `measure_objective`: every client returns its means (of the spectral contrast, the correlation
   matrix and the scalar Tr R+) and the loss over its own images. The means over all clients give
@@ -104,8 +105,9 @@ def words(method: Method) -> tuple[str, ...]:
         return ()
     gradient = " and the gradient of the loss over its images" if has_gradient(method) else ""
     return (
-        f"At every evaluation each client also sends means over its images{gradient}, for the "
-        "global objective in the log; evaluate.objective=false leaves that out.",
+        f"Before round 1 and at every evaluation each client also sends means over its "
+        f"images{gradient}, for the global objective in the log; evaluate.objective=false leaves "
+        "that out.",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from harmonium import codec
-from harmonium.federation.wire import MEASURING
+from harmonium.federation.wire import is_measuring
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Ledger:
         self.lines.append(json.dumps(told))
         if entry.why:
             self.last_reason = f"Client {entry.client}: {entry.why}."
-        if entry.step in MEASURING:
+        if is_measuring(entry.step, entry.round):
             self.totals["measuring"] += sum(entry.down.values()) + sum(entry.up.values())
             return
         self.totals["down"] += sum(entry.down.values())

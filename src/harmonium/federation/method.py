@@ -216,6 +216,15 @@ class Method:
             server = yield from whitened.fitted(self, server)
         return server
 
+    def begin(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Measure the global objective of the model at initialisation, where it is measured."""
+        if not self.measures_objective:
+            return server
+        if self.recalibrates:
+            server = yield from calibrated(server, cohort)
+        server = yield from overall.measured(self, server)
+        return server
+
     @exchange(
         down={"encoder": weights(of="encoder")},
         up={

@@ -32,6 +32,7 @@ Of = Literal[
 
 STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
 MEASURING = ("measure_objective", "measure_gradient", "measure_moments")  # no part of a method
+CALIBRATE = "calibrate"  # the ask for BatchNorm's statistics
 MASKS = "masks"  # the value that goes down with the method's own ask under secure aggregation
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
 
@@ -135,6 +136,17 @@ class Ask:
     down: Mapping[str, Value] = field(default_factory=dict)
     each: Mapping[ClientId, Mapping[str, Value]] = field(default_factory=dict)
     least: int | None = None  # fewest answers it needs; none: the recipe's quorum
+
+
+def is_measuring(step: str, round: int) -> bool:
+    """Whether an ask only measures, for the log, and is no part of what a method costs.
+
+    Before round 1 no encoder is handed on, so statistics of BatchNorm are asked for to measure.
+
+    >>> is_measuring("measure_objective", 3), is_measuring("calibrate", 0), is_measuring("train", 1)
+    (True, True, False)
+    """
+    return step in MEASURING or (step == CALIBRATE and round == 0)
 
 
 class MissingField(WireError, AttributeError):

@@ -119,7 +119,13 @@ def _remarks(result: Result) -> list[str]:
     if overall := result.global_objective:
         numbers = {"over all clients": "value", "mean of clients": "local"}
         numbers |= {"gradient norm": "gradient_norm"}
-        told = [f"{n} {overall[k]:.3f}" for n, k in numbers.items() if _is_number(overall, k)]
+        before = result.rounds[0].get("global_objective", {})
+        told = [
+            f"{n} {overall[k]:.3f}"
+            + (f" (at initialisation {before[k]:.3f})" if _is_number(before, k) else "")
+            for n, k in numbers.items()
+            if _is_number(overall, k)
+        ]
         said = {f"global objective ({overall['objective']})": ", ".join(told), **said}
     lines = [f"{key}: {text}" for key, text in said.items() if text]
     lines += [f"probably {reason}" for reason in result.reasons]
