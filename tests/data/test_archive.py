@@ -40,8 +40,10 @@ def test_npz_orders_of_axes(tmp_path, shape):
     channels = 3 if 3 in shape else 1
     assert data.train.shape == (6, 7, channels)
     found = {picture.tobytes() for picture in data.train.pixels}
-    if len(shape) == 4 and shape[1] in (1, 3):
+    if first := len(shape) == 4 and shape[1] in (1, 3):
         pixels = pixels.transpose(0, 2, 3, 1)
+        assert data.notes[0].endswith(f"{shape}, which is read as (n, channels, height, width)")
+    assert len(data.notes) == first
     assert found == {picture.tobytes() for picture in pixels}
 
 
@@ -77,6 +79,12 @@ def test_npz_names_maps_and_columns(tmp_path):
     [
         ({"x": np.zeros((3, 4, 4, 3), np.float32)}, "float32.*convert"),
         ({"x": np.zeros((3, 4, 4, 5), np.uint8)}, "1 or 3 channels"),
+        (
+            {"x": np.zeros((9, 3, 8, 3), np.uint8)},
+            r"first or last; give .*transpose",
+        ),
+        ({"x": np.zeros((9, 1, 8, 1), np.uint8)}, "images 'x' of .*first or last; give"),
+        ({"x": np.zeros((8, 8, 3), np.uint8)}, "no set of images; give"),
         ({"x": numbered(3), "y": np.zeros(2, int)}, "labels 'y'.*each of the 3"),
         ({"x": numbered(3), "y": np.zeros((3, 14), int)}, r"shape \(3, 14\)"),
         ({"x": numbered(3), "y": np.zeros(3)}, "labels 'y'"),

@@ -7,7 +7,7 @@ array that could be read in two ways is refused with a line that names the way o
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -109,6 +109,35 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
     if layout != "NCHW":
         return value
     return value.permute(0, 2, 3, 1) if is_tensor(value) else value.transpose(0, 2, 3, 1)
+
+
+def image_set(value: Any, what: str, fix: str, note: Callable[[str], None] | None = None) -> Any:
+    """Several images as (n, height, width, channels); one image alone is refused.
+
+    Args:
+        value: a uint8 array or tensor (n, height, width, channels) or (n, height, width).
+        what: how a message calls the images.
+        fix: as of `channels_last`.
+        note: of archives, in which the first axis always counts images: is told where channels can
+            only be first, which is refused without it.
+
+    Returns:
+        A view of the same array or tensor.
+    """
+    check_uint8(value, what)
+    shape = tuple(value.shape)
+    layout: Layout | None = None
+    if value.ndim < 3 or (value.ndim == 3 and shape[2] in CHANNELS):
+        raise DataError(
+            f"{what} have shape {shape}, which is no set of images; give (n, height, width, "
+            "channels), or (n, height, width) for grey images"
+        )
+    if note is not None and value.ndim == 3:
+        return value[..., None]
+    if note is not None and value.ndim == 4 and shape[1] in CHANNELS and shape[3] not in CHANNELS:
+        layout = "NCHW"
+        note(f"{what} have shape {shape}, which is read as (n, channels, height, width)")
+    return channels_last(value, layout, what, fix)
 
 
 def check_uint8(value: Any, what: str) -> None:

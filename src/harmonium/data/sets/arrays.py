@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.inputs import CHANNELS, as_numpy, channels_last, check_uint8, is_array, kind
+from harmonium.data.inputs import as_numpy, image_set, is_array, kind
 from harmonium.data.sets.npz import read_arrays
 from harmonium.data.store import (
     PIECE_BYTES,
@@ -199,12 +199,7 @@ def _part(value: Any, what: str, prefix: str) -> Iterator[tuple[str, Array]]:
 def _images(value: Any, what: str) -> Array:
     if not is_array(value):
         raise DataError(f"{what} is a {kind(value)}; give {FORMS}")
-    check_uint8(value, what)
-    if value.ndim < 3 or (value.ndim == 3 and value.shape[2] in CHANNELS):
-        raise DataError(
-            f"{what} has shape {tuple(value.shape)}, which is no set of images; give {FORMS}"
-        )
-    pixels = as_numpy(channels_last(value, None, what, "turn them with .transpose(0, 2, 3, 1)"))
+    pixels = as_numpy(image_set(value, what, "turn them with .transpose(0, 2, 3, 1)"))
     if not len(pixels):
         raise DataError(f"{what} holds no images")
     return pixels

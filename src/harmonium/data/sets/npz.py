@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
-from harmonium.data.images import UNKNOWN, Integers, Pixels, check_pixels
+from harmonium.data.images import UNKNOWN, Integers, Pixels
+from harmonium.data.inputs import image_set
 from harmonium.data.store import Writer
 from harmonium.errors import ConfigError, DataError, Key
 
@@ -142,7 +143,7 @@ class _Reader:
         texts = self._texts(parts)
         writer.names |= texts
         for part, columns in parts.items():
-            pixels = self._pixels(columns.pixels)
+            pixels = self._pixels(columns.pixels, writer.notes)
             factors = {
                 name: self._factor(key, texts.get(name)) for name, key in columns.factors.items()
             }
@@ -201,15 +202,12 @@ class _Reader:
         has_labels = prefix + labels in self.shapes
         return _Columns(prefix + pixels, prefix + labels if has_labels else None, factors)
 
-    def _pixels(self, key: str) -> Pixels:
-        """The pictures (n, height, width, channels), from any of the three usual orders."""
-        found: npt.NDArray[Any] = self.archive[key]
-        if found.ndim == 3:
-            found = found[..., None]
-        elif found.ndim == 4 and found.shape[3] not in (1, 3) and found.shape[1] in (1, 3):
-            found = found.transpose(0, 2, 3, 1)
-        check_pixels(found, f"the pictures '{key}' of {self.path}")
-        return found
+    def _pixels(self, key: str, notes: list[str]) -> Pixels:
+        """The images (n, height, width, channels), from any order that can be told; see `notes`."""
+        what = f"the images '{key}' of {self.path}"
+        fix = "save them turned, e.g. x.transpose(0, 2, 3, 1)"
+        pixels: Pixels = image_set(self.archive[key], what, fix, notes.append)
+        return pixels
 
     def _labels(self, columns: _Columns) -> Integers:
         count = self.shapes[columns.pixels][0][0]
