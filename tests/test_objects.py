@@ -130,6 +130,19 @@ def test_labels_do_not_reach_tasks_that_do_not_declare_them(tmp_path: Path) -> N
     assert open_host(tmp_path / "b").images.labelled
 
 
+def test_a_split_by_column_says_how_arrays_are_given_clients(tmp_path: Path) -> None:
+    pixels, settings = images(60, 8, 8), {**SMALL, "rounds": 1, "split": "column", "clients": 3}
+    with pytest.raises(DataError, match='has no such column: give .*"clients": clients}') as no:
+        harmonium.run("fedavg", data=(pixels, LABELS), **settings)
+    assert "\n" not in str(no.value) and str(no.value).endswith("split=iid")
+    with pytest.raises(DataError, match='"site": site}, or choose split.column from: client'):
+        data = {"images": pixels, "labels": LABELS, "clients": np.arange(60) % 3}
+        harmonium.run("fedavg", data=data, **{**settings, "split.column": "site"})
+    named = {"images": pixels, "labels": LABELS, "clients": ["north", "south", "west"] * 20}
+    result = harmonium.run("fedavg", data=named, out=tmp_path / "run", **settings)
+    assert result.recipe.split.name == "column"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -93,6 +93,11 @@ class DataSpec:
         """What must be fetched before these pictures can be loaded, each with its command."""
         return ()
 
+    @classmethod
+    def column_way(cls, column: str) -> str:
+        """How such data are given a column, for a message; empty where they cannot have one."""
+        return ""
+
     def identity(self) -> dict[str, Any]:
         """Plain values that change whenever the decoded content would."""
         raise TypeError(f"{type(self).__name__} must define `identity`")

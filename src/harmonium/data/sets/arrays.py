@@ -63,6 +63,15 @@ class Arrays(UnsplitSpec):
         if len(self.digest) != 64 or not set(self.digest) <= set(string.hexdigits.lower()):
             raise ConfigError(f"data.digest={self.digest}: 64 letters and digits of a SHA-256")
 
+    @classmethod
+    def column_way(cls, column: str) -> str:
+        """As a further key of the dict."""
+        key = next((key for key, name in _COLUMNS.items() if name == column), column)
+        return (
+            "give one value for each training image with them, "
+            f'data={{"images": images, "labels": labels, "{key}": {key}}}'
+        )
+
     def identity(self) -> dict[str, Any]:
         """The content itself."""
         return {"digest": self.digest}

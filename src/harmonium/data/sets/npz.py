@@ -72,6 +72,14 @@ class Npz(UnsplitSpec):
     def _file(self) -> Path:
         return Path(self.path).expanduser().resolve()
 
+    @classmethod
+    def column_way(cls, column: str) -> str:
+        """As a further array of the archive."""
+        return (
+            f"add an array `{column}` (`train_{column}` beside train_x) with one value for each "
+            "image to the archive"
+        )
+
     def identity(self) -> dict[str, Any]:
         """Which file, and whether it was changed."""
         about = self._file().stat()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.data.datasets import datasets
 from harmonium.data.images import Images, Integers
 from harmonium.errors import ConfigError, DataError
 
@@ -44,8 +45,14 @@ def column_of(images: Images, name: str, called: str) -> Integers:
     """The values of a further column, or an error that names the columns there are."""
     if name not in images.factors:
         known = ", ".join(sorted(images.factors))
-        way = f"choose split.column from: {known}" if known else "use another split, e.g. split=iid"
-        raise DataError(f"split.column={name}, but {called} has no such column: {way}")
+        other = (
+            f"choose split.column from: {known}" if known else "use another split, e.g. split=iid"
+        )
+        spec = datasets.table().get(called)
+        ways = [*filter(None, [spec.column_way(name) if spec else ""]), other]
+        raise DataError(
+            f"split.column={name}, but {called} has no such column: {', or '.join(ways)}"
+        )
     return images.factors[name]
 
 
