@@ -11,7 +11,9 @@ import torch
 import harmonium
 from harmonium import seeds
 from harmonium.checkpoint import Folder
+from harmonium.comparing.traffic import Device, components, course
 from harmonium.data.views import Views, preset
+from harmonium.federation.wire import STEPS
 from harmonium.life import Life
 from harmonium.measures.opened import Run, open_run
 from harmonium.methods import methods
@@ -132,6 +134,33 @@ def test_the_model_is_the_same_with_and_without(played, name):
         mine, theirs = (run.state(client).get("parts", {}) for run in (one, other))
         assert all(torch.equal(mine[key], theirs[key]) for key in {*mine, *theirs})
     assert "align" not in Folder(other.path).read_log("metrics.jsonl")[-1].get("reported", {})
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_its_bytes_and_answers_are_kept_apart_from_the_methods_own(played, masked):
+    """In the log, the ledger and comparisons, the asks of secure aggregation around it included."""
+    few = {"participation": {"number": 3}, "privacy": {"secure_aggregation": masked}}
+    one = played(folder="with", **few)
+    other = played(folder="without", evaluate={**SMALL["evaluate"], "tuning": None}, **few)
+    rows = [Folder(run.path).read_log("metrics.jsonl") for run in (one, other)]
+    own = ("answered", "missing", "bytes_down", "bytes_up", "loss")
+    for mine, theirs in zip(*rows, strict=True):
+        assert [mine[key] for key in own] == [theirs[key] for key in own]
+    assert rows[0][-1]["bytes_measuring"] > 0 and "bytes_measuring" not in rows[1][-1]
+    lines = Folder(one.path).read_log("ledger.jsonl")
+    measuring = [e for e in lines if "appraise" in (e["step"], e.get("of"))]
+    spent = sum(sum(e[way].values()) for e in measuring for way in ("down", "up"))
+    assert spent == rows[0][-1]["bytes_measuring"]
+    assert {e["step"] for e in measuring} - {"appraise"} == (set(STEPS) if masked else set())
+    courses = [
+        course(run.path, run.method, [*run.examples.values()], Device()) for run in (one, other)
+    ]
+    assert courses[0] == courses[1] and components(one.path) == components(other.path)
+
+
+def test_simulated_dropouts_leave_nobody_out_of_the_score(played):
+    run = played(participation={"dropout": 0.5}, rounds=1)
+    assert told(run)["pictures"] == sum(run.examples.values())
 
 
 def test_a_server_without_pictures_has_the_scores_of_all_looks(played, monkeypatch):

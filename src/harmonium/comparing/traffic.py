@@ -190,8 +190,9 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
 
 def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's ledger that are the method's own, not measurements for the log."""
-    lines = _lines(folder / "ledger.jsonl")
-    return (line for line in lines if not is_measuring(line["step"], line["round"]))
+    for line in _lines(folder / "ledger.jsonl"):
+        if not is_measuring(line.get("of", line["step"]), line["round"]):
+            yield line
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from harmonium.data.views import Views
 from harmonium.errors import ConfigError, counted
 from harmonium.evaluate.geometry import tuning_parts
 from harmonium.federation.client import Client, Decline
-from harmonium.federation.wire import Ask, ClientId, Exchange, Value, Weights, scalar
+from harmonium.federation.wire import SCORE, Ask, ClientId, Exchange, Value, Weights, scalar
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
@@ -51,7 +51,7 @@ UP = {
 def declared(method: Method, exchange: Exchange) -> Exchange:
     """`appraise` as the settings have it: clients count alike, or by their numbers of images."""
     how = method.appraisal
-    if exchange.name != "appraise" or how is None or how.over == "clients":
+    if exchange.name != SCORE or how is None or how.over == "clients":
         return exchange
     weighed = {name: scalar("mean", by="pictures") for name in ("align", "unif")}
     return replace(exchange, up={**exchange.up, **weighed})
@@ -62,14 +62,14 @@ def ask(method: Method, server: Server) -> Ask:
     everyone = server.everyone
     if not any(method.known(server, client) for client in everyone):
         model = judged_model(method, server, {}, "evaluate.tuning")
-        return Ask("appraise", everyone, {"model": model}, least=0)
+        return Ask(SCORE, everyone, {"model": model}, least=0)
     each: dict[ClientId, Mapping[str, Value]] = {
         client: {
             "model": judged_model(method, server, method.known(server, client), "evaluate.tuning")
         }
         for client in everyone
     }
-    return Ask("appraise", everyone, each=each, least=0)
+    return Ask(SCORE, everyone, each=each, least=0)
 
 
 def judged_model(

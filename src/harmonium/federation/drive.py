@@ -22,6 +22,7 @@ from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import (
     NOT_FINITE,
+    SCORE,
     STEPS,
     Ask,
     ClientId,
@@ -163,9 +164,9 @@ class Driver:
             shares = {c: 1 if alike else server.examples[c] for c in folded.ids}
             path = (self.method.world.seed, turn.round, turn.ask)
             folded.model = made.at_server(folded.model, shares, path)
-        reports = bool(folded.ids) and not is_measuring(ask.step, turn.round)
+        reports = ask.step == SCORE or not is_measuring(ask.step, turn.round)
         for name, part in declared.up.items():
-            if part.kind == "scalar" and reports:
+            if part.kind == "scalar" and folded.ids and reports:
                 value = getattr(folded, name)
                 mean = sum(value.values()) / len(value) if part.fold == "each" else value
                 self.reported[name] = float(mean)
@@ -212,7 +213,8 @@ class Driver:
         try:
             part, count = next(steps)
             while True:
-                answered = self._collect(part, turn, take, server, at_once=True)
+                of = ask.step if part.step in STEPS else ""
+                answered = self._collect(part, turn, take, server, at_once=True, of=of)
                 part, count = steps.send(answered)
         except StopIteration as stop:
             for reply in held.values():
@@ -235,12 +237,20 @@ class Driver:
         )
 
     def _collect(
-        self, ask: Ask, turn: Turn, take: Take, server: Server, *, at_once: bool = False
+        self,
+        ask: Ask,
+        turn: Turn,
+        take: Take,
+        server: Server,
+        *,
+        at_once: bool = False,
+        of: str = "",
     ) -> list[ClientId]:
         """Deliver an ask and take the answers in the order of asking, whoever was first.
 
         `at_once` takes them as they come, where order does not matter, so that none is held back.
-        The ledger has the order of asking either way.
+        The ledger has the order of asking either way. `of` is the step that an ask of secure
+        aggregation is about.
         """
         left = set(ask.to)
         waiting: dict[ClientId, Reply | Entry] = {}
@@ -260,6 +270,7 @@ class Driver:
         def count(reply: Reply) -> Entry:
             nonlocal spoiled
             entry = self._count(reply, ask, turn, take, here[reply.client])
+            entry.of = of
             spoiled += entry.outcome == "refused" and entry.why.endswith(NOT_FINITE)
             if entry.outcome == "no answer":  # it may have left the client all the same
                 silent.append(reply.client)

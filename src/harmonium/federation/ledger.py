@@ -30,6 +30,7 @@ class Entry:
     up: dict[str, int] = field(default_factory=dict)
     parts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # way, field, part
     releases: list[Mapping[str, Any]] = field(default_factory=list)
+    of: str = ""  # the step that an ask of secure aggregation is about
     note: str = ""  # in plain words: rows of single pictures left it, or it kept something back
 
 
@@ -56,7 +57,7 @@ class Ledger:
         self.lines.append(json.dumps(told))
         if entry.why:
             self.last_reason = f"Client {entry.client}: {entry.why}."
-        if is_measuring(entry.step, entry.round):
+        if is_measuring(entry.of or entry.step, entry.round):
             self.totals["measuring"] += sum(entry.down.values()) + sum(entry.up.values())
             return
         self.totals["down"] += sum(entry.down.values())

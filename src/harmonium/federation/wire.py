@@ -31,7 +31,8 @@ Of = Literal[
 ]  # which tensors a `parts` fold is about
 
 STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
-MEASURING = ("measure_objective", "measure_gradient", "measure_moments")  # no part of a method
+SCORE = "appraise"  # the ask for the tuning score
+MEASURING = (SCORE, "measure_objective", "measure_gradient", "measure_moments")  # no method's part
 CALIBRATE = "calibrate"  # the ask for BatchNorm's statistics
 MASKS = "masks"  # the value that goes down with the method's own ask under secure aggregation
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples
