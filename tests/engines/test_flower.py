@@ -17,6 +17,7 @@ from harmonium.engines.flower.together import Together
 from harmonium.federation.client import Decline
 from harmonium.federation.drive import Turn
 from harmonium.federation.method import TRAINED, Method
+from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
 from harmonium.hosts import make_host
 from harmonium.methods import methods
@@ -54,6 +55,16 @@ def test_the_global_objective_is_measured_over_flower_as_well(together: Together
     first = [json.loads(line) for line in there.lines[:4]]
     steps = ["measure_objective"] * 2 + ["measure_gradient"] * 2
     assert [(line["round"], line["step"]) for line in first] == [(0, step) for step in steps]
+
+
+def test_whitening_is_fitted_over_flower_with_the_same_bits(together: Together) -> None:
+    before = together.asked
+    plain = first_trial("fedavg", clients=2, evaluate={"whiten": True})
+    there = plain.again(engine=together.engine, reload=True)
+    assert whitening_of(there.server.memory, None) is not None and together.asked > before
+    assert there.digest == plain.digest and there.lines == plain.lines
+    steps = [json.loads(line)["step"] for line in there.lines]
+    assert steps.count("measure_moments") == 2  # of every client, before its encoder is judged
 
 
 # ---- methods of every shape ----------------------------------------------------------------------
