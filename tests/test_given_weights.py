@@ -20,7 +20,7 @@ from harmonium.engines.flower.together import Together
 from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.evaluate.references import GIVEN
 from harmonium.federation.card import card
-from harmonium.given_weights import Init, digest_of
+from harmonium.given_weights import COPY, Init, digest_of
 from harmonium.hosts import open_host, read_recipe
 from harmonium.life import Callback, Result
 from harmonium.recipe import Recipe
@@ -152,12 +152,53 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def test_weights_that_changed_do_not_continue_a_run(
+@pytest.mark.parametrize("after", ["trained further", "deleted"])
+def test_a_run_goes_on_whatever_became_of_the_run_it_started_from(
+    source: Any, tmp_path: Path, after: str
+) -> None:
+    """The encoder of `alone` is never sent, so clients start from the weights in every round."""
+    first = Path(shutil.copytree(source.folder, tmp_path / "first"))
+    recipe = Recipe.of(Recipe.of("alone", *SMALL), rounds=2, init=first)
+    harmonium.run(recipe, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        harmonium.run(recipe, out=tmp_path / "run", callbacks=Stop())
+    if after == "deleted":
+        shutil.rmtree(first)
+    else:
+        harmonium.resume(first, rounds=2)
+        assert Recipe.of("alone", *SMALL, init=first).init != recipe.init
+    found = harmonium.resume(tmp_path / "run", "engine.workers=1")
+    for name in ("metrics.jsonl", "ledger.jsonl", "result.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert found.recipe.digest == recipe.digest
+    harmonium.resume(tmp_path / "run", rounds=3)  # its recipe still says where it started
+    assert f"file: {first}" in (tmp_path / "run" / "recipe.yaml").read_text()
+    assert open_host(tmp_path / "run").method.blueprint
+
+
+def test_a_run_that_is_killed_while_it_begins_begins_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(init: Init, folder: Path) -> None:
+        keep(init, folder)
+        raise KeyboardInterrupt
+
+    keep, folder = Init.keep, tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Init, "keep", killed)
+        harmonium.run("fedavg", *SMALL, init=file, out=folder)
+    assert (folder / COPY).exists() and not (folder / "recipe.yaml").exists()
+    assert harmonium.run("fedavg", *SMALL, init=file, out=folder).figures
+
+
+def test_a_copy_of_weights_that_changed_does_not_continue_a_run(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longer = Recipe.of(Recipe.of("fedavg", *SMALL), rounds=2, init=file)
     with pytest.raises(KeyboardInterrupt):
         harmonium.run(longer, out=tmp_path / "run", callbacks=Stop())
+    file = tmp_path / "run" / COPY
     held = load_file(file)
     first = next(iter(held))
     save_file({**held, first: held[first] + 1}, file)

@@ -2,6 +2,7 @@
 
     recipe.yaml            the resolved recipe, written last when a run begins
     about.json             its digest and those of the data and the split; versions; the card
+    init.safetensors       a copy of the weights that the run starts from, if it was given any
     split.npz              who holds which pictures
     metrics.jsonl          one line a round: loss, bytes, and figures of evaluations
     ledger.jsonl           one line a client and ask: what crossed, and what was refused

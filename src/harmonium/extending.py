@@ -85,6 +85,7 @@ def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
                 os.replace(folder / name, place / name)
         store.sync_folder(place)
         store.sync_folder(folder)
+    longer = longer.changed(init=about["init"]) if "init" in about else longer  # not its copy
     comments = "".join(f"# {text}\n" for text in told(about["history"]))
     store.write_atomic(folder / "recipe.yaml", (longer.yaml() + comments).encode())
 

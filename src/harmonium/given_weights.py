@@ -5,9 +5,10 @@ function of one's own by `module:function` that returns a state dict. It holds a
 whole model with the names of its parts before those of their tensors (`encoder.`, `projector.`).
 The encoder must fit; other parts are taken where all of a part fits.
 
-The weights' SHA-256 is part of the recipe and of its digest; where they lie is not. Whoever builds
-the model of a run, on resuming it or in another process, gets the weights that it began with or
-an error. Nothing is unpickled.
+The weights' SHA-256 is part of the recipe and of its digest; where they lie is not. A run keeps a
+copy in its folder (`init.safetensors`), for a file may change and a run may be trained further.
+Whoever builds the model of a run, on resuming it or in another process, gets the weights that it
+began with or an error. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from harmonium import store
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, DataError, Key, StoreError
 from harmonium.evaluate.whitening import STORED
 from harmonium.federation.wire import Weights
 
+COPY = "init.safetensors"  # in a run's folder
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -69,6 +72,16 @@ class Init:
                 Key("init"), f": the weights {self.digest[:8]}… are known by their digest only"
             )
         return _checked(self.file, self.digest, _stamp(self.file))
+
+    def keep(self, folder: Path) -> None:
+        """Copy the weights to a run's folder."""
+        held = {name: tensor.contiguous().clone() for name, tensor in self.weights().items()}
+        store.write_atomic(folder / COPY, safetensors.torch.save(held))
+
+    def kept_in(self, folder: Path) -> Init:
+        """The same weights as a run's folder has them; itself where the folder has no copy."""
+        file = folder.absolute() / COPY
+        return Init(str(file), self.digest) if file.is_file() else self
 
 
 def is_function(file: str) -> bool:

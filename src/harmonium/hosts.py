@@ -22,14 +22,15 @@ from harmonium.recipe_text import read_yaml
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run's folder."""
+    """The recipe of a run's folder; given weights are those that the folder has a copy of."""
     path = folder / "recipe.yaml"
     if not path.exists():
         raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
     try:
-        return Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
+        recipe = Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
     except UnicodeDecodeError:
         raise StoreError(f"{path} is damaged: it is not text") from None
+    return recipe.changed(init=recipe.init.kept_in(folder)) if recipe.init else recipe
 
 
 def check_recipe(folder: Path) -> None:

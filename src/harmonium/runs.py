@@ -32,6 +32,7 @@ from harmonium.evaluate.references import RAW, references, validation_levels
 from harmonium.extending import check_further, extend
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
+from harmonium.given_weights import COPY
 from harmonium.home import home, make_folder
 from harmonium.hosts import (
     check_recipe,
@@ -285,7 +286,7 @@ def holds(folder: Path, recipe: Recipe) -> bool:
         return True
     for torn in folder.glob("*.part"):  # left by a kill while an earlier attempt began
         torn.unlink()
-    ours = {".lock", "split.npz", "about.json"}
+    ours = {".lock", "split.npz", "about.json", COPY}
     if foreign := sorted({p.name for p in folder.iterdir()} - ours):
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     return False
@@ -299,7 +300,7 @@ def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -
     """
     for key in {**held, **asked}:
         one, two = held.get(key), asked.get(key)
-        if key == "engine" or one == two:
+        if f"{above}{key}" in ("engine", "init.file") or one == two:  # neither changes a result
             continue
         if isinstance(one, Mapping) and isinstance(two, Mapping):
             yield from _apart(one, two, f"{above}{key}.")
@@ -320,6 +321,8 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **facts,
     }
     store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
+    if recipe.init is not None:
+        recipe.init.keep(folder)
     store.write_atomic(folder / "recipe.yaml", recipe.yaml().encode())
 
 
