@@ -1,7 +1,9 @@
 """Runs that start from given weights: whatever holds them, checked everywhere, the same for all."""
 
 import json
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import harmonium
 from harmonium.checkpoint import Folder
@@ -19,6 +21,7 @@ from harmonium.comparing.cells import plan
 from harmonium.engines.flower.together import Together
 from harmonium.errors import ConfigError, DataError, HarmoniumError
 from harmonium.evaluate.references import GIVEN
+from harmonium.evaluate.whitening import STORED
 from harmonium.federation.card import card
 from harmonium.given_weights import COPY, Init, digest_of
 from harmonium.hosts import open_host, read_recipe
@@ -96,6 +99,68 @@ def test_a_function_gives_a_state_dict(
     for name, told in (("none", "state dict"), ("gone", "gone"), ("given.x", "init")):
         with pytest.raises(HarmoniumError, match=told):
             Recipe.of("fedavg", f"init=pretrained_module:{name}")
+
+
+def test_a_state_dict_and_a_module_are_given_from_python(source: Any, file: Path) -> None:
+    state, wanted = load_file(file), Recipe.of("fedavg", *SMALL, init=file)
+    loaded = harmonium.load_encoder(source.folder)
+    for given in (
+        state,
+        {name: value.numpy() for name, value in state.items()},
+        {name: nn.Parameter(value) for name, value in state.items()},
+        {**state, f"{STORED}mean": torch.zeros(3)},
+        loaded.network,
+        loaded,
+    ):
+        recipe = Recipe.of("fedavg", *SMALL, init=given)
+        assert recipe.digest == wanted.digest
+        assert Recipe.from_tree(recipe.tree()).init == recipe.init
+    assert same(blueprint(init=state), blueprint(init=file))
+    whole = committed(source.folder)  # with the projector
+    assert same(blueprint(init=whole), whole)
+    made = plan(["fedavg", "fedprox", *SMALL], {"init": loaded})
+    assert {recipe.init for recipe in made.rows.values()} == {recipe.init}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "init is empty: give a state dict"),
+        (nn.ReLU(), "init=<ReLU> holds no tensors"),
+        (nn.LazyLinear(3), "init is a LazyLinear with lazy layers"),
+        ({"weight": torch.zeros(2), "epoch": 3}, "init=<dict>: 'epoch' is a int, not a tensor"),
+        ({"weight": torch.full((2,), torch.nan)}, "`weight` has values that are not finite"),
+        (nn.Linear(3, 2), "do not fit the encoder"),
+    ],
+    ids=str,
+)
+def test_objects_that_hold_no_weights_are_refused(given: Any, says: str) -> None:
+    with pytest.raises(HarmoniumError, match=re.escape(says)) as error:
+        Recipe.of("fedavg", *SMALL, init=given).check()
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_from_a_state_dict_is_resumed_elsewhere(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
+    run, state = tmp_path / "run", load_file(file)
+    longer = Recipe.of(Recipe.of("fedavg", *SMALL), rounds=2, init=state)
+    with pytest.raises(KeyboardInterrupt):
+        harmonium.run(longer, out=run, callbacks=Stop())
+    shutil.rmtree(tmp_path / "home" / "data" / "weights")
+    other = {name: value + 1 for name, value in state.items()}
+    with pytest.raises(ConfigError, match="keeps its recipe"):
+        harmonium.resume(run, init=other)
+    copy = (run / COPY).rename(tmp_path / "away")
+    command = [sys.executable, "-m", "harmonium", "resume", str(run)]
+    lost = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert lost.returncode == 2 and "there is no such file" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    copy.rename(run / COPY)
+    subprocess.run(command, capture_output=True, check=True)
+    again = harmonium.run(longer, init=state, out=tmp_path / "whole")
+    assert again.metrics == harmonium.resume(run).metrics
 
 
 def test_the_recipe_has_the_digest_and_an_absolute_path(

@@ -1,8 +1,9 @@
 """Given weights: what a run starts from instead of a random initialisation (`init=FILE`).
 
 `init` names a safetensors file (such as a run's `encoder.safetensors`), a run's folder, or a
-function of one's own by `module:function` that returns a state dict. It holds an encoder, or a
-whole model with the names of its parts before those of their tensors (`encoder.`, `projector.`).
+function of one's own by `module:function` that returns a state dict; from Python also a state dict
+or an `nn.Module`, which are stored by their digest. It holds an encoder, or a whole model with the
+names of its parts before those of their tensors (`encoder.`, `projector.`).
 The encoder must fit; other parts are taken where all of a part fits.
 
 The weights' SHA-256 is part of the recipe and of its digest; where they lie is not. A run keeps a
@@ -26,13 +27,14 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harmonium import store
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, DataError, Key, StoreError
 from harmonium.evaluate.whitening import STORED
 from harmonium.federation.wire import Weights
+from harmonium.home import home
 
 COPY = "init.safetensors"  # in a run's folder
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -82,6 +84,32 @@ class Init:
         """The same weights as a run's folder has them; itself where the folder has no copy."""
         file = folder.absolute() / COPY
         return Init(str(file), self.digest) if file.is_file() else self
+
+
+def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
+    """Store a state dict, or that of a module, by its digest; the settings that name it."""
+    called = f"<{type(given).__name__}>"
+    if isinstance(given, nn.Module):
+        if any(map(nn.parameter.is_lazy, (*given.parameters(), *given.buffers()))):
+            raise ConfigError(
+                Key("init"),
+                f" is a {type(given).__name__} with lazy layers, which have no weights yet: pass "
+                "an image through it first",
+            )
+        given = given.state_dict()
+    held = {name: value for name, value in given.items() if not str(name).startswith(STORED)}
+    state = {
+        name: tensor.cpu().contiguous().clone() for name, tensor in _tensors(held, called).items()
+    }
+    digest = digest_of(state)
+    path = home() / "data" / "weights" / f"{digest}.safetensors"
+    if not path.exists():
+        store.write_atomic(path, safetensors.torch.save(state))
+    return {"file": str(path), "digest": digest}
+
+
+def _kept(digest: str) -> Path:
+    return home() / "data" / "weights" / f"{digest}.safetensors"
 
 
 def is_function(file: str) -> bool:

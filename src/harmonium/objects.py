@@ -1,4 +1,4 @@
-"""Python objects that stand for settings: arrays as data, networks and functions as encoders.
+"""Python objects that stand for settings: arrays, networks and functions, weights to start from.
 
 Each becomes plain settings before anything else sees it, so that a recipe stays a tree of plain
 values which another process can read. Arrays and weights are stored by their digest.
@@ -16,6 +16,8 @@ from harmonium.data.inputs import kind
 from harmonium.data.sets.arrays import FORMS, holds_arrays, keep_arrays
 from harmonium.encoders.given import keep_network, named
 from harmonium.errors import ConfigError
+from harmonium.given_weights import keep_weights
+from harmonium.handover import LoadedEncoder
 
 
 def as_settings(key: str, value: Any) -> Any:
@@ -28,4 +30,9 @@ def as_settings(key: str, value: Any) -> Any:
         if isinstance(value, nn.Module):
             return keep_network(value)
         return named(value) or value
+    if key == "init":
+        if isinstance(value, LoadedEncoder):
+            value = value.network
+        if isinstance(value, nn.Module | Mapping):
+            return keep_weights(value)
     return value

@@ -153,6 +153,8 @@ def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:
     if not isinstance(value, Mapping):
         return [Change(path, value, word)]
     if not value:
+        if path == ("init",):  # no random start where weights were meant
+            raise ConfigError(Key("init"), " is empty: give a state dict, a file, a run, or none")
         return [Change(path, {}, word)] if path[0] == "terms" else []
     if odd := [key for key in value if not isinstance(key, str) or not key]:
         raise ConfigError(f"{'.'.join(path)} has the key {odd[0]!r}; keys are text")

@@ -69,7 +69,8 @@ def run(
         callbacks: one or several `Callback` objects, which see the run while it goes;
             `harmonium.progress` shows it as the commands do.
         settings: settings by name: `rounds=5`, `evaluate={"every": 1}`, `**{"encoder.width": 8}`.
-            `data` may be arrays, `encoder` an `nn.Module` or a function that makes one.
+            `data` may be arrays, `encoder` an `nn.Module` or a function that makes one, `init` a
+            state dict or an `nn.Module`.
 
     Returns:
         The figures of the encoder, the metrics of all rounds, and the run's folder.
