@@ -32,7 +32,7 @@ from harmonium.terminal import (
     check_formats,
     err,
     out,
-    say,
+    say_prose,
     show_result,
     show_table,
     watched,
@@ -131,10 +131,10 @@ def run(
             return
         out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
         for text in lacking:
-            say(f"missing  {text}", err)
+            say_prose(f"missing  {text}", err)
         why = [f"time     not known: {expected}"]
         for text in why if isinstance(expected, str) else expected.lines():
-            say(text, err)
+            say_prose(text, err)
         return
     with watched(as_json) as watcher:
         show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json, formats)
@@ -185,11 +185,11 @@ def explain(
         print(json.dumps({**plain(made), "meaning": made.meaning(), **more}))
         return
     if note := row_note(what):
-        say(f"note: {note}")
+        say_prose(f"note: {note}")
     if what in baselines() and what != made.name:
         first, paper = about(baselines()[what])
-        say(f"{what}: {first} ({paper})")
-    say(made.text())
+        say_prose(f"{what}: {first} ({paper})")
+    say_prose(made.text())
 
 
 @app.command()
@@ -268,17 +268,17 @@ def recipes(
     exact = [one.published for one in rows if one.published is not None and not one.by_style]
     digits = 2 if any(figure != round(figure, 1) for figure in exact) else 1  # as papers print them
     show_table(lines, digits=digits, unbroken=["name"])
-    say(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
+    say_prose(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
     if any(one.deviation is not None for one in rows):
-        say("±: over seeds, as the paper has it")
+        say_prose("±: over seeds, as the paper has it")
     for note in dict.fromkeys(one.note for one in rows if one.note):
-        say(f"note: {note}")
+        say_prose(f"note: {note}")
     if "personal" in shown:
-        say("personal: the same of clients' own features; both are means over styles")
+        say_prose("personal: the same of clients' own features; both are means over styles")
     if "/" not in table:
         some = rows[0].name.rpartition("/")[0]
-        say(f"the beginning of a name lists fewer: harmonium recipes {some}")
-    say(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
+        say_prose(f"the beginning of a name lists fewer: harmonium recipes {some}")
+    say_prose(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
 
 
 def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Formats, Json, Out, err, say, say_plots, show_table
+from harmonium.terminal import Formats, Json, Out, err, say, say_plots, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.callbacks import Callback
@@ -95,7 +95,7 @@ def sweep(
     folder = folder or new_folder(words)
     if not as_json:
         made = asked.plan(asked.values[0], allow_unfair=allow_unfair)
-        say(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
+        say_prose(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         found = sweep_methods(
             *words,
@@ -112,7 +112,7 @@ def sweep(
             rows = found.shown(probe)
             show_table(rows, found.title_of(probe), digits=digits, unbroken=["encoder"])
         for note in found.notes:
-            say(f"note     {note}")
+            say_prose(f"note     {note}")
         say(f"runs     {found.folder}")
         say_plots(found.plots)
     _complain(found.failed, folder)
@@ -135,7 +135,7 @@ def demo(
     else:
         show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
         for sentence in demonstration.sentences(found):
-            say(f"{sentence}\n")
+            say_prose(f"{sentence}\n")
         _say_remarks(found)
         say(f"runs     {found.folder}")
         if path := demonstration.plot(found):
@@ -146,11 +146,11 @@ def demo(
 def _say_remarks(found: Comparison) -> None:
     """Print warnings of collapse, whether methods beat the references, and notes."""
     for label, warning in found.warnings.items():
-        say(f"warning  {found.name(label)}: {warning}")
+        say_prose(f"warning  {found.name(label)}: {warning}")
     for label, text in found.verdicts.items():
-        say(f"verdict  {found.name(label)}: {text}")
+        say_prose(f"verdict  {found.name(label)}: {text}")
     for note in found.notes:
-        say(f"note     {note}")
+        say_prose(f"note     {note}")
 
 
 def _compared(
@@ -170,7 +170,7 @@ def _compared(
     made = plan(words, allow_unfair=allow_unfair)
     folder = folder or new_folder(list(made.methods))
     if not as_json:
-        say(made.said, err)
+        say_prose(made.said, err)
     with _going_on(folder, as_json), long_work(err, silent=as_json):
         return compare_methods(
             *words,
@@ -187,7 +187,7 @@ def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:
         print(json.dumps(found.plain()))
         return
     for line in found.lines():
-        say(line)
+        say_prose(line)
     say(f"runs     {folder or 'a new folder; --out names one'}")
 
 

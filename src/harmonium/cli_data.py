@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from harmonium.errors import ConfigError
-from harmonium.terminal import Changes, Json, err, out, say, show_table
+from harmonium.terminal import Changes, Json, err, out, say, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.data.heterogeneity import Heterogeneity
@@ -238,7 +238,7 @@ def _check_ending(plot: Path | None) -> None:
 
 def _notes(notes: Any) -> None:
     for note in notes:
-        say(f"note: {note}", err)
+        say_prose(f"note: {note}", err)
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:

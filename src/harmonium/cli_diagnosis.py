@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError
-from harmonium.terminal import Json, err, say, show_table
+from harmonium.terminal import Json, err, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.diagnosis.finding import Finding
@@ -57,18 +57,18 @@ def _show(found: Finding) -> None:
     ]
     title = f"{found.clients} clients, {found.pictures:,} pictures"
     show_table(rows, title)
-    say("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
+    say_prose("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
     for sentence in found.sentences():
-        say(sentence)
-    say(f"advice   {found.advice}")
+        say_prose(sentence)
+    say_prose(f"advice   {found.advice}")
     sizes = sorted(set(found.sent.values()))
     much = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
-    say(f"sent     {much} bytes by each client: sums over its pictures, in one answer")
+    say_prose(f"sent     {much} bytes by each client: sums over its pictures, in one answer")
     for why, clients in _gathered(found.silent).items():
         named = ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")
-        say(f"missing  {len(clients)} of all clients ({named}): {why}")
+        say_prose(f"missing  {len(clients)} of all clients ({named}): {why}")
     for note in found.notes:
-        say(f"note     {note}")
+        say_prose(f"note     {note}")
 
 
 def _gathered(silent: Mapping[int, str]) -> dict[str, list[int]]:

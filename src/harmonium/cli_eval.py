@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harmonium.terminal import Formats, Json, err, say, say_plots, show_table
+from harmonium.terminal import Formats, Json, err, say, say_plots, say_prose, show_table
 
 
 def evaluate(
@@ -26,7 +26,7 @@ def evaluate(
 
     def note(text: str) -> None:
         if not as_json:
-            say(text, err)
+            say_prose(text, err)
 
     try:
         with long_work(err, silent=as_json):
@@ -40,8 +40,8 @@ def evaluate(
     for title, rows, digits in (*found.tables, *found.over_seeds):
         show_table(rows, title, digits=digits, unbroken=["on", "set", "labels"])
     for text in found.legends:
-        say(text)
+        say_prose(text)
     for text in found.notes:
-        say(f"note     {text}")
+        say_prose(f"note     {text}")
     say(f"figures  {found.folder / 'eval.json'}")
     say_plots(found.plots)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harmonium.errors import ConfigError
-from harmonium.terminal import Changes, Json, Out, err, say, show_result, show_table, watched
+from harmonium.terminal import (
+    Changes,
+    Json,
+    Out,
+    err,
+    say,
+    say_prose,
+    show_result,
+    show_table,
+    watched,
+)
 
 if TYPE_CHECKING:
     from harmonium.recipe import Recipe
@@ -64,7 +74,7 @@ def init(
     made = init(folder, sites or [], host or ["localhost"], port, days)
     _show(made)
     if not host:
-        say("note: sites reach the server at localhost; name another place with --host")
+        say_prose("note: sites reach the server at localhost; name another place with --host")
 
 
 @server.command("add")
@@ -127,7 +137,7 @@ def _show(federation: Federation) -> None:
         secret = "" if site.own_key else "; it holds a secret key: hand it over safely"
         say(f"kit       {kit}{secret}")
     for note in federation.notes:
-        say(f"note: {note}")
+        say_prose(f"note: {note}")
 
 
 @server.command("start")
@@ -265,7 +275,7 @@ def attend(
         address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
 
     def note(text: str) -> None:
-        say(f"{held.name}: {text}", err)
+        say_prose(f"{held.name}: {text}", err)
 
     for text in held.notes:
         note(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError, suggest
-from harmonium.terminal import Json, say, show_table
+from harmonium.terminal import Json, say, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.privacy.planning import Plan
@@ -47,7 +47,7 @@ def privacy(
     title = "Noisy releases" + (f", {many}" if len(found.clients) > WORST else "")
     show_table(found.table(), title, digits=3)
     for line in found.lines():
-        say(line)
+        say_prose(line)
     if drawn:
         say(f"picture  {drawn}")
 
@@ -57,22 +57,22 @@ def _show_plan(made: Plan, as_json: bool) -> None:
         print(json.dumps(made.plain()))
         return
     times = "once" if made.rounds == 1 else f"in {made.rounds} rounds"
-    say(f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact")
-    say(f"by RDP   {made.rdp:.4g}, as papers often report it")
+    say_prose(f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact")
+    say_prose(f"by RDP   {made.rdp:.4g}, as papers often report it")
     if made.pld is not None:
-        say(f"by PLD   {made.pld:.4g}, by dp-accounting")
-    say(f"a round  {made.each:.4g}")
-    say(f"between  {made.neighbours}")
-    say(f"noise    {made.multiplier:.4g} standard deviations for each unit of sensitivity")
+        say_prose(f"by PLD   {made.pld:.4g}, by dp-accounting")
+    say_prose(f"a round  {made.each:.4g}")
+    say_prose(f"between  {made.neighbours}")
+    say_prose(f"noise    {made.multiplier:.4g} standard deviations for each unit of sensitivity")
     if made.sensitivity is not None and made.sigma is not None:
-        say(
+        say_prose(
             f"matrix   a correlation matrix of {made.examples:,} examples moves by at most "
             f"{made.sensitivity:.4g}: sigma {made.sigma:.4g}"
         )
     if made.noise_norm is not None and made.kept_norm is not None:
-        say(
+        say_prose(
             f"size     noise of norm {made.noise_norm:.3g}, of which the symmetric half keeps "
             f"{made.kept_norm:.3g}, beside a matrix of norm {made.mu:g} at most"
         )
     for text in made.notes:
-        say(f"note     {text}")
+        say_prose(f"note     {text}")

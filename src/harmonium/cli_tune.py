@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError, HarmoniumError
-from harmonium.terminal import Formats, Json, err, say, say_plots, show_table
+from harmonium.terminal import Formats, Json, err, say, say_plots, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.tuning.study import Study
@@ -56,7 +56,7 @@ def tune(
 
     def note(text: str) -> None:
         if not as_json:
-            say(f"note: {text}", err)
+            say_prose(f"note: {text}", err)
 
     try:
         with long_work(err, silent=as_json):
@@ -97,9 +97,11 @@ def _show(found: Study) -> None:
     show_table(found.shown(), title, unbroken=["state"])
     if found.ranked:
         count = found.ranked["settings"]
-        say(f"ranked   score and kNN: rank correlation {found.ranked['rho']:.2f}, {count} settings")
+        say_prose(
+            f"ranked   score and kNN: rank correlation {found.ranked['rho']:.2f}, {count} settings"
+        )
     for text in found.notes:
-        say(f"note     {text}")
+        say_prose(f"note     {text}")
     say(f"study    {found.folder}")
     say_plots(found.plots)
     if found.command:

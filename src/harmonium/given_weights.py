@@ -108,10 +108,6 @@ def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
     return {"file": str(path), "digest": digest}
 
 
-def _kept(digest: str) -> Path:
-    return home() / "data" / "weights" / f"{digest}.safetensors"
-
-
 def is_function(file: str) -> bool:
     """Whether a word names a function; a file of that name goes first.
 

@@ -71,6 +71,15 @@ def say(text: str, console: Console = out) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def say_prose(text: str, console: Console = out) -> None:
+    """Print sentences: broken between words at the width of a terminal, on one line elsewhere."""
+    if console.is_terminal:
+        from harmonium.report.fitting import prose
+
+        text = prose(text, console.width)
+    say(text, console)
+
+
 def check_formats(formats: str | None) -> None:
     """Refuse formats that plots cannot have before anything runs."""
     if formats is not None:
@@ -152,13 +161,13 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         _show_objective(result.global_objective)
     told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
     if sent := [k for k in told if k]:
-        say(f"k        every centroid that left a client is of at least {min(sent)} pictures")
+        say_prose(f"k        every centroid that left a client is of at least {min(sent)} pictures")
     if result.batch_norm:
-        say(f"BatchNorm {result.batch_norm}")
+        say_prose(f"BatchNorm {result.batch_norm}")
     if private:
-        say(f"privacy  {private}")
+        say_prose(f"privacy  {private}")
     if result.stopped:
-        say(f"stopped  {result.stopped}")
+        say_prose(f"stopped  {result.stopped}")
     if result.recipe.method.name == "diagnosis":
         say(f"finding  harmonium diagnose {result.folder}")
     encoder = result.folder / "encoder.safetensors"
@@ -185,7 +194,7 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
     age = f"{bounds['clients']} of {bounds['of']} clients, {age}"
     show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
     if any(row["at least"] < 0 for row in rows):
-        say("note     information is never below 0: a negative bound says nothing yet")
+        say_prose("note     information is never below 0: a negative bound says nothing yet")
 
 
 def _show_objective(found: Mapping[str, Any]) -> None:
@@ -217,7 +226,7 @@ def _show_figures(result: Result) -> None:
     columns |= {_BRIEF.get(name, name): one for name, one in result.references.items()}
     show_table(probe_rows(columns), title, digits=1)
     if result.references:
-        say(REFERENCE_LEGEND)
+        say_prose(REFERENCE_LEGEND)
     health = after["health"]
     names = ("spread", "effective_rank", "uniformity", "alignment")
     show_table(
@@ -228,17 +237,17 @@ def _show_figures(result: Result) -> None:
         "Label-free figures of the features",
         digits=2,
     )
-    say(HEALTH_LEGEND)
+    say_prose(HEALTH_LEGEND)
     warnings = list(health["warnings"])
     for warning in warnings:
-        say(f"warning  {warning}")
+        say_prose(f"warning  {warning}")
     if result.verdict:
-        say(f"verdict  {result.verdict}")
+        say_prose(f"verdict  {result.verdict}")
     if text := _whitening_words(result.whitened.get("changes", {})):
-        say(f"whitened {text}")
+        say_prose(f"whitened {text}")
     for reason in result.reasons:
         if reason not in warnings:
-            say(f"probably {reason}")
+            say_prose(f"probably {reason}")
 
 
 def probe_rows(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.text import Text
 
+from harmonium.report.fitting import prose
 from harmonium.telling import listening
 
 PATIENCE = 2.0  # seconds that work may take before it is worth a word
@@ -157,9 +158,11 @@ class Display:
                 self._drawn = now
                 self._draw(now)
 
-    def say(self, text: str) -> None:
-        """Print a line that stays, above what is drawn."""
+    def say(self, text: str, *, is_prose: bool = False) -> None:
+        """Print a line that stays, above what is drawn; prose is broken between words."""
         self._said = time.perf_counter()
+        if is_prose and self.console.is_terminal:
+            text = prose(text, self.console.width)
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def under_way(self, what: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 EDGES, BETWEEN = 2, 3  # columns of a terminal that a table needs around and between its own
 MANY = 100  # rows that decide on widths
 LONG = 40  # letters from which on a word, such as a path, may be split
+_LABEL = re.compile(  # of a line of prose; what goes on in the next line begins below the text
+    r"(?:[A-Za-z]+(?: [A-Za-z]+)? {2,}|(?:whitened|probably|objective|transport|[bB]atch[nN]orm) "
+    r"|note: | {10})(?=\S)"
+)
+_COMMAND = re.compile(r"`[^`]+`|\bharmonium [^;,()`]+")  # stays on one line, to be copied
+_GLUE = "\0"  # a space at which no line ends
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,33 @@ def _padded(text: str, width: int, right: bool) -> str:
 
     blank = " " * (width - cell_len(text))
     return blank + text if right else text + blank
+
+
+def prose(text: str, width: int) -> str:
+    """Sentences broken between words, below each other behind their label; commands stay whole.
+
+    >>> print(prose("verdict  No better than raw pixels: harmonium eval runs/first", 30))
+    verdict  No better than raw
+             pixels:
+             harmonium eval runs/first
+    """
+    lines = []
+    for line in text.split("\n"):
+        found = _LABEL.match(line)
+        label = found.group() if found else ""
+        whole = _glued(label) + _COMMAND.sub(lambda one: _glued(one.group()), line[len(label) :])
+        lines += textwrap.wrap(
+            whole,
+            width,
+            subsequent_indent=" " * len(label) if width > 2 * len(label) else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines).replace(_GLUE, " ")
+
+
+def _glued(text: str) -> str:
+    return text.replace(" ", _GLUE)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -124,7 +124,7 @@ class LineWatcher(Callback):
 
     def note(self, text: str) -> None:
         """Print a remark."""
-        self.display.say(f"{self.label}note: {text}")
+        self.display.say(f"{self.label}note: {text}", is_prose=True)
 
     def close(self) -> None:
         """Nothing more will come of this run."""
