@@ -50,6 +50,7 @@ from harmonium.settings import plain
 from harmonium.telling import work
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
+TORN = ".part"  # what a kill leaves of a file while a run begins
 
 
 def run(
@@ -285,10 +286,9 @@ def holds(folder: Path, recipe: Recipe) -> bool:
             )
         check_recipe(folder)
         return True
-    for torn in folder.glob("*.part"):  # left by a kill while an earlier attempt began
-        torn.unlink()
     ours = {".lock", "split.npz", "about.json", COPY}
-    if foreign := sorted({p.name for p in folder.iterdir()} - ours):
+    found = {path.name for path in folder.iterdir() if path.suffix != TORN}
+    if foreign := sorted(found - ours):
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
     return False
 
@@ -321,6 +321,8 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
+    for torn in folder.glob(f"*{TORN}"):
+        torn.unlink()
     store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
     if recipe.init is not None:
         recipe.init.keep(folder)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+import harmonium
 from harmonium.comparing.cells import plan
 from harmonium.comparing.forecast import forecast, forecast_sweep
 from harmonium.comparing.study import cell
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, StoreError
 from harmonium.recipe import Recipe
 
 WORDS = ("fedavg", "fedprox", "data=shapes", "rounds=4", "compare.references=none", "seeds=2")
@@ -18,6 +19,8 @@ def begun(folder: Path, recipe: Recipe, seconds: list[float], complete: bool) ->
     """A run's folder as far as a forecast looks at it."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe.yaml())
+    facts = dict.fromkeys(("data", "public", "split", "cache", "notes", "batch_norm"))
+    (folder / "about.json").write_text(json.dumps({**facts, "recipe": recipe.digest}))
     rows = [{"round": number, "seconds": taken} for number, taken in enumerate(seconds)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "timings.jsonl").write_text(text + '{"round": 9, "sec')  # torn by a kill
@@ -42,8 +45,46 @@ def test_it_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path, home: 
         "done     1 of 4 runs complete, 1 begun; 11 rounds left, about 4:10 of training",
     ]
     other = forecast([*WORDS, "local.lr=0.5"], tmp_path)
-    assert [one.other for one in other.cells] == [True, True, False, False]
+    assert [bool(one.refused) for one in other.cells] == [True, True, False, False]
     assert other.lines()[-1].startswith(f"in use   {cell(tmp_path, *full)} holds another run")
+
+
+def test_runs_of_an_older_meaning_are_refused_as_the_command_refuses_them(
+    tmp_path: Path, home: Path
+):
+    """A recipe that lacks settings which have come since: their defaults need not be the same."""
+    label, seed, recipe = next(plan(WORDS).cells())
+    place = cell(tmp_path, label, seed)
+    begun(place, recipe, [9.0] * 5, complete=True)
+    tree = recipe.tree()
+    del tree["local"]["joint_views"], tree["local"]["drop_last"]
+    (place / "recipe.yaml").write_text(json.dumps(tree))
+    about = json.loads((place / "about.json").read_text())
+    (place / "about.json").write_text(json.dumps({**about, "recipe": "0" * 64}))
+    found = forecast(WORDS, tmp_path)
+    with pytest.raises(StoreError, match="local.drop_last, local.joint_views") as refused:
+        harmonium.compare(*WORDS, out=tmp_path)
+    assert not any(one.complete for one in found.cells)
+    assert [one.refused for one in found.cells if one.refused] == [str(refused.value)]
+    assert found.lines()[-1] == f"in use   {refused.value}"
+    assert "0 of 4 runs complete" in "\n".join(found.lines())
+
+
+def test_a_folder_with_something_else_in_it_is_refused_as_well(tmp_path: Path, home: Path):
+    place = cell(tmp_path, "fedavg", 0)
+    place.mkdir(parents=True)
+    (place / "split.npz.part").touch()  # of a run that was killed when it began
+    assert not any(one.refused for one in forecast(WORDS, tmp_path).cells)
+    (place / "thesis.txt").touch()
+    first, *others = forecast(WORDS, tmp_path).cells
+    assert "not empty (thesis.txt)" in first.refused and not any(one.refused for one in others)
+
+
+def test_the_folder_of_a_run_is_refused_as_the_command_refuses_it(tmp_path: Path, home: Path):
+    begun(tmp_path / "run", next(plan(WORDS).cells())[2], [], complete=False)
+    for call in (forecast, lambda words, out: harmonium.compare(*words, out=out)):
+        with pytest.raises(ConfigError, match="belongs to a run"):
+            call(WORDS, tmp_path / "run")
 
 
 def test_sets_that_are_not_here_are_named_with_their_command(home: Path):

@@ -15,13 +15,14 @@ from typing import Any
 
 from harmonium.checkpoint import Folder
 from harmonium.comparing.cells import SUPERVISED, Plan, plan
-from harmonium.comparing.study import cell
+from harmonium.comparing.study import cell, refuse_run
 from harmonium.comparing.sweep import LINES, read
-from harmonium.errors import counted
+from harmonium.errors import HarmoniumError, counted
 from harmonium.estimate import Estimate, estimated
-from harmonium.hosts import missing, read_recipe
+from harmonium.hosts import missing
 from harmonium.recipe import Recipe
 from harmonium.report.progress import clock
+from harmonium.runs import holds
 from harmonium.telling import tell
 
 PATIENCE = 15.0  # seconds after which no further recipe is measured
@@ -39,7 +40,7 @@ class Cell:
     pace: float | None = None  # seconds a round so far; none: it has none yet
     expected: float | None = None  # seconds a round by a few measured steps; none: not measured
     complete: bool = False
-    other: bool = False  # the folder holds a run of another recipe
+    refused: str = ""  # why the command refuses what the folder holds
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Forecast:
         done = f"{complete} of {counted(len(self.cells), 'run')} complete, {begun} begun"
         what = "" if self.measured else " of training"
         time_left = f", about {clock(self.seconds)}{what}" if self.seconds else ""
-        clash = next((one.folder for one in self.cells if one.other), None)
+        clash = next((one.refused for one in self.cells if one.refused), "")
         return [
             self.said,
             *(f"unfair   {text}" for text in self.unfair),
@@ -94,7 +95,7 @@ class Forecast:
             *([f"time     {self.measured}"] if self.measured else []),
             *(f"note     {text}" for text in self.notes),
             *(f"missing  {text}" for text in self.missing),
-            *([f"in use   {clash} holds another run: name another --out"] if clash else []),
+            *([f"in use   {clash}"] if clash else []),
         ]
 
 
@@ -133,6 +134,9 @@ def forecast_sweep(
 
 
 def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
+    for _, folder in plans:
+        if folder is not None:
+            refuse_run(folder)
     recipes = [recipe for made, _ in plans for recipe in made.rows.values()]
     for recipe in recipes:
         recipe.check()
@@ -195,10 +199,14 @@ def _maybe_unlabelled(recipe: Recipe) -> bool:
 
 
 def _cell(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
-    if folder is None or not (folder / "recipe.yaml").exists():
-        return Cell(label, seed, None if folder is None else str(folder), recipe.rounds)
-    if read_recipe(folder).digest != recipe.digest:
-        return Cell(label, seed, str(folder), recipe.rounds, other=True)
+    if folder is None:
+        return Cell(label, seed, None, recipe.rounds)
+    try:
+        held = folder.exists() and holds(folder, recipe)
+    except HarmoniumError as error:
+        return Cell(label, seed, str(folder), recipe.rounds, refused=str(error))
+    if not held:
+        return Cell(label, seed, str(folder), recipe.rounds)
     taken = {row["round"]: row["seconds"] for row in Folder(folder).read_log("timings.jsonl")}
     return Cell(
         label,

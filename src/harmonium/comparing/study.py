@@ -128,11 +128,16 @@ def compare(
 
 def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> None:
     """Nothing is begun in the folder of a run, or of a comparison with other settings."""
-    if (folder / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
+    refuse_run(folder)
     for label, seed, recipe in cells:
         if ((place := cell(folder, label, seed)) / "recipe.yaml").exists():
             holds(place, recipe)
+
+
+def refuse_run(folder: Path) -> None:
+    """Refuse the folder of a run as that of a comparison."""
+    if (folder / "recipe.yaml").exists():
+        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
 
 
 def note_command(
