@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from harmonium.errors import DataError
-from harmonium.evaluate.metrics import answers, auroc, balanced_accuracy
+from harmonium.evaluate.metrics import answers, auroc, balanced_accuracy, commonest_class
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -58,3 +58,32 @@ def test_only_two_classes_have_an_auroc() -> None:
     three = np.vstack([scores, scores[:1]])
     assert answers([(three, np.array([0, 1]))], np.array([0, 1, 2])).auroc is None  # 2 was unknown
     assert answers([(np.eye(3), np.arange(3))], np.arange(3)).auroc is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_are_those_of_scikit_learn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels, predicted = rng.choice([0, 3], 50, p=[0.8, 0.2]), rng.choice([0, 3], 50)
+    labels[:2] = 0, 3
+    scores, weights = rng.integers(0, 6, 50) / 6, rng.integers(1, 5, 50) / 4
+    wanted = balanced_accuracy_score(labels, predicted, sample_weight=weights)
+    assert balanced_accuracy(predicted, labels, weights) == pytest.approx(wanted)
+    area = roc_auc_score(labels == 3, scores, sample_weight=weights)
+    assert auroc(scores, labels == 3, weights) == pytest.approx(area)
+    assert auroc(scores, labels == 3, weights) != pytest.approx(auroc(scores, labels == 3))
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_naming_the_commonest_class_is_worth_nothing(classes: int) -> None:
+    known, labels = np.array([*range(classes), 1]), np.arange(3 * classes) % classes
+    found = commonest_class(known, np.append(labels, 1))
+    assert found.accuracy == pytest.approx(4 / (3 * classes + 1))
+    assert found.balanced == pytest.approx(1 / classes)
+    assert found.auroc == (0.5 if classes == 2 else None)
+
+
+def test_a_rule_that_knows_one_of_two_classes_ranks_nothing() -> None:
+    found = answers([(np.zeros((3, 1)), np.array([1]))], np.array([0, 1, 1]))
+    assert found.balanced == found.auroc == 0.5
+    assert answers([(np.zeros((3, 1)), np.array([1]))], np.array([1, 1, 1])).auroc is None
+    assert answers([(np.zeros((3, 1)), np.array([1]))], np.array([0, 1, 2])).auroc is None
