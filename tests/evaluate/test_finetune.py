@@ -82,7 +82,8 @@ def test_it_learns_and_leaves_the_encoder_and_chance_alone() -> None:
     torch.manual_seed(3)
     made = finetune(network, images, how, plain, seed=0)
     assert torch.equal(torch.rand(1), ahead)
-    assert made.accuracy(images, plain) == 1.0
+    given = made.answers(images, plain)
+    assert given is not None and given.accuracy == given.balanced == 1.0 and given.auroc is None
     assert not torch.equal(made.network.state_dict()["0.0.weight"], before["0.weight"])
     assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
     again, other = (finetune(network, images, how, plain, seed=seed) for seed in (0, 1))
@@ -118,14 +119,14 @@ def test_labels_that_are_not_known_are_left_out() -> None:
         assert torch.equal(ours, theirs)
     asked = Images(images.pixels, np.full(24, -1))
     with pytest.raises(DataError, match="no labelled picture"):
-        first.accuracy(asked, plain)
+        first.answers(asked, plain)
     with pytest.raises(DataError, match="at least 2"):
         finetune(encoder(), asked, how, plain, 0)
 
 
-def test_a_network_that_diverged_has_no_accuracy() -> None:
+def test_a_network_that_diverged_answers_nothing() -> None:
     how = replace(TUNINGS["linear"], epochs=3, lr=1e30)
-    assert finetune(encoder(), pictures(), how, plain, 0).accuracy(pictures(), plain) is None
+    assert finetune(encoder(), pictures(), how, plain, 0).answers(pictures(), plain) is None
     for wrong in ({"epochs": 0}, {"lr": 0.0}, {"batch": 1}, {"hidden": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             replace(TUNINGS["mlp"], **wrong)

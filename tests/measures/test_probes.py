@@ -175,8 +175,10 @@ def test_trained_networks_stand_beside_linear_probes_of_pixels(plain: Path, open
             mine, labels(known), *none, asked, labels(test), strengths=(FEW_STRENGTH,)
         )
         assert row["references"][name]["draws"][1] == probe.accuracy
-    shown = measure.tables({"a": found})[0].rows[0]
-    assert {"raw pixels", "whitened", "chance"} <= set(shown)
+    own = found.plain["sets"]["own"]
+    assert row["references"]["commonest class"]["accuracy"] == own["chance"]
+    shown = [one["reference"] for one in measure.tables({"a": found})[1].rows]
+    assert shown == ["untrained", "raw pixels", "whitened pixels", "commonest class"]
 
 
 def test_settings_of_neighbours_count(plain: Path, opened: Opened) -> None:
@@ -247,6 +249,12 @@ def test_views_of_a_pass_differ_by_pass_batch_and_seed(plain: Path, opened: Open
 FEW = {"epochs": 2, "batch": 16}
 
 
+def accuracy(made: Tuned, images: Images, prepare: Any) -> float:
+    given = made.answers(images, prepare)
+    assert given is not None
+    return given.accuracy
+
+
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 def test_fine_tuning_with_few_labels_by_hand(head: Any, plain: Path, opened: Opened) -> None:
     run = opened(plain)
@@ -269,7 +277,7 @@ def test_fine_tuning_with_few_labels_by_hand(head: Any, plain: Path, opened: Ope
             (run.untrained, row["untrained"]["draws"]),
         ):
             made = finetune(encoder, known, how, prepare, seed)
-            assert made.accuracy(run.dataset.test, prepare) == values[draw]
+            assert accuracy(made, run.dataset.test, prepare) == values[draw]
     assert not np.array_equal(
         measure.known(ground, 0.2, 0).pixels, measure.known(ground, 0.2, 1).pixels
     )
@@ -291,7 +299,7 @@ def test_own_encoders_of_clients_are_averaged_draw_by_draw(alone: Path, opened: 
         )
         for c in (0, 1)
     ]
-    values = [one.accuracy(run.dataset.test, prepare) for one in each]
+    values = [accuracy(one, run.dataset.test, prepare) for one in each]
     assert found["draws"][1] == pytest.approx(np.mean(values))
     single = replace(measure, clients=1).look(run).plain["sets"]["own"]["fractions"][0]
     assert single["encoders"] == ["client 0"] and single["untrained"] == found["untrained"]
@@ -314,7 +322,7 @@ def test_transfer_trains_everything_on_the_other_set(plain: Path, opened: Opened
         (run.untrained, one["untrained"]["accuracy"]),
     ):
         made = finetune(encoder, data.train, measure.how(run), prepare, seed)
-        assert made.accuracy(data.test, prepare) == value
+        assert accuracy(made, data.test, prepare) == value
     assert measure.tables({"a": found})[0].rows[0]["from scratch"] is not None
     with pytest.raises(ConfigError, match="transfer.data=mnist"):
         Transfer().needs(["own"])
@@ -518,7 +526,7 @@ def test_networks_that_train_otherwise_share_no_result(plain: Path, opened: Open
 
     def never(about: Any, work: Any) -> dict[str, Any]:
         told.append(about["network"])
-        return {"accuracy": 0.5}
+        return {"accuracy": 0.5, "balanced": 0.5, "auroc": None}
 
     run = opened(plain, finished=never)
     Semi(fractions=(0.1,), draws=1).look(run)

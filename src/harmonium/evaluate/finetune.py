@@ -27,6 +27,7 @@ from harmonium.data.view import View
 from harmonium.descent import SGD, Adam
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.features import embed, evaluating
+from harmonium.evaluate.metrics import Answers, answers
 from harmonium.telling import tell
 from harmonium.threads import single_thread
 
@@ -77,16 +78,15 @@ class Tuned:
     network: nn.Module  # from prepared pictures to (n, classes)
     classes: Tensor  # (classes,), ascending
 
-    def accuracy(self, images: Images, prepare: Prepare) -> float | None:
-        """Share of pictures with a label that it names; None where its training diverged."""
+    def answers(self, images: Images, prepare: Prepare) -> Answers | None:
+        """What it says of the images with a label; None where its training diverged."""
         asked = images.subset(np.flatnonzero(images.labels != UNKNOWN))
         if len(asked) == 0:
             raise DataError("there is no labelled picture to test a fine-tuned network on")
         scores = embed(self.network, asked, prepare)
         if not bool(scores.isfinite().all()):
             return None
-        named = self.classes[scores.argmax(1)].numpy()
-        return float((named == asked.labels).mean())
+        return answers([(scores.numpy(), self.classes.numpy())], asked.labels)
 
 
 def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, seed: int) -> Tuned:

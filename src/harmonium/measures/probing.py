@@ -15,21 +15,27 @@ from torch import nn
 from harmonium.data.images import Images
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.kept import encoder_digest
-from harmonium.evaluate.metrics import Answers, balanced_accuracy
-from harmonium.evaluate.references import COMMONEST, RAW, WHITENED, commonest
+from harmonium.evaluate.metrics import Answers, commonest_class
+from harmonium.evaluate.references import COMMONEST, RAW, WHITENED
 from harmonium.measures import Figures, Measure, Shown
 from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import OWN, Ground
 from harmonium.measures.opened import Run
 from harmonium.report.figures import times
+from harmonium.report.tables import estimate
 from harmonium.settings import plain as plain_settings
 
-CHANCE = "chance: the accuracy of always naming the commonest class of the training pictures"
+FIGURES = {"accuracy": "accuracy", "balanced": "balanced", "auroc": "AUROC"}
+"""What every probe gives, by its key in JSON; values are headings of tables."""
+BALANCED = "balanced: mean recall over classes"
 BESIDE = (
-    "balanced: mean recall over classes; whitened: along the leading principal directions, "
-    f"without labels; {CHANCE}"
+    f"{BALANCED}; whitened: along the leading principal directions, without labels; chance: the "
+    "accuracy of always naming the commonest class of the training images"
 )
-PIXELS = f"{RAW}, whitened: linear probes on pixels with the same labels; {CHANCE}"
+PIXELS = (
+    f"{BALANCED}; {RAW}, {WHITENED}: linear probes with the same labels; {COMMONEST}: always "
+    "predicting the most frequent training label"
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class Frozen(Probe):
             "references": {
                 "untrained": before,
                 **self._references(run, ground, asked),
-                COMMONEST: _commonest(ground, asked),
+                COMMONEST: counted_right(commonest_class(ground.bank.labels, asked.labels)),
             },
             **self._whitened(run, ground, asked, each),
             "pictures": len(asked),
@@ -232,15 +238,6 @@ def counted_right(answers: Answers) -> dict[str, Any]:
     return {"accuracy": answers.accuracy, "balanced": answers.balanced, "auroc": answers.auroc}
 
 
-def _commonest(ground: Ground, asked: Images) -> dict[str, Any]:
-    named = np.full(len(asked), commonest(ground.bank))
-    return {
-        "accuracy": ground.chance(asked),
-        "balanced": balanced_accuracy(named, asked.labels),
-        "auroc": 0.5 if len(np.unique(asked.labels)) == 2 else None,
-    }
-
-
 def identity(run: Run, images: Images) -> list[str]:
     """Digests of images and of their labels."""
     labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
@@ -257,9 +254,17 @@ def by_set(found: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, An
 
 
 def called(label: str, name: str, found: Mapping[str, Figures]) -> str:
-    """What a picture calls a run on a set: only the run where all are on their own pictures."""
-    alone = all(list(one.plain["sets"]) == [OWN] for one in found.values())
-    return label if alone else f"{label} on {name}"
+    """What plots call a run on a set: only the run where all are on their own images."""
+    return label if _alone(found) else f"{label} on {name}"
+
+
+def columns(label: str, name: str, found: Mapping[str, Figures]) -> dict[str, str]:
+    """What tables call a run on a set: only the run where all are on their own images."""
+    return {"run": label} if _alone(found) else {"run": label, "on": name}
+
+
+def _alone(found: Mapping[str, Figures]) -> bool:
+    return all(list(one.plain["sets"]) == [OWN] for one in found.values())
 
 
 Bars = Mapping[str, Mapping[str, tuple[float, float | None]]]
@@ -273,29 +278,36 @@ def barred(path: Path, groups: Bars, title: str) -> bool:
     return True
 
 
-def summed(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and standard error of draws; none where one of them diverged.
+def summed(draws: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Mean and standard error of every figure over draws; none where one of them diverged.
 
-    >>> summed([0.5, 0.7])["accuracy"], summed([0.5, None])["accuracy"], summed([0.5])["stderr"]
-    (0.6, None, None)
+    AUROC is left out where no draw has one, because there are not exactly two classes.
+
+    >>> made = summed([{"accuracy": 0.5, "balanced": 0.4, "auroc": None}] * 2)
+    >>> made["accuracy"], made["stderr"], made["draws"], made["balanced_stderr"]
+    (0.5, 0.0, [0.5, 0.5], 0.0)
     """
-    known = [value for value in values if value is not None]
-    whole = len(known) == len(values)
-    mean = float(np.mean(known)) if whole else None
-    error = (
-        float(np.std(known, ddof=1) / math.sqrt(len(known))) if whole and len(known) > 1 else None
-    )
-    return {"accuracy": mean, "stderr": error, "draws": list(values)}
+    found = dict[str, Any]()
+    for key in FIGURES:
+        values = [one[key] for one in draws]
+        known = [value for value in values if value is not None]
+        if key == "auroc" and not known:
+            continue
+        mean, error = estimate(known) if len(known) == len(values) else (None, None)
+        found |= {key: mean, _of(key, "stderr"): error, _of(key, "draws"): values}
+    return found
 
 
-def shown(figure: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    """Mean and standard error of draws in percent; nothing where one of them diverged."""
-    mean = times(100, figure["accuracy"])
-    return None if mean is None else (mean, times(100, figure["stderr"]))
+def shown(figures: Mapping[str, Any]) -> dict[str, tuple[float, float | None] | None]:
+    """The columns of `summed` figures in percent; AUROC only where there is one."""
+    found = dict[str, tuple[float, float | None] | None]()
+    for key, heading in FIGURES.items():
+        if key in figures:
+            mean, error = (times(100, figures[name]) for name in (key, _of(key, "stderr")))
+            found[heading] = None if mean is None else (mean, error)
+    return found
 
 
-def beside_pixels(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of pixels beside a network that was trained with the same labels."""
-    names = {RAW: RAW, WHITENED: "whitened"}
-    held = figure["references"]
-    return {called: shown(held[name]) for name, called in names.items() if name in held}
+def _of(key: str, what: str) -> str:
+    """Where the standard error or the draws of a figure are; accuracy was there first."""
+    return what if key == "accuracy" else f"{key}_{what}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from harmonium.errors import ConfigError, counted
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import PIXELS, barred, beside_pixels, by_set, called, shown
+from harmonium.measures.probing import barred, by_set, called, columns
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -34,8 +33,6 @@ from harmonium.settings import plain
 @dataclass(frozen=True)
 class Semi(Tunes):
     """Accuracy after fine-tuning with a few percent of the labels."""
-
-    legend = PIXELS
 
     fractions: tuple[float, ...] = (0.01, 0.1)  # of the labels; at least one a class
     draws: int = 3  # choices of those labels
@@ -63,7 +60,8 @@ class Semi(Tunes):
                         f"{100 * share:g} %: {whose} network diverged in {counted(lost, 'draw')}"
                     )
         about = plain(self.how(run))
-        return Figures({"how": about, "fractions": found, "chance": self._chance(ground)}, notes)
+        chance = ground.chance(ground.part(self.part))
+        return Figures({"how": about, "fractions": found, "chance": chance}, notes)
 
     def known(self, ground: Ground, share: float, draw: int) -> Images:
         """The pictures whose labels are known in a draw."""
@@ -71,26 +69,16 @@ class Semi(Tunes):
         images = ground.bank
         return images.subset(stratified(np.asarray(images.labels), share, rng))
 
-    def _chance(self, ground: Ground) -> float:
-        return ground.chance(ground.part(self.part))
-
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run, set and fraction."""
-        rows: list[dict[str, Any]] = [
-            {
-                "run": label,
-                "on": name,
-                "labels": f"{100 * one['fraction']:g} % ({one['labels']})",
-                "accuracy": shown(one),
-                "untrained": shown(one["untrained"]),
-                **beside_pixels(one),
-                "chance": 100 * figures["chance"],
-            }
-            for label, name, figures in by_set(found)
-            for one in figures["fractions"]
-        ]
-        title = f"Fine-tuned with few labels, {self.head} head, {self.part} pictures, percent"
-        return [Shown(title, rows, 1)]
+        """A row a run, set and fraction, then the same for every reference."""
+        each = []
+        for label, name, figures in by_set(found):
+            for one in figures["fractions"]:
+                which, share = columns(label, name, found), f"{100 * one['fraction']:g} %"
+                first = {**which, "labels": f"{share} ({one['labels']})"}
+                each.append((first, {**which, "labels": share}, one))
+        title = f"Fine-tuned with few labels, {self.head} head, {self.part} images, percent"
+        return self.side_by_side(title, each, "untrained")
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """Two bars a run, set and fraction."""

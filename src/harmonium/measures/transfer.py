@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harmonium.data.datasets import datasets
 from harmonium.errors import ConfigError, counted, suggest
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.grounds import THEIRS, Ground
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import PIXELS, barred, beside_pixels, by_set, called, shown
+from harmonium.measures.probing import barred, by_set, called, columns
 from harmonium.measures.tuned import Tunes
 from harmonium.settings import plain
 
@@ -28,8 +27,6 @@ from harmonium.settings import plain
 @dataclass(frozen=True)
 class Transfer(Tunes):
     """Accuracy after training on another data set, beside training from scratch."""
-
-    legend = PIXELS
 
     data: str = ""  # the other data set; none: those that `on` names
     draws: int = 1  # times that it is trained, each with other orders and heads
@@ -65,15 +62,13 @@ class Transfer(Tunes):
         return Figures(plainly, lost)
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and set."""
-        rows: list[dict[str, Any]] = []
+        """A row a run and set, then the same for every reference."""
+        each = []
         for label, name, one in by_set(found):
-            row = {"run": label, "on": name, "labels": one["labels"], "accuracy": shown(one)}
-            row |= {"from scratch": shown(one["untrained"]), **beside_pixels(one)}
-            row["chance"] = 100 * one["chance"]
-            rows.append(row)
-        title = f"Trained on another data set, {self.head} head, {self.part} pictures, percent"
-        return [Shown(title, rows, 1)]
+            which = columns(label, name, found)
+            each.append(({**which, "labels": one["labels"]}, which, one))
+        title = f"Trained on another data set, {self.head} head, {self.part} images, percent"
+        return self.side_by_side(title, each, "from scratch")
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """Two bars a run and set."""

@@ -1,8 +1,8 @@
-"""What the two measures share that train a whole network with labels: settings, draws, bars."""
+"""What the two measures share that train a whole network with labels: settings, draws, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +17,32 @@ from harmonium.errors import ConfigError, suggest
 from harmonium.evaluate.finetune import TUNINGS, Head, Tuning, finetune
 from harmonium.evaluate.kept import encoder_digest
 from harmonium.evaluate.linear import FEW_STRENGTH, linear_probe
+from harmonium.evaluate.metrics import commonest_class
+from harmonium.evaluate.references import COMMONEST
+from harmonium.measures import Shown
 from harmonium.measures.grounds import Ground, labels_of
 from harmonium.measures.linear import cropped
 from harmonium.measures.opened import Run
-from harmonium.measures.probing import Probe, identity, summed
+from harmonium.measures.probing import (
+    FIGURES,
+    PIXELS,
+    Probe,
+    counted_right,
+    identity,
+    shown,
+    summed,
+)
 from harmonium.settings import plain
 
 PLAIN, CROP = "plain", "crop"
+Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Tunes(Probe):
     """A measure that fine-tunes encoders."""
+
+    legend = PIXELS
 
     head: Head = "mlp"  # on the encoder: mlp as FedCA has it, linear as Orchestra
     epochs: int | None = None  # none: 100 with mlp, 50 with linear
@@ -81,11 +95,11 @@ class Tunes(Probe):
         labelled: Sequence[Images],
         what: str,
         whose: str,
-    ) -> dict[str, Any]:
-        """The accuracies of an encoder that is trained on, once for each choice of pictures."""
+    ) -> list[dict[str, Any]]:
+        """The figures of an encoder that is trained on, one for each choice of images."""
         asked = ground.part(self.part)
         how, views = self.how(run), run.method.views
-        values: list[float | None] = []
+        found = list[dict[str, Any]]()
         for draw, images in enumerate(labelled):
             seed = seeds.seed_of(self.seed, "measure", "tuned", draw)
             about = {
@@ -96,6 +110,7 @@ class Tunes(Probe):
                 "how": plain(how),
                 "prepared": plain(views.pipelines[0]),
                 "seed": seed,
+                "figures": list(FIGURES),
             }
 
             fresh = list[bool]()
@@ -105,15 +120,16 @@ class Tunes(Probe):
             ) -> dict[str, Any]:
                 fresh.append(True)
                 made = finetune(encoder, images, how, views.plain, seed)
-                return {"accuracy": made.accuracy(asked, views.plain)}
+                given = made.answers(asked, views.plain)
+                return dict.fromkeys(FIGURES) if given is None else counted_right(given)
 
-            value = run.finished(about, work)["accuracy"]
+            found.append(run.finished(about, work))
+            value = found[-1]["accuracy"]
             told = "diverged" if value is None else f"{100 * value:.1f} %"
             told += "" if fresh else ", found on disk"
             number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
             run.note(f"{run.label}: {self.name} on {ground.name}: {what}, {whose}{number}: {told}")
-            values.append(value)
-        return summed(values)
+        return found
 
     def both(
         self, run: Run, ground: Ground, labelled: Sequence[Images], what: str
@@ -123,11 +139,10 @@ class Tunes(Probe):
             whose: self.tuned(run, ground, encoder, labelled, what, whose)
             for whose, encoder in self.some(run).items()
         }
-        draws = list(zip(*(one["draws"] for one in each.values()), strict=True))
-        mean = [None if None in some else float(np.mean(some)) for some in draws]
+        before = self.tuned(run, ground, run.untrained, labelled, what, "untrained")
         return {
-            **summed(mean),
-            "untrained": self.tuned(run, ground, run.untrained, labelled, what, "untrained"),
+            **summed([_mean(some) for some in zip(*each.values(), strict=True)]),
+            "untrained": summed(before),
             "references": self._references(run, ground, labelled),
             "encoders": list(each),
         }
@@ -135,24 +150,52 @@ class Tunes(Probe):
     def _references(
         self, run: Run, ground: Ground, labelled: Sequence[Images]
     ) -> dict[str, dict[str, Any]]:
-        """Linear probes on pixels with the same labels: there is no network to train on."""
+        """Linear probes on pixels with the same labels, and always naming the commonest class."""
         asked = ground.part(self.part)
         found = {}
         for name, encoder in run.pixels(ground).items():
             tested = run.kept_features(encoder, asked, name)
-            values: list[float | None] = []
+            draws = []
             for images in labelled:
                 known = run.kept_features(encoder, images, name)
-                values.append(
-                    linear_probe(
-                        known,
-                        labels_of(images),
-                        known[:0],
-                        labels_of(images)[:0],
-                        tested,
-                        labels_of(asked),
-                        strengths=(FEW_STRENGTH,),
-                    ).accuracy
+                probe = linear_probe(
+                    known,
+                    labels_of(images),
+                    known[:0],
+                    labels_of(images)[:0],
+                    tested,
+                    labels_of(asked),
+                    strengths=(FEW_STRENGTH,),
                 )
-            found[name] = summed(values)
-        return found
+                draws.append(counted_right(probe.answers))
+            found[name] = summed(draws)
+        always = commonest_class(ground.bank.labels, asked.labels)
+        return {**found, COMMONEST: summed([counted_right(always)])}
+
+    def side_by_side(
+        self, title: str, each: Sequence[tuple[Columns, Columns, Mapping[str, Any]]], before: str
+    ) -> list[Shown]:
+        """A table of the runs' networks, then one of their references.
+
+        Args:
+            title: of the first table.
+            each: what was trained on, as columns of the first table and of the second, and the
+                figures of `both`.
+            before: what tables call the untrained encoder.
+        """
+        runs, beside = list[Columns](), list[Columns]()
+        for first, second, one in each:
+            runs.append({**first, **shown(one), before: shown(one["untrained"])["accuracy"]})
+            for name, figures in {before: one["untrained"], **one["references"]}.items():
+                beside.append({**second, "reference": name, **shown(figures)})
+        about = f"References for {self.name}, {self.part} images, percent"
+        return [Shown(title, runs, 1), Shown(about, beside, 1)]
+
+
+def _mean(encoders: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The figures of one draw as means over encoders; none where one of them has none."""
+    columns = {key: [one[key] for one in encoders] for key in FIGURES}
+    return {
+        key: None if None in values else float(np.mean(values))  # type: ignore[arg-type]
+        for key, values in columns.items()
+    }
