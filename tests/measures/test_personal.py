@@ -399,9 +399,9 @@ def test_newcomers_are_never_asked_and_judged_apart(
     assert [row["client"] for row in others["each"]] == new
     assert {key: others[key] for key in summary(others["each"])} == summary(others["each"])
     assert {row["group"] for row in others["each"]} == {"print", "dusk"}
-    titles = [title for title, _, _ in measure.tables({"run": found})]
-    assert "newcomers" in titles[1] and len(titles) == 5
-    assert measure.tables({"run": found})[1].rows[0]["personal"] == 100 * others["mean"]
+    rows = measure.tables({"run": found})[0].rows
+    assert [row["figure"] for row in rows] == ["general", "personal", "newcomers"]
+    assert rows[2]["accuracy"] == 100 * others["mean"] and rows[2]["clients"] == 2
     assert measure.draw(tmp_path / "strips.png", {"run": found})
     ((_, one),) = trained(run, new[:1])  # from the final model, with nothing kept before
     assert run.state(new[0]) == {} and set(one.state) == {"control"}
@@ -448,10 +448,10 @@ def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
     assert found.pictures["personal"].stat().st_size > 5000
     assert any("2 of 2 clients judged" in line for line in said)
     title, rows, _ = found.tables[0]
-    assert "percent" in title and len(rows) == 2
+    assert "percent" in title and [row["figure"] for row in rows] == ["general", "personal"] * 2
     one = next(iter(found.figures["personal"].values()))
-    assert rows[0]["personal"] == pytest.approx(100 * one["personalisation"]["mean"])
-    assert rows[0]["general"] == pytest.approx(100 * one["generalisation"]["mean"])
+    assert rows[0]["accuracy"] == pytest.approx(100 * one["generalisation"]["mean"])
+    assert rows[1]["accuracy"] == pytest.approx(100 * one["personalisation"]["mean"])
     again = harmonium.evaluate_run(styled, *words, out=tmp_path / "again")
     assert next(iter(again.figures["personal"].values())) == one
 
@@ -461,7 +461,7 @@ def test_pixels_and_the_commonest_class_stand_beside(styled: Path, opened: Opene
     measure = Personal(clients=2, epochs=0)
     found = measure.look(run)
     beside = found.plain["references"]
-    assert set(beside) == {"raw pixels", "whitened pixels", "commonest class"}
+    assert list(beside) == ["untrained", "raw pixels", "whitened pixels", "commonest class"]
     some = measure._board(run)
     clients = [row["client"] for row in found.plain["personalisation"]["each"]]
     rows = [measure._client(run, some, client, Own(Pixels())) for client in clients]
@@ -476,6 +476,5 @@ def test_pixels_and_the_commonest_class_stand_beside(styled: Path, opened: Opene
         always.append((test.labels[test.factors["style"] == style] == named).mean())
     assert beside["commonest class"]["personal"] == pytest.approx(np.mean(always))
     tables = {one.title: one.rows for one in measure.tables({"run": found})}
-    shown = next(its for title, its in tables.items() if "no training" in title)
-    assert [row["reference"] for row in shown] == list(beside)
-    assert "balanced" in next(iter(tables.values()))[0]
+    shown = next(its for title, its in tables.items() if "References" in title)
+    assert [row["reference"] for row in shown[::2]] == list(beside)

@@ -14,6 +14,12 @@ with the final model and nothing kept.
 
 A mean over clients can hide that some are served badly, so the spread, the worst client and the
 mean of the worst tenth stand beside it. Test labels serve for counting right answers only.
+
+Accuracy weighs test images by the shares that their groups have at the client (`Board.weights`).
+Balanced accuracy is the mean recall over the classes of these images, and AUROC, for a client with
+exactly two of them, how often an image of one class is ranked above one of the other. Within a
+class images have the same weights as in accuracy; the classes count alike. So where the groups are
+the classes, their shares at the client play no part in either figure.
 """
 
 from __future__ import annotations
@@ -35,13 +41,14 @@ from harmonium.data.shift import as_held
 from harmonium.errors import ConfigError, DataError, counted, suggest
 from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
 from harmonium.evaluate.kept import encoder_digest
-from harmonium.evaluate.metrics import balanced_accuracy
+from harmonium.evaluate.metrics import Answers, answers, commonest_class
 from harmonium.evaluate.references import COMMONEST
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.draws import Finished
 from harmonium.measures.opened import Run
+from harmonium.measures.probing import BALANCED, FIGURES, counted_right
 from harmonium.report.figures import times
 from harmonium.settings import plain as plain_settings
 
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from harmonium.report.measure_plots import Strip
 
 AUTO, CLASSES = "auto", "classes"
+MORE = ("balanced", "auroc")  # figures beside accuracy
 LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.json
 
 
@@ -83,6 +91,17 @@ class Board:
         most = most_common(self.groups[rows])
         return self.names.get(most) if (self.groups[rows] == most).mean() > 0.5 else None
 
+    def parts(self) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
+        """Each group: its number, its name, its labelled training images and its test images.
+
+        All images are one group where groups are classes or there are none.
+        """
+        whole = self.by in (None, CLASSES)
+        for value, name in ({0: "all"} if whole else self.names).items():
+            mine = (self.held.labels != UNKNOWN) & (whole | (self.groups == value))
+            if mine.any():
+                yield value, name, mine, whole | (self.asked_groups == value)
+
 
 @measures("personal")
 @dataclass(frozen=True)
@@ -91,8 +110,8 @@ class Personal(Measure):
 
     legend = (
         "general: a classifier of all clients' labels on the federation's encoder; personal: each "
-        "client's own features and classifier, tested on pictures such as it holds, the mean over "
-        "clients; (!) its classifier diverged"
+        "client's own features and classifier, tested on images such as it holds, the mean over "
+        f"clients; {BALANCED}; (!) its classifier diverged"
     )
 
     clients: int | None = None  # of those who train, at most, and of newcomers; none: all
@@ -137,7 +156,7 @@ class Personal(Measure):
             "by": board.by,
             "protocol": {"name": self.protocol, **asdict(self.how)},
             "adapter": self.adapter,
-            "generalisation": {"mean": float(np.mean(list(general.values()))), "groups": general},
+            "generalisation": general,
             "personalisation": {**summary(rows), "each": rows},
             "newcomers": {**summary(new), "each": new} if new else None,
             "references": self._references(run, board, [row["client"] for row in rows]),
@@ -189,33 +208,32 @@ class Personal(Measure):
         return CLASSES
 
     # ---- generalisation ----------------------------------------------------------------------
-    def _general(self, run: Run, board: Board) -> dict[str, float]:
-        """Accuracy by group; the mean over encoders where clients have their own."""
+    def _general(self, run: Run, board: Board) -> dict[str, Any]:
+        """Means over groups, and accuracy by group; over encoders where clients have their own."""
         encoders = run.federations()
         run.note(f"{run.label}: generalisation, {counted(len(encoders), 'encoder')}")
         found = [self._groups(run, board, encoder) for encoder in encoders]
         if not found or not found[0]:
             raise DataError(f"{run.path}: no group has both training and test pictures with labels")
-        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        groups = {
+            name: float(np.mean([one[name]["accuracy"] for one in found])) for name in found[0]
+        }
+        rows = [row for one in found for row in one.values()]
+        return {"mean": float(np.mean(list(groups.values()))), **_beside(rows), "groups": groups}
 
-    def _groups(self, run: Run, board: Board, encoder: nn.Module) -> dict[str, float]:
+    def _groups(self, run: Run, board: Board, encoder: nn.Module) -> dict[str, dict[str, Any]]:
+        """The figures of a classifier for each group."""
         rows = np.flatnonzero(board.held.labels != UNKNOWN)
         whose = "the federation's encoder"
         known = run.features(encoder, board.held.subset(rows), whose)
         asked = run.features(encoder, board.asked, whose)
-        labels, wanted = board.held.labels[rows], board.asked.labels
-        whole = board.by in (None, CLASSES)
-        groups = {0: "all"} if whole else board.names
         found = {}
-        for value, name in groups.items():
-            mine = np.full(len(rows), True) if whole else board.groups[rows] == value
-            theirs = np.full(len(wanted), True) if whole else board.asked_groups == value
-            if not mine.any():
-                continue
+        for value, name, mine, theirs in board.parts():
             rng = seeds.torch_rng(self.seed, "measure", "general", value)
-            model = train(known[mine], torch.from_numpy(labels[mine]), self.how, rng)
-            right = model.predict(asked[theirs]).numpy() == wanted[theirs]
-            found[name] = float(right.mean())
+            labels = torch.from_numpy(board.held.labels[mine])
+            model = train(known[mine[rows]], labels, self.how, rng)
+            scores = model.scores(asked[theirs]).numpy(), model.classes.numpy()
+            found[name] = counted_right(answers([scores], board.asked.labels[theirs]))
         return found
 
     # ---- personalisation ---------------------------------------------------------------------
@@ -252,6 +270,11 @@ class Personal(Measure):
             notes.append(f"{_who(one)} with labels of one class: the classifier names no other")
         if broke := [row["client"] for row in found if not row["finite"]]:
             notes.append(f"{_who(broke)} whose classifier diverged, and names any class")
+        if 0 < (some := sum(row["auroc"] is not None for row in found)) < len(found):
+            notes.append(
+                f"AUROC: the mean over {some} of {counted(len(found), 'client')}, those that have "
+                "exactly two classes"
+            )
         return found, notes
 
     def _client(self, run: Run, board: Board, client: ClientId, own: Own) -> dict[str, Any]:
@@ -265,12 +288,12 @@ class Personal(Measure):
         mine, asked, adapter = self._adapted(own, mine, asked, client)
         rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
         model = train(mine, torch.from_numpy(labels[known]), self.how, rng, adapter=adapter)
-        named, wanted = model.predict(asked).numpy(), board.asked.labels[tested]
+        scores = model.scores(asked).numpy(), model.classes.numpy()
+        shares = weights[tested] / weights.max()
         return {
             "client": client,
             "group": board.group(rows),
-            "accuracy": float(np.average(named == wanted, weights=weights[tested] / weights.max())),
-            "balanced": balanced_accuracy(named, wanted),
+            **_weighted(answers([scores], board.asked.labels[tested], shares), shares),
             "labels": int(known.sum()),
             "classes": len(model.classes),
             "tested": len(tested),
@@ -295,14 +318,15 @@ class Personal(Measure):
     # ---- what it stands beside ---------------------------------------------------------------
     def _references(
         self, run: Run, board: Board, clients: Sequence[ClientId]
-    ) -> dict[str, dict[str, float]]:
-        """Both figures of rules that need no training, over the clients that were judged.
+    ) -> dict[str, dict[str, Any]]:
+        """The figures of encoders that learnt nothing, over the clients that were judged.
 
-        They are those of all runs with the same images and split, so they are kept on disk.
+        Those of pixels are the same for all runs with the same images and split, so they are kept
+        on disk.
         """
         finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
         found = {}
-        for name, encoder in run.pixels(run.ground()).items():
+        for name, encoder in {"untrained": run.untrained, **run.pixels(run.ground())}.items():
             about = {
                 "reference": encoder_digest(encoder),
                 "measure": self.name,
@@ -311,58 +335,46 @@ class Personal(Measure):
                 "split": run.split.digest,
                 "clients": list(clients),
                 "prepared": plain_settings(run.method.views.pipelines[0]),
+                "figures": list(FIGURES),
             }
 
             def work(encoder: nn.Module = encoder) -> dict[str, Any]:
                 bare = replace(self, adapter="none")
                 own = [bare._client(run, board, client, Own(encoder)) for client in clients]
-                return {
-                    "general": float(np.mean(list(self._groups(run, board, encoder).values()))),
-                    "personal": float(np.mean([row["accuracy"] for row in own])),
-                }
+                return _both([*self._groups(run, board, encoder).values()], own)
 
             found[name] = finished(about, work)
         found[COMMONEST] = self._commonest(run, board, clients)
         return found
 
-    def _commonest(self, run: Run, board: Board, clients: Sequence[ClientId]) -> dict[str, float]:
+    def _commonest(self, run: Run, board: Board, clients: Sequence[ClientId]) -> dict[str, Any]:
         """Naming the commonest class: of all training images, and of each client's own."""
-        wanted, known = board.asked.labels, board.held.labels
-        own = []
+        wanted, own = board.asked.labels, []
         for client in clients:
             rows = run.split.indices[client]
-            labels = board.seen[rows]
-            named = np.bincount(labels[labels != UNKNOWN]).argmax()
-            own.append(float(np.average(wanted == named, weights=board.weights(rows))))
-        groups = {0: "all"} if board.by in (None, CLASSES) else board.names
-        general = []
-        for value in groups:
-            whole = len(groups) == 1 and board.by in (None, CLASSES)
-            mine = known if whole else known[board.groups == value]
-            theirs = wanted if whole else wanted[board.asked_groups == value]
-            if (mine != UNKNOWN).any() and len(theirs):
-                general.append(
-                    float((theirs == np.bincount(mine[mine != UNKNOWN]).argmax()).mean())
-                )
-        return {"general": float(np.mean(general)), "personal": float(np.mean(own))}
+            labels, weights = board.seen[rows], board.weights(rows)
+            tested, known = weights > 0, labels[labels != UNKNOWN]
+            shares = weights[tested]
+            own.append(_weighted(commonest_class(known, wanted[tested], shares), shares))
+        general = [
+            counted_right(commonest_class(board.held.labels[mine], wanted[theirs]))
+            for _, _, mine, theirs in board.parts()
+        ]
+        return _both(general, own)
 
     # ---- what is shown -----------------------------------------------------------------------
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run, newcomers apart, then by group, then by client where those are few."""
-        runs, others, groups, each, beside = (list[dict[str, Any]]() for _ in range(5))
+        """A row a run and figure, references, then by group, then by client where those are few."""
+        runs, groups, each, beside = (list[dict[str, Any]]() for _ in range(4))
         for label, one in found.items():
-            run, general = {"run": label}, {"general": 100 * one.plain["generalisation"]["mean"]}
-            runs.append({**run, **general, **_row(one.plain["personalisation"])})
-            others += [{**run, **_row(new)}] if (new := one.plain["newcomers"]) else []
+            run = {"run": label}
+            runs += [{**run, **row} for row in _by_figure(one.plain)]
+            beside += [{**run, **row} for row in _by_reference(one.plain)]
             groups += [{**run, **row} for row in _by_group(one.plain)]
             each += [{**run, **row} for row in _by_client(one.plain)]
-            for name, figures in one.plain.get("references", {}).items():
-                percent = {key: 100 * value for key, value in figures.items()}
-                beside.append({**run, "reference": name, **percent})
         shown = {
-            f"Accuracy on {self.part} pictures in percent": runs,
-            "The same for newcomers, which never trained with the others": others,
-            "The same for what needs no training, over the same clients": beside,
+            f"Accuracy on {self.part} images in percent": runs,
+            "References: the same without training, over the same clients": beside,
             "By group": groups,
             "By client": each,
         }
@@ -387,13 +399,14 @@ _KINDS = {"generalisation": "general", "personalisation": "personal", "newcomers
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures over clients, and the mean of each group that any client is of.
 
-    The worst tenth is rounded up to whole clients.
+    The worst tenth is rounded up to whole clients. AUROC is the mean over the clients that have
+    one, and stands beside their number.
 
     >>> summary([{"accuracy": k / 10, "group": None} for k in range(11)])["worst_tenth"]
     0.05
     """
     values = np.sort([row["accuracy"] for row in rows])
-    recalls = [row["balanced"] for row in rows if "balanced" in row]
+    having = sum(row.get("auroc") is not None for row in rows)
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row["group"] is not None:
@@ -401,7 +414,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "clients": len(values),
         "mean": float(values.mean()),
-        **({"balanced": float(np.mean(recalls))} if recalls else {}),
+        **_beside(rows),
+        **({"auroc_clients": having} if having else {}),
         "spread": float(values.std()) if len(values) > 1 else None,
         "worst": float(values[0]),
         "worst_tenth": float(values[: math.ceil(len(values) / 10)].mean()),
@@ -409,12 +423,60 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(personal: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"personal": "mean", "spread": "spread", "worst": "worst", "worst tenth": "worst_tenth"}
-    row = {words: times(100, personal[key]) for words, key in names.items()}
-    if "balanced" in personal:
-        row = {"personal": row.pop("personal"), "balanced": 100 * personal["balanced"], **row}
-    return {**row, "clients": personal["clients"]}
+def _beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means of balanced accuracy and AUROC over the rows that have them; absent where none has."""
+    values = {key: [row[key] for row in rows if row.get(key) is not None] for key in MORE}
+    return {key: float(np.mean(some)) for key, some in values.items() if some}
+
+
+def _both(
+    general: Sequence[Mapping[str, Any]], personal: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """General and personal accuracy; `balanced` and `auroc` of both, as far as there are any."""
+    rows = {"general": general, "personal": personal}
+    beside = {name: _beside(some) for name, some in rows.items()}
+    return {
+        **{name: float(np.mean([row["accuracy"] for row in some])) for name, some in rows.items()},
+        **{
+            key: held
+            for key in MORE
+            if (held := {n: b[key] for n, b in beside.items() if key in b})
+        },
+    }
+
+
+def _weighted(given: Answers, weights: np.ndarray) -> dict[str, Any]:
+    """The figures of one client; `given` has its balanced accuracy and AUROC with these weights."""
+    accuracy = float(np.average(given.right[0].numpy(), weights=weights))
+    return {**counted_right(given), "accuracy": accuracy}
+
+
+def _columns(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracy, balanced accuracy and AUROC in percent, as far as they are there."""
+    held = {heading: figures.get(key) for key, heading in FIGURES.items()}
+    return {heading: 100 * value for heading, value in held.items() if value is not None}
+
+
+def _by_figure(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for kind, called in _KINDS.items():
+        if figures := plain[kind]:
+            row = _columns({**figures, "accuracy": figures["mean"]})
+            if "clients" in figures:
+                names = {"spread": "spread", "worst": "worst", "worst tenth": "worst_tenth"}
+                row |= {words: times(100, figures[key]) for words, key in names.items()}
+                row["clients"] = figures["clients"]
+            yield {"figure": called, **row}
+
+
+def _by_reference(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, figures in plain.get("references", {}).items():
+        for kind in ("general", "personal"):
+            held = {key: figures.get(key, {}).get(kind) for key in MORE}
+            yield {
+                "reference": name,
+                "figure": kind,
+                **_columns({"accuracy": figures[kind], **held}),
+            }
 
 
 def _by_group(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -432,7 +494,7 @@ def _by_client(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         name += "" if row["finite"] else " (!)"
         group = {"group": row["group"]} if row["group"] is not None else {}
         counts = {key: row[key] for key in ("labels", "classes", "tested")}
-        yield {"client": name, **group, **counts, "accuracy": 100 * row["accuracy"]}
+        yield {"client": name, **group, **_columns(row), **counts}
 
 
 def _strip(plain: Mapping[str, Any]) -> Strip:
