@@ -13,6 +13,7 @@ from harmonium import codec, telling
 from harmonium.data.sets.shapes import Shapes
 from harmonium.engines import local, worker
 from harmonium.federation.drive import Reply
+from harmonium.recipe import Recipe
 from harmonium.report import display, progress
 from harmonium.report.progress import LineWatcher
 from harmonium.runs import run
@@ -31,12 +32,55 @@ def test_a_warning_is_said_when_it_begins_and_when_it_comes_back():
     assert notes == ["note: Collapsed: spread 0.01", "note: Collapsed: again"]
 
 
-def test_the_first_round_says_little_of_those_after_it(monkeypatch):
-    now = iter([0.0, 100.0, 110.0, 120.0, 130.0])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(now))
-    clock = progress._Clock()
-    told = [clock.left(number, 4) for number in (1, 2, 3, 4)]
-    assert told == ["5:00 or less", "0:20", "0:10", "0:00"]
+def times_left(monkeypatch, seconds, rounds, due):
+    """What is said to be left after each round that took so many seconds."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    clock, told = progress._Clock(rounds, due), []
+    for number, took in enumerate(seconds, 1):
+        now[0] += took
+        told.append(clock.left(number))
+    return told
+
+
+def test_the_first_round_says_nothing_of_those_after_it(monkeypatch):
+    told = times_left(monkeypatch, [100, 10, 10, 10], 4, lambda number: False)
+    assert told == ["", "0:20", "0:10", "0:00"]
+    assert times_left(monkeypatch, [100], 1, lambda number: True) == ["0:00"]
+
+
+def test_rounds_with_an_evaluation_are_estimated_apart(monkeypatch):
+    def took(number):  # workers start in the first round
+        return (30 if number == 1 else 0) + (5 if number % 10 == 0 else 1)
+
+    told = times_left(monkeypatch, map(took, range(1, 101)), 100, lambda number: number % 10 == 0)
+    assert told[0] == "" and told[1] == "1:38 or more"  # 98 rounds of 1 s; no evaluation was seen
+    for number in range(10, 101):
+        minutes, seconds = map(int, told[number - 1].split(":"))
+        assert 60 * minutes + seconds == sum(map(took, range(number + 1, 101)))
+
+
+def test_two_plain_rounds_and_an_evaluation_are_enough_for_an_estimate(monkeypatch):
+    told = times_left(monkeypatch, [41, 1, 5], 60, lambda number: number % 3 == 0)
+    minutes, seconds = map(int, told[-1].split(":"))
+    assert 60 * minutes + seconds == pytest.approx(19 * (1 + 1 + 5), rel=0.2)
+    every = times_left(monkeypatch, [45, 5, 5], 60, lambda number: True)
+    assert every == ["", "4:50", "4:45"]
+    second = times_left(monkeypatch, [41, 5, 1], 60, lambda number: number % 2 == 0)
+    assert second == ["", "", "2:53"]  # how long plain rounds take is not known before
+
+
+def test_a_run_says_no_time_left_before_it_is_known(passed, tmp_path):
+    console = Console(file=StringIO(), width=200)
+    watcher = LineWatcher(console)
+    watcher.begin(Recipe.of("fedavg", "rounds=4", "evaluate.every=2"), tmp_path, 0, 10)
+    for number, took in enumerate((60, 5, 1, 5), 1):
+        passed(took)
+        watcher.round({**ROW, "round": number}, took)
+    rows = [line for line in console.file.getvalue().splitlines() if line.startswith("round")]
+    found = [row.partition("training left ")[2].partition("  ")[0] for row in rows]
+    assert found == ["", "", "0:05", "0:00"]
+    watcher.close()
 
 
 @pytest.fixture

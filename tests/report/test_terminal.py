@@ -27,7 +27,7 @@ recipe = Named(rounds=200, clients=10, split=Named(newcomers=0), objective=Named
     terms=(), method=Named(name="fedavg"), data=Named(name="digits"))
 row = {"answered": 9, "missing": 1, "bytes_up": 3e6, "bytes_down": 3e6, "reported": {}}
 display.PATIENCE = 0.0
-progress._Clock.left = lambda self, number, rounds: "12:34:56 or less"
+progress._Clock.left = lambda self, number: "12:34:56 or more"
 for width in json_widths:
     fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     with progress.long_work(terminal.err):
@@ -150,7 +150,7 @@ def test_round_loss_knn_and_time_left_stay_at_any_width(
     line = screens[width].drawn(r"round 199/200")
     assert re.search(r"round 199/200.*loss 11\.346  kNN 45\.6 %  left 12:34:56", line)
     assert len(line) <= width
-    others = ["(3 of 12)", "━", "9 clients, 1 missing", "6.0 MB", "elapsed", "or less"]
+    others = ["(3 of 12)", "━", "9 clients, 1 missing", "6.0 MB", "elapsed", "or more"]
     found = [word in line for word in others]
     assert all(found) if width == 140 else not all(found)
     assert ("━" in line and "(3 of 12)" in line) is (width >= 80)

@@ -7,6 +7,7 @@ left stay longest.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,9 @@ class LineWatcher(Callback):
         """Say where the run is kept and whether it continues."""
         self.folder = folder
         self._rounds, self._done = recipe.rounds, done
-        self._clock = _Clock(done)
+        self._clock = _Clock(
+            recipe.rounds, lambda number: recipe.evaluate.due(number, recipe.rounds)
+        )
         clients = counted(recipe.clients, "client")
         if new := recipe.split.newcomers:
             beside = " and " if recipe.clients == 1 else ", "  # all of one place, or among them
@@ -107,9 +110,10 @@ class LineWatcher(Callback):
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""
         self._done = row["round"]
-        left = self._clock.left(self._done, self._rounds)
+        left = self._clock.left(self._done)
         place = f"{self.label}round {self._done}/{self._rounds}"
-        words = {"round": place, "loss": "", "knn": "", "left": f"training left {left}"}
+        words = {"round": place, "loss": "", "knn": ""}
+        words |= {"left": f"training left {left}"} if left else {}
         self.display.say("  ".join(filter(None, (words | figures_of(row)).values())))
         self._warn(row)
 
@@ -148,7 +152,7 @@ class LiveWatcher(LineWatcher):
         """Put the round's figures into the line."""
         self._done = row["round"]
         self._figures = self._figures | {"clients": "", "score": ""} | figures_of(row)
-        self._left = self._clock.left(self._done, self._rounds)
+        self._left = self._clock.left(self._done)
         self._warn(row)
         self.display.tick(at_once=True)
 
@@ -168,7 +172,7 @@ class LiveWatcher(LineWatcher):
             Piece(1, ("setup" if is_setup else f"round {self._done}/{self._rounds}",)),
             Piece(3, (figures["loss"],)),
             Piece(4, (figures["knn"].removeprefix("validation "),)),
-            Piece(5, (left, left.removesuffix(" or less"))),
+            Piece(5, (left, left.removesuffix(" or more"))),
             Piece(0, (label, number)),
             Piece(2, tuple(bar(share, length) for length in (24, 16, 8))),
             *(Piece(6 + place, (figures[key],)) for place, key in enumerate(LATER)),
@@ -185,21 +189,31 @@ class LiveWatcher(LineWatcher):
 
 
 class _Clock:
-    """How long the rest will take, from the rounds seen so far."""
+    """How long the rest will take, from the rounds seen so far.
 
-    def __init__(self, done: int = 0) -> None:
-        self._first, self._start = done, time.perf_counter()
-        self._warm: float | None = None
+    The first round is not counted, for it also starts the workers, decodes images, and lets
+    FedStyle's clients learn their styles. Rounds that end with an evaluation are averaged apart.
+    """
 
-    def left(self, number: int, rounds: int) -> str:
-        now, seen = time.perf_counter(), number - self._first
-        if self._warm is None:
-            # the first round also starts the workers, and FedStyle's clients learn their styles:
-            # later ones tell more
-            self._warm = now
-        if seen > 1 or number == rounds:
-            return clock((now - self._warm) / max(1, seen - 1) * (rounds - number))
-        return f"{clock((now - self._start) * (rounds - number))} or less"
+    def __init__(self, rounds: int = 0, due: Callable[[int], bool] = lambda number: False) -> None:
+        """Estimate a run of so many rounds, of which some are `due` for an evaluation."""
+        self._rounds, self._due = rounds, due
+        self._last: float | None = None  # when a round ended
+        self._took: dict[bool, list[float]] = {}  # seconds, by whether it was evaluated
+
+    def left(self, number: int) -> str:
+        """The time after a round that has just ended; empty while too little is known."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._took.setdefault(self._due(number), []).append(now - self._last)
+        self._last = now
+        rest = Counter(self._due(one) for one in range(number + 1, self._rounds + 1))
+        mean = {evaluated: sum(took) / len(took) for evaluated, took in self._took.items()}
+        if False in rest and False not in mean:
+            return ""
+        if not rest.keys() <= mean.keys():  # no evaluation was seen yet
+            return f"{clock(rest.total() * mean[False])} or more" if mean else ""
+        return clock(sum(mean[evaluated] * count for evaluated, count in rest.items()))
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
