@@ -33,11 +33,12 @@ def read_recipe(folder: Path) -> Recipe:
     return recipe.changed(init=recipe.init.kept_in(folder)) if recipe.init else recipe
 
 
-def check_recipe(folder: Path) -> None:
+def check_recipe(folder: Path, remedy: str = "") -> None:
     """Refuse a run whose recipe no longer means what it meant when the run began.
 
     Its digest was written down then. A recipe of an earlier version may lack settings that have
-    come since, and their defaults need not be what that version did.
+    come since, and their defaults need not be what that version did. `remedy` is what to do
+    instead of continuing the run.
     """
     recipe, about = read_recipe(folder), read_about(folder)
     earlier = [part["recipe"][0] for part in about["history"][-1:]]  # killed while it was extended
@@ -49,10 +50,12 @@ def check_recipe(folder: Path) -> None:
         more = ", ..." if len(new) > 3 else ""
         raise StoreError(
             f"{folder} was begun by an earlier version of Harmonium, which had no "
-            f"{', '.join(new[:3])}{more}: finish it with that version, or start a new run"
+            f"{', '.join(new[:3])}{more}: {remedy or 'finish it with that version'}, or start a "
+            "new run"
         )
     raise StoreError(
-        f"{path} is not the recipe that the run began with: bring that back, or start a new run"
+        f"{path} is not the recipe that the run began with: {remedy or 'bring that back'}, or "
+        "start a new run"
     )
 
 

@@ -1,6 +1,8 @@
 """A further round is the one that the run itself would play, and leaves no trace in it."""
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from harmonium.engines.host import Host, Task
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.evaluate.features import embed
+from harmonium.hosts import read_recipe
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.further import further
 from harmonium.measures.opened import Run
@@ -111,6 +114,26 @@ def test_labels_never_reach_a_task(
     assert run.dataset.train.labelled and run.dataset.test.labelled
     run.encoders([0, 1])
     assert seen == ["train", "train"]
+
+
+def test_a_run_of_an_earlier_version_is_judged_but_its_clients_do_not_train(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipe lacks settings that have come since, whose defaults need not be what it did."""
+    old = Path(shutil.copytree(made("fedavg", data=FEDCA["data"]), tmp_path / "old"))
+    tree = read_recipe(old).tree()
+    del tree["local"]["joint_views"], tree["local"]["drop_last"]
+    (old / "recipe.yaml").write_text(json.dumps(tree))
+    about = json.loads((old / "about.json").read_text())
+    (old / "about.json").write_text(json.dumps({**about, "recipe": "0" * 64}))
+    monkeypatch.setattr(Host, "perform", None)  # nobody trains
+    lacking = r"local\.drop_last, local\.joint_views: .*measures that do not train"
+    for name in ("angles", "geometry"):
+        with pytest.raises(DataError, match=lacking) as refused:
+            evaluate_run(old, name, out=tmp_path / name)
+        assert "\n" not in str(refused.value)
+    found = evaluate_run(old, "knn", "angles", "knn.k=5", out=tmp_path / "both")
+    assert list(found.figures) == ["knn"]
 
 
 def test_after_a_schedule_that_ends_the_last_rate_is_kept(made: Made, opened: Opened) -> None:

@@ -9,6 +9,8 @@ What differs from the run's own next round changes no client's training:
   asks more than once and later asks depend on all answers, they depend on these alone.
 - answers are neither masked nor lost on purpose, and their average is thrown away.
 - after the last round of a schedule that ends at 0, the rate of the last round is kept.
+
+A run whose recipe no longer means what it meant when the run began is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from torch import nn
 from harmonium import codec, store
 from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, counted
+from harmonium.errors import ConfigError, DataError, StoreError, counted
 from harmonium.federation.batch_norm import calibrated
 from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, ClientId, Weights
-from harmonium.hosts import make_host
+from harmonium.hosts import check_recipe, make_host
 from harmonium.measures.opened import Run
 from harmonium.recipe import Recipe
 from harmonium.settings import plain
@@ -112,6 +114,7 @@ def trained(
     Those who cannot train are left out. `epochs` replaces the recipe's local epochs. Newcomers may
     be among the clients; they begin with nothing kept.
     """
+    _check_training(run)
     recipe, number = _recipe(run, epochs), run.commit.round + 1
     rules = set(run.method.blueprint.rules.values())
     if "row" in rules and max(clients) >= recipe.clients:
@@ -133,6 +136,17 @@ def trained(
         for client in clients:
             if client in done:
                 yield client, _trained(server, heard, client)
+
+
+def _check_training(run: Run) -> None:
+    """Refuse a run whose clients would train otherwise than they did.
+
+    It is no fault of the whole call: measures that do not train are unaffected.
+    """
+    try:
+        check_recipe(run.path, "judge it by measures that do not train, e.g. knn or linear")
+    except StoreError as error:
+        raise DataError(f"clients cannot train once more: {error}") from None
 
 
 def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
