@@ -114,6 +114,21 @@ def test_batches_are_made_as_in_the_released_codes(name: str, size: str) -> None
         assert (local["joint_views"], local["drop_last"]) == RELEASED[name]
 
 
+@pytest.mark.parametrize("name", ["fsimclr", "fedca", "fedstyle"])
+def test_recipes_without_released_code_state_how_batches_are_made(name: str) -> None:
+    local = Recipe.of(name).given()["local"]
+    assert (local["joint_views"], local["drop_last"]) == (True, False)
+
+
+@pytest.mark.parametrize("size", ["", "@cpu"])
+def test_rows_of_federated_simclr_state_the_pass_of_their_objectives(size: str) -> None:
+    by_row = {entry.name.rpartition("/")[2]: entry.name for entry in table("fsimclr")}
+    for row, name in by_row.items():
+        local = Recipe.of(f"{name}{size}").given()["local"]
+        single = "spectral" in row or "simsiam" in row
+        assert (local["joint_views"], local["drop_last"]) == (not single, False), row
+
+
 def test_orchestras_simclr_has_the_released_projector() -> None:
     """Layers and weights by the card: 512 x 512 without bias, BatchNorm, with bias, BatchNorm."""
     made = Recipe.of("orchestra/c10-silo/f-simclr").method_for((32, 32, 3), 10)
