@@ -374,3 +374,8 @@ def test_a_run_of_it_can_be_read_again(
     assert code == 0 and json.loads(said)["verdict"] == here.verdict
     code, _, told = command(str(tmp_path))
     assert code == 2 and "holds no diagnosis" in told
+
+
+def test_without_a_first_word_the_method_may_be_named() -> None:
+    few = {"data.limit": 100, "clients": 2}
+    assert diagnose("method=fedprox", **few) == diagnose(method="fedprox", **few)

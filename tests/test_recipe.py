@@ -14,6 +14,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.hosts import load_public, make_host, open_host
 from harmonium.methods.fedavg import FedAvg
+from harmonium.methods.fedprox import FedProx
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import shipped_recipes
@@ -166,7 +167,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),
         (["fedavg", "data=digitz"], "unknown data set 'digitz': did you mean 'digits'?"),
         (["fedca", "public=/"], "public=/ is a folder: set public=folder public.path=/"),
-        (["fedavg", "method=fedca", "objective=infonce"], "fedca needs public pictures: name some"),
+        (["fedsimclr", "method=fedca", "objective=infonce"], "fedca needs public pictures: name"),
         (["fedavg", "views=simcrl"], "unknown views 'simcrl': did you mean 'simclr'?"),
         (["fedavg", "rounds=many"], "rounds=many: should be a whole number"),
         (["fedavg", "local.epochs=1.5"], "local.epochs=1.5: should be a whole number"),
@@ -186,6 +187,36 @@ def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: 
         Recipe.of(*words)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedsc", FedAvg, f"{FedAvg.__module__}:FedAvg"])
+@pytest.mark.parametrize("given", ["method=fedprox", "method.name=fedprox", {"method": FedProx}])
+def test_a_method_and_another_method_are_refused(base: object, given: object) -> None:
+    words, settings = ([given], {}) if isinstance(given, str) else ([], given)
+    with pytest.raises(ConfigError, match="^method is given twice, as .* and as .*: leave one out"):
+        Recipe.of(base, *words, **settings)  # type: ignore[arg-type]
+
+
+def test_one_method_twice_and_the_method_of_a_recipe_may_be_given(tmp_path: Path) -> None:
+    assert Recipe.of("fedprox", "method=fedprox", "method.mu=3").method.options["mu"] == 3
+    assert Recipe.of(FedProx, method="fedprox").method.cls is FedProx
+    assert Recipe.of("fedsc", method="fedsc").digest == Recipe.of("fedsc").digest
+    (tmp_path / "mine.yaml").write_text("method: fedavg\nrounds: 3\n")
+    for base in ("fedsimclr", "digits", str(tmp_path / "mine.yaml"), Recipe.of("fedavg")):
+        assert Recipe.of(base, "method=fedprox").method.cls is FedProx
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "sweep", "diagnose", "explain"])
+def test_every_command_refuses_two_methods(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"tune": ["grid.local.lr=0.1,0.2"], "sweep": ["sweep.local.lr=0.1,0.2"]}
+    words = [command, "fedavg", "method=fedprox", *more.get(command, [])]
+    monkeypatch.setattr(sys, "argv", ["harmonium", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "method is given twice, as fedavg and as fedprox: leave one out" in said
 
 
 def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def diagnose(
     from harmonium.diagnosis.finding import diagnose_run
     from harmonium.report.progress import long_work
 
-    names = [word for word in words if "=" not in word] or ["fedavg"]
+    names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]}: name one method or recipe, or none at all")
     changes = [word for word in words if "=" in word]
@@ -36,7 +36,7 @@ def diagnose(
         found = diagnose_run(names[0])
     else:
         with long_work(err, silent=as_json):
-            found = ask(names[0], *changes)
+            found = ask(*names, *changes)
     if as_json:
         print(json.dumps(found.plain()))
     else:

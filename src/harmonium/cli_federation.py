@@ -199,11 +199,10 @@ def resume(
 
 def _plan(what: str, changes: list[str]) -> Recipe:
     """The recipe as typed; where it names no data, the pictures are at the sites."""
-    from harmonium.overrides import apply_changes
     from harmonium.recipe import Recipe
-    from harmonium.recipe_text import load_tree
+    from harmonium.recipe_text import changed_tree
 
-    return Recipe.from_tree(apply_changes({"data": "sites", **load_tree(what)}, changes))
+    return Recipe.from_tree(changed_tree(what, changes, defaults={"data": "sites"}))
 
 
 def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:

@@ -53,7 +53,7 @@ from harmonium.objectives import Objective, objectives
 from harmonium.objectives.simclr import SimCLR
 from harmonium.overrides import Change, apply_changes, changes_of
 from harmonium.privacy.settings import Privacy
-from harmonium.recipe_text import load_tree
+from harmonium.recipe_text import changed_tree
 from harmonium.registry import Registry, recipe_name
 from harmonium.settings import check_fields, choose, coerce, make, named, plain, unknown
 from harmonium.terms import Term, terms
@@ -228,13 +228,12 @@ class Recipe(BaseModel):
                 the keys that it names, `**{"split.alpha": 0.5}` one. Settings objects and classes
                 may stand for a choice: `objective=SimCLR(temperature=0.2)`.
 
-        A key that is given twice, with different values, is refused.
+        A key that is given twice, with different values, is refused. The name or class of a method
+        counts: `Recipe.of("fedavg", method="fedprox")` gives `method` twice.
         """
-        changes = changes_of(words, settings)
         if isinstance(base, Recipe):
-            return base.with_changes(changes)
-        tree = {"method": base} if isinstance(base, type) else load_tree(base)
-        return cls.from_tree(apply_changes(tree, changes))
+            return base.with_changes(changes_of(words, settings))
+        return cls.from_tree(changed_tree(base, words, settings))
 
     def with_changes(self, changes: Sequence[Change]) -> Recipe:
         """This recipe with changes; sections that they leave alone stay the objects they are."""

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from harmonium import recipe_tables
 from harmonium.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from harmonium.overrides import Change
+
+
+def changed_tree(
+    base: str | type,
+    words: Iterable[str | Change],
+    settings: Mapping[str, Any] = {},
+    defaults: Mapping[str, Any] = {},
+) -> dict[str, Any]:
+    """Plain values of a method, recipe or file with changes, over `defaults` of the caller's.
+
+    The name or class of a method is a source of `method` like any other: a second one that
+    disagrees is refused. The method of a recipe or a file may be changed.
+    """
+    from harmonium.methods import methods  # with both comes more than lists need
+    from harmonium.overrides import Change, apply_changes, changes_of
+
+    tree = {} if isinstance(base, type) else load_tree(base)
+    if isinstance(base, type) or tree == {"method": base} or base in methods.table():
+        words = [Change(("method",), base, word=False), *words]
+    return apply_changes({**defaults, **tree}, changes_of(words, settings))
 
 
 def load_tree(name: str) -> dict[str, Any]:

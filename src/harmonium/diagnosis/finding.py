@@ -154,12 +154,12 @@ def find(sums: Sums, **facts: Any) -> Finding:
     return Finding(verdict, sums.groups, sums.pictures, whole, content, **facts)
 
 
-def diagnose(recipe: Recipe | str = "fedavg", *words: str, **settings: Any) -> Finding:
+def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -> Finding:
     """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
 
     Args:
         recipe: a recipe, its name or file, of which only data, split, clients, seed and privacy
-            matter; or the first of the settings.
+            matter; or the first of the settings. Without it, settings change the defaults.
         words: settings as on the command line, e.g. `"split=rotation"`.
         settings: settings by name, e.g. `clients=5`; `data` may be arrays.
 
@@ -172,8 +172,8 @@ def diagnose(recipe: Recipe | str = "fedavg", *words: str, **settings: Any) -> F
     True
     """
     if isinstance(recipe, str) and "=" in recipe:
-        recipe, words = "fedavg", (recipe, *words)
-    asked = Recipe.of(recipe, *words, **settings)
+        words, recipe = (recipe, *words), None
+    asked = Recipe.of(recipe or Recipe.from_tree({}), *words, **settings)
     if asked.training < 2:
         raise ConfigError(f"clients is {asked.training}; to compare clients, at least 2 are needed")
     kept = {key: getattr(asked, key) for key in SECTIONS}
