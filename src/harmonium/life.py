@@ -283,7 +283,8 @@ class Life:
         shown["references"] = {name: figures_of(one) for name, one in beside.items()}
         losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
         steps = local_steps(ground.method, ground.examples.values(), len(losses) - 1)
-        why = reasons(figures.get("health", {}), losses, steps)
+        compares = ground.method.objective.views[0] > 1
+        why = reasons(figures.get("health", {}), losses, steps, compares_views=compares)
         answers = [one.answers for one in tests]
         if found := verdict(answers, {**beside, "untrained": before.answers}, why):
             shown["verdict"] = found.plain()

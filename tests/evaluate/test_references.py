@@ -15,7 +15,8 @@ from harmonium.evaluate import judge as judging
 from harmonium.evaluate.judge import Evaluation, Judge, figures_of
 from harmonium.evaluate.metrics import Answers
 from harmonium.evaluate.references import references, references_folder
-from harmonium.evaluate.verdict import difference, reasons, verdict
+from harmonium.evaluate.verdict import Difference, difference, reasons, sentence, verdict
+from harmonium.runs import run
 from harmonium.terminal import probe_rows
 
 SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
@@ -158,6 +159,20 @@ def test_the_sentence_names_the_strongest_reference_that_is_not_beaten() -> None
     assert verdict([], beside) is None and verdict([{}], {}) is None
 
 
+def test_few_seeds_do_not_make_a_large_difference_level() -> None:
+    one = Difference(0.469, 0.752, margin=0.6, seeds=2, noise=0.03)
+    assert sentence({"knn": {"raw pixels": one}}) == (
+        "Below raw pixels by kNN (46.9 against 75.2 %), though 2 seeds cannot tell them apart."
+    )
+    more = Difference(0.8, 0.6, margin=0.6, seeds=2, noise=0.03)
+    level = Difference(0.74, 0.752, margin=0.6, seeds=2, noise=0.03)
+    text = sentence({"knn": {"raw pixels": more}, "linear": {"raw pixels": level}})
+    assert text == (
+        "No better than raw pixels by a linear probe (74.0 against 75.2 %); above raw pixels by "
+        "kNN (80.0 against 60.0 %), though 2 seeds cannot tell them apart."
+    )
+
+
 def test_reasons_follow_from_figures_without_labels() -> None:
     well = {"warnings": [], "view_distance": 0.2, "finite": True}
     settled = [3.0, 1.0, *[0.5] * 10]
@@ -171,6 +186,19 @@ def test_reasons_follow_from_figures_without_labels() -> None:
     assert "0.90" in far
     assert reasons({**well, "warnings": ["collapsed"]}, settled, 5000) == ("collapsed",)
     assert reasons({}, [None, None], None) != ()
+    for health in (well, {**well, "view_distance": 0.9}):
+        assert reasons(health, settled, 5000, compares_views=False) == ()
+
+
+@pytest.mark.parametrize("name", ["supervised", "rotation", "autoencoder", "simclr"])
+def test_reasons_about_views_are_for_objectives_that_compare_them(
+    name: str, home: Path, tmp_path: Path
+) -> None:
+    words = ["data=digits", "data.limit=60", "clients=2", "rounds=1", "encoder.width=4"]
+    words += ["evaluate.labels_per_class=[]", "evaluate.k=5", "engine.workers=0", "local.batch=2"]
+    words += ["local.epochs=30", "local.lr=0.0001", f"objective={name}", "views=digits"]
+    found = run("fedavg", *words, out=tmp_path / "run")
+    assert any("views" in why.lower() for why in found.reasons) == (name == "simclr")
 
 
 def test_the_table_of_a_run_has_a_row_for_every_figure() -> None:

@@ -22,7 +22,7 @@ from harmonium.comparing.traffic import (
     reached,
 )
 from harmonium.evaluate.judge import probes_of
-from harmonium.evaluate.verdict import Difference, sentence
+from harmonium.evaluate.verdict import CONFIDENCE, Difference, sentence
 from harmonium.report.figures import heading, times
 from harmonium.report.tables import BEST, NEAR, Marks, Tabular, csv_text, latex, markdown
 
@@ -449,9 +449,9 @@ def _verdicts(
     """A sentence for each method: that of its run, or of the means over seeds, paired by seed."""
     told = {}
     for label in found.plan.methods:
-        runs = [its for (row, _), its in found.against.items() if row == label]
+        runs = {seed: its for (row, seed), its in found.against.items() if row == label}
         if len(runs) == 1 and len(found.plan.seeds) == 1:
-            if text := runs[0].get("text"):
+            if text := next(iter(runs.values())).get("text"):
                 told[label] = text
             continue
         apart: dict[str, dict[str, Difference]] = {}
@@ -463,7 +463,12 @@ def _verdicts(
                     gap = statistics.summary({seed: mine[seed] - theirs[seed] for seed in shared})
                     means = [sum(some[s] for s in shared) / len(shared) for some in (mine, theirs)]
                     margin = 0.0 if gap.high is None else gap.high - gap.mean
-                    apart.setdefault(key, {})[beside] = Difference(means[0], means[1], margin)
+                    held = [its.get("probes", {}).get(key, {}).get(beside) for its in runs.values()]
+                    known = [one["margin"] for one in held if one]
+                    noise = sum(known) / len(known) if known else CONFIDENCE * (gap.stderr or 0.0)
+                    apart.setdefault(key, {})[beside] = Difference(
+                        *means, margin, len(shared), noise
+                    )
         if apart:
             told[label] = sentence(apart)
     return told

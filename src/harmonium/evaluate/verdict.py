@@ -3,7 +3,9 @@
 Every probe's answers are compared image by image with those of each reference. A difference counts
 when it is larger than what chance would make of the same test images: McNemar's test with its
 continuity correction, at 95 %; where a probe drew its labels several times, the scatter over draws
-is added. Anything less is a tie, and is called one.
+is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where few
+seeds make it so wide that a difference beyond the noise of the test part is none, the sentence says
+that the encoder is above or below, and that the seeds cannot tell.
 
 Where the encoder is not better, label-free figures may say why: a collapsed representation, too few
 steps, views that have little in common. They make a reason probable, never certain.
@@ -13,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from harmonium.errors import counted
 from harmonium.evaluate.metrics import Answers
 
 CONFIDENCE = 1.959964  # standard errors of a two-sided interval of 95 %
@@ -38,7 +41,9 @@ class Difference:
 
     encoder: float
     reference: float
-    margin: float  # differences up to this are within the noise of the test part
+    margin: float  # differences up to this are not told from none
+    seeds: int = 1  # whose means these are
+    noise: float = math.inf  # of several seeds: differences up to this are level
 
     @property
     def outcome(self) -> Outcome:
@@ -47,6 +52,17 @@ class Difference:
         if abs(apart) <= self.margin:
             return "tie"
         return "better" if apart > 0 else "worse"
+
+    @property
+    def standing(self) -> tuple[str, str]:
+        """How a sentence says it, before the name of the reference and after the figures."""
+        if self.outcome != "tie":
+            return f"{self.outcome.capitalize()} than", ""
+        apart = self.encoder - self.reference
+        if abs(apart) <= self.noise:
+            return "No better than", ""
+        seeds = counted(self.seeds, "seed")
+        return "Below" if apart < 0 else "Above", f", though {seeds} cannot tell them apart"
 
 
 def difference(encoder: Tensor, reference: Tensor) -> Difference:
@@ -107,7 +123,15 @@ def verdict(
         }
     better = all(one.outcome == "better" for its in found.values() for one in its.values())
     plain = {
-        probe: {name: {**asdict(one), "outcome": one.outcome} for name, one in its.items()}
+        probe: {
+            name: {
+                "encoder": one.encoder,
+                "reference": one.reference,
+                "margin": one.margin,
+                "outcome": one.outcome,
+            }
+            for name, one in its.items()
+        }
         for probe, its in found.items()
     }
     return Verdict(sentence(found), () if better else tuple(reasons), plain)
@@ -129,27 +153,26 @@ def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> di
 
 def sentence(found: Mapping[str, Mapping[str, Difference]]) -> str:
     """Which probes beat every reference, and which do not, with the strongest that they miss."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for probe, its in found.items():
         missed = {name: one for name, one in its.items() if one.outcome != "better"}
         if not missed:
             names = _listed(CALLED.get(one, one) for one in its)
-            groups.setdefault(("Better than", names), []).append(by(probe))
+            groups.setdefault(("Better than", names, ""), []).append(by(probe))
             continue
         name = max(missed, key=lambda one: missed[one].reference)
         one = missed[name]
-        how = "Worse than" if one.outcome == "worse" else "No better than"
+        how, after = one.standing
         figures = f"({100 * one.encoder:.1f} against {100 * one.reference:.1f} %)"
-        groups.setdefault((how, CALLED.get(name, name)), []).append(f"{by(probe)} {figures}")
-    order = ("Worse than", "No better than", "Better than")
+        key = (how, CALLED.get(name, name), after)
+        groups.setdefault(key, []).append(f"{by(probe)} {figures}")
+    order = ("Worse than", "Below", "No better than", "Above", "Better than")
     told = [
-        f"{how} {name} {_listed(probes)}"
-        for how, name, probes in sorted(
-            ((*key, probes) for key, probes in groups.items()), key=lambda one: order.index(one[0])
-        )
+        f"{how} {name} {_listed(groups[how, name, after])}{after}"
+        for how, name, after in sorted(groups, key=lambda key: order.index(key[0]))
     ]
     if len(told) == 1 and len(found) > 1 and told[0].startswith("Better"):
-        (_, names) = next(iter(groups))
+        _, names, _ = next(iter(groups))
         return f"Better than {names} by every probe."
     return "; ".join([told[0], *(one[0].lower() + one[1:] for one in told[1:])]) + "."
 
@@ -178,7 +201,11 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def reasons(
-    health: Mapping[str, Any], losses: Sequence[float | None], steps: float | None
+    health: Mapping[str, Any],
+    losses: Sequence[float | None],
+    steps: float | None,
+    *,
+    compares_views: bool = True,
 ) -> tuple[str, ...]:
     """Why an encoder may be no better than its references, from figures that need no labels.
 
@@ -186,6 +213,8 @@ def reasons(
         health: of the encoder, as `Judge` gives it; its warnings come first.
         losses: of all rounds, the first one first.
         steps: local optimiser steps that the model went through; none: not known.
+        compares_views: whether the objective compares views of an image; if not, no reason is
+            about views.
     """
     found = [str(text) for text in health.get("warnings", ())]
     if steps is not None and steps < FEW_STEPS:
@@ -204,6 +233,8 @@ def reasons(
                 f"Training had not ended: the loss fell from {before:.3g} to {last:.3g} in the "
                 "last quarter of the rounds; raise rounds."
             )
+    if not compares_views:
+        return tuple(found)
     distance = health.get("view_distance")
     if distance is not None and distance > FAR and not health.get("warnings"):
         found.append(
