@@ -236,6 +236,36 @@ def test_global_objectives_are_drawn_and_tabled_by_objective(tmp_path: Path):
     assert "Global objective" in (tmp_path / "compare.md").read_text()
 
 
+def test_two_forms_of_one_loss_are_named_and_drawn_apart(tmp_path: Path):
+    some = found()
+    words = ["fedsc", "fedspectral", "fedprox", "seeds=3", "compare.references=none"]
+    words += ["objective.hidden=8", "objective.out=8", "objective.norm=none", "objective=spectral"]
+    planned = plan(words, allow_unfair=True)
+    some.plan = replace(planned, methods={**some.plan.methods, **planned.methods})
+    for label in ("fedsc", "fedspectral"):
+        some.figures |= {(label, seed): some.figures["fedavg", seed] for seed in range(3)}
+        some.objectives[label, 0] = [
+            {"round": n, "global_objective": {"objective": "spectral", "value": 1.0, "local": 2.0}}
+            for n in (0, 1)
+        ]
+    with formats("svg"):
+        made = written(tmp_path, some)
+    named = {row["method"]: row["loss"] for row in made.objectives()}
+    assert named == {
+        "fedsc": "spectral (form=fedsc, mu=4, views=fedsc)",
+        "fedspectral": "spectral (form=haochen, mu=1, views=simclr)",
+    }
+    assert any("only values of the same loss" in title for title, _, _ in more_tables(made))
+    assert "form=fedsc, mu=4" in (tmp_path / "compare.md").read_text()
+    for name, label, other in (("", "fedsc", "fedspectral"), ("-2", "fedspectral", "fedsc")):
+        text = " ".join(words_of(tmp_path / f"objective-over-rounds{name}.svg"))
+        assert named[label] in text and named[other] not in text
+
+
+def words_of(path: Path) -> list[str]:
+    return words(path.read_text())
+
+
 def test_means_of_other_seeds_are_told(tmp_path: Path):
     some = found()
     del some.figures["fedprox", 1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harmonium.comparing.cells import UNTRAINED, WITHOUT_RUN
+from harmonium.comparing.losses import measured_losses
 from harmonium.comparing.statistics import half_width, interval_words
 from harmonium.comparing.traffic import MEGA, Point, mean_course
 from harmonium.errors import counted
@@ -16,7 +16,6 @@ from harmonium.report.figures import heading, times
 from harmonium.report.look import LEVELS, formats, plot_paths, study_formats
 from harmonium.report.plots import curves
 from harmonium.report.tables import estimate
-from harmonium.settings import plain
 
 if TYPE_CHECKING:
     from harmonium.comparing.study import Found
@@ -93,15 +92,13 @@ def levels(made: Comparison, found: Found) -> dict[str, float]:
 
 
 def draw_objectives(made: Comparison, found: Found) -> Iterator[Path]:
-    """The global objective and its gradient norm over rounds, of rows with the same objective."""
+    """The global objective and its gradient norm over rounds, a plot for each loss."""
     groups: dict[str, list[str]] = {}
-    for label, recipe in found.plan.rows.items():
-        if any(label == row for row, _ in found.objectives):
-            groups.setdefault(json.dumps(plain(recipe.objective)), []).append(label)
+    for label, loss in measured_losses(found).items():
+        groups.setdefault(loss, []).append(label)
     with formats(study_formats()):
-        for number, labels in enumerate(groups.values(), 1):
-            recipe = found.plan.rows[labels[0]]
-            of = f"{recipe.objective.name} on {recipe.data.name}"
+        for number, (loss, labels) in enumerate(groups.items(), 1):
+            of = f"{loss} on {found.plan.rows[labels[0]].data.name}"
             of += f", {counted(len(found.plan.seeds), 'seed')}"
             more = f"-{number}" if number > 1 else ""
             runs = {sum(label == row for row, _ in found.objectives) for label in labels}

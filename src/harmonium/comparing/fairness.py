@@ -70,7 +70,7 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
     found, keys = list[str](), dict[str, None]()
     for label in others:
         if apart := obstacles(recipes[base], recipes[label]):
-            words = (f"{key} ({_shown(one)}; {_shown(two)})" for key, (one, two) in apart.items())
+            words = (f"{key} ({shown(one)}; {shown(two)})" for key, (one, two) in apart.items())
             found.append(f"{base} and {label} differ in {', '.join(words)}")
             keys |= dict.fromkeys(apart)
     if found and not allow:
@@ -141,12 +141,17 @@ def _has_batch_norm(recipe: Recipe) -> bool:
 def _word(recipe: Recipe, key: str) -> str:
     found = budget(recipe) | {"views": recipe.views.name, "local.joint_views": recipe.joint_views}
     value = found.get(key)
-    return f"{key}={_shown(value)}"
+    return f"{key}={shown(value)}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as the words of a recipe have it.
+
+    >>> shown(None), shown(True), shown([1, "a"])
+    ('none', 'true', '[1,a]')
+    """
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_shown, value))}]"
+        return f"[{','.join(map(shown, value))}]"
     return (
         "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harmonium import store
 from harmonium.comparing import statistics
 from harmonium.comparing.cells import UNTRAINED, WHITENED, WITHOUT_RUN
+from harmonium.comparing.losses import measured_losses
 from harmonium.comparing.traffic import (
     MEGA,
     WAYS,
@@ -229,7 +230,7 @@ class Comparison(Tabular):
         shown: Rows = []
         for label, its in self.details["rows"].items():
             if found := its.get("global_objective"):
-                row: dict[str, Any] = {"method": self.name(label), "loss": found["objective"]}
+                row: dict[str, Any] = {"method": self.name(label), "loss": found["loss"]}
                 for key, name in OBJECTIVE.items():
                     if key in found:
                         one = found[key]
@@ -412,7 +413,10 @@ def _objective(found: Found, label: str) -> dict[str, Any]:
         values = {seed: end[key] for seed, end in ends.items() if end.get(key) is not None}
         if values:
             made[key] = {**asdict(statistics.summary(values)), "by_seed": values}
-    return {"objective": next(iter(ends.values()))["objective"], **made} if made else {}
+    if not made:
+        return {}
+    loss = measured_losses(found)[label]
+    return {"objective": next(iter(ends.values()))["objective"], "loss": loss, **made}
 
 
 def _target(found: Found) -> float | None:
@@ -607,7 +611,7 @@ def tables(made: Comparison) -> list[Table]:
             "tests", against, made.tested(), 1 if made.has_accuracy else 3,
             more=TEST_WORDS,
         ),
-        Table("objectives", "Global objective of the final model", made.objectives(), 3),
+        Table("objectives", objectives_title(made), made.objectives(), 3),
         Table("cost", cost, made.costs(), 2),
         Table(
             "sent", "Megabytes per client and round by component, down / up", made.sent(), 2
@@ -615,6 +619,14 @@ def tables(made: Comparison) -> list[Table]:
         Table("published", "Published, and why it is another figure here", made.papers(), 1),
     ]  # fmt: skip
     return [first, *(one for one in more if one.rows)]
+
+
+def objectives_title(made: Comparison) -> str:
+    """What the table of global objectives shows, and what it does not where losses differ."""
+    several = len({row["loss"] for row in made.objectives()}) > 1
+    return "Global objective of the final model" + (
+        "; only values of the same loss can be compared" if several else ""
+    )
 
 
 TEST_WORDS = (
