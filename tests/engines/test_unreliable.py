@@ -228,17 +228,16 @@ def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: P
 
     settings = {
         **TINY,
-        "method": method,
         "clients": 2,
         "rounds": 6,
         "participation": {"dropout": 0.5, "quorum": 2},
         "evaluate": {"k": 5, "health": 32, "labels_per_class": [], "every": 6},
         "engine": {"workers": 0},
     }
-    found = run("fedavg", out=tmp_path / "run", **settings)
+    found = run(method, out=tmp_path / "run", **settings)
     answered = [row["answered"] for row in found.rounds[1:]]
     assert min(answered) < 2 and max(answered) == 2
-    again = run("fedavg", out=tmp_path / "again", **settings)
+    again = run(method, out=tmp_path / "again", **settings)
     assert again.figures == found.figures
     if method == "scaffold":  # its server's variate is the mean of all clients', always
         commit, _ = Folder(tmp_path / "run").last()

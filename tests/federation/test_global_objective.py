@@ -284,12 +284,13 @@ def test_before_round_1_it_leaves_no_trace_in_later_rounds(
 ) -> None:
     monkeypatch.setattr(Life, "_picture", lambda life: None)
     encoder = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
-    base = {**RUN, "method": "fedavg", "rounds": 1, "encoder": encoder, **settings}
+    base = {**RUN, "method": {}, "rounds": 1, "encoder": encoder, **settings}
+    name = base.pop("method").get("name", "fedavg")
     if "privacy" in settings:  # counts of batches cannot be added up
         base["encoder"] = TINY["encoder"]
     off = {**base, "evaluate": {**RUN["evaluate"], "objective": False}}
-    measured = harmonium.run("fedavg", out=tmp_path / "on", **base)
-    plain = harmonium.run("fedavg", out=tmp_path / "off", **off)
+    measured = harmonium.run(name, out=tmp_path / "on", **base)
+    plain = harmonium.run(name, out=tmp_path / "off", **off)
     one, other = (load_file(tmp_path / name / "encoder.safetensors") for name in ("on", "off"))
     assert all(torch.equal(one[key], other[key]) for key in one)
     kept = ("bytes_up", "bytes_down", "answered", "missing", "loss", "reported")
