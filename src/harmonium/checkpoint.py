@@ -93,6 +93,11 @@ class Folder:
             raise StoreError(f"no checkpoint can be read. {' '.join(faults)}")
         return None, faults
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a round is committed after the setup, or a noisy release may have been made."""
+        return any(self._rounds()) or _size(self.path / ASKED) > 0
+
     def snapshots(self) -> list[codec.Tree]:
         """The clients' snapshots of all readable commits, newest first."""
         found = []

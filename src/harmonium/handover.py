@@ -31,7 +31,7 @@ from harmonium.data.inputs import (
 )
 from harmonium.data.pictures import ENDINGS, is_picture
 from harmonium.data.store import printable
-from harmonium.data.view_checks import normalise
+from harmonium.data.view_checks import for_channels, normalise
 from harmonium.data.views import plain as plain_pictures
 from harmonium.encoders import encoders
 from harmonium.encoders.given import Given
@@ -262,6 +262,8 @@ def save_encoder(
         whitening: of its features, where the run has fitted one.
     """
     view = recipe.views.build().pipelines[0]
+    numbers = {"mean": view.mean, "std": view.std}
+    prepare = {k: v and for_channels(v, method.world.channels) for k, v in numbers.items()}
     about = {
         "format": FORMAT,
         "encoder": plain(recipe.encoder),
@@ -271,7 +273,7 @@ def save_encoder(
         "resize": "bicubic, scaled to cover, centre cut out",
         "depth": getattr(recipe.data, "depth", 16),
         "features": method.encoder.features_for(method.world.channels, method.world.side),
-        "prepare": {"mean": view.mean, "std": view.std, "size": view.size},
+        "prepare": {**prepare, "size": view.size},
         "data": data,
         "method": recipe.method.name,
         "recipe": recipe.digest,

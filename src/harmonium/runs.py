@@ -15,17 +15,19 @@ from typing import Any
 
 import filelock
 import numpy as np
+import torch
 from torch import nn
 
 from harmonium import store
 from harmonium.callbacks import Callbacks, called
+from harmonium.checkpoint import Folder
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
 from harmonium.encoders.given import give_again
 from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, StoreError
+from harmonium.errors import BudgetSpent, ConfigError, DataError, StoreError, WireError
 from harmonium.evaluate.judge import Judge, figures_of
 from harmonium.evaluate.pixels import Pixels
 from harmonium.evaluate.references import RAW, references, validation_levels
@@ -251,11 +253,14 @@ def _begin(folder: Path, recipe: Recipe) -> None:
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
+    method = recipe.build_method(dataset)
+    first = torch.from_numpy(np.array(dataset.train.batch(np.arange(min(2, len(dataset.train))))))
+    method.views(first, torch.Generator())  # settings that do not fit the images are refused here
     split.save(folder / "split.npz")
     register(
         folder,
         recipe,
-        recipe.build_method(dataset),
+        method,
         data=dataset.digest,
         public=public.digest if public else None,
         split=split.digest,
@@ -331,8 +336,12 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time may write to a run; the lock goes when its holder does."""
-    new = not folder.exists()
+    """One process at a time may write to a run; the lock goes when its holder does.
+
+    A run that begins here and is refused before a round was trained leaves nothing behind, so that
+    the corrected command can have the same folder.
+    """
+    new, begins = not folder.exists(), not (folder / "recipe.yaml").exists()
     make_folder(folder)
     lock = filelock.FileLock(folder / ".lock")
     try:
@@ -341,6 +350,14 @@ def locked(folder: Path) -> Iterator[None]:
         raise StoreError(f"another process is running {folder}: wait for it, or stop it") from None
     try:
         yield
+    except (BudgetSpent, ConfigError, DataError, WireError):
+        if begins and (folder / "recipe.yaml").exists() and not Folder(folder).has_trained:
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
+        raise
     finally:
         lock.release()
         if new and not (folder / "recipe.yaml").exists():  # refused before it began

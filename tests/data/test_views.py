@@ -618,13 +618,21 @@ def test_settings_that_do_not_fit_the_pictures():
         View(pad_crop=4, size=60)(pictures(1), rng())
     with pytest.raises(ConfigError, match="blur_kernel is 17"):
         View(blur=1, blur_kernel=17)(pictures(1, 8, 8), rng())
-    with pytest.raises(ConfigError, match=r"mean has 3 numbers but pictures have 1 channel"):
-        preset("fedsc")(pictures(1, 8, 8, 1), rng())
     for wrong in (pictures(1).float(), pictures(1)[0], pictures(1).permute(0, 3, 1, 2)):
         with pytest.raises(DataError, match="views need torch.uint8 of shape"):
             View()(wrong, rng())
         with pytest.raises(DataError, match="views need torch.uint8 of shape"):
             plain(wrong)
+
+
+def test_grey_images_take_the_mean_of_numbers_for_colours():
+    mean, std = (0.3, 0.4, 0.8), (0.2, 0.2, 0.5)
+    grey = pictures(2, 8, 8, 1)
+    torch.testing.assert_close(plain(grey, mean, std), plain(grey, (0.5,), (0.3,)))
+    sized = plain(grey, mean, std, size=6)
+    torch.testing.assert_close(sized, plain(grey, (0.5,), (0.3,), size=6))
+    for name in PRESETS:
+        assert all(view.shape[1] == 1 for view in preset(name, pad_crop=0)(grey, rng())), name
 
 
 def test_lists_from_a_recipe_become_tuples_and_changes_reach_every_pipeline():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError, DataError, counted
+from harmonium.errors import ConfigError, DataError
 
 
 def within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
@@ -53,17 +53,20 @@ def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
     return shape
 
 
+def for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """The numbers of `mean` or `std` for images of 1 or 3 channels; grey takes colour's mean.
+
+    >>> for_channels((0.25, 0.5, 0.75), 1), for_channels((0.5,), 3)
+    ((0.5,), (0.5,))
+    """
+    return values if len(values) in (1, channels) else (math.fsum(values) / len(values),)
+
+
 def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
     """Subtract and divide, `(n, height, width, channels)`, in place."""
     if mean is None or std is None:
         return
-    channels = made.shape[3]
-    for name, value in (("mean", mean), ("std", std)):
-        if len(value) not in (1, channels):
-            raise ConfigError(
-                f"views.{name} has {len(value)} numbers but pictures have "
-                f"{counted(channels, 'channel')}: give 1 or {channels}"
-            )
+    mean, std = (for_channels(value, made.shape[3]) for value in (mean, std))
     if len(mean) == len(std) == 1:
         made.sub_(mean[0]).div_(std[0])
     else:

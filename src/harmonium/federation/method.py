@@ -101,6 +101,7 @@ class Method:
     share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
     keeps: ClassVar[Mapping[str, Kind]] = {}  # what it stores at a client, and what that reveals
     remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
+    gives: ClassVar[tuple[str, ...]] = ()  # what `score` finds in `given` beside `me` and `anchor`
     uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
     joint_views: ClassVar[bool | None] = None  # as `Objective.joint_views`, if its code differs

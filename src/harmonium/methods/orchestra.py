@@ -61,6 +61,7 @@ class Orchestra(Method):
 
     paper = "Lubana et al., 2022"
     remembers = {"centroids": "statistic", "anonymity": "scalar"}
+    gives = ("centroids",)
 
     clusters: int = 64  # of the federation (G); for CIFAR-100 128
     local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single pictures

@@ -9,7 +9,7 @@ lets terms use what was already computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -77,6 +77,9 @@ class Objective:
         Then a method may put other features in their place.
         """
         return type(self).see is Objective.see
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a method that gives its loss less than it needs, by the names in `given`."""
 
     def check_views(self, views: Views) -> None:
         """Refuse views that it cannot look at."""

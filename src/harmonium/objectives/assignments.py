@@ -16,7 +16,7 @@ network one after the other, so BatchNorm sees each by itself; `local.joint_view
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -84,6 +84,14 @@ class Assignments(Rotation):
         """Only without assignments: centroids come from Orchestra."""
         return not self.cluster_weight
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a method without centroids."""
+        if self.cluster_weight and "centroids" not in given:
+            raise ConfigError(
+                "objective=assignments needs centroids: set method=orchestra, or "
+                "objective.cluster_weight=0 to predict turns alone"
+            )
+
     def check_views(self, views: Views) -> None:
         """Two views to compare, or a third to turn; turned views are refused."""
         Objective.check_views(self, views)
@@ -125,13 +133,9 @@ class Assignments(Rotation):
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Cross-entropies of assignments (eq. 4) and of turns (eq. 3), as weighted."""
+        self.check_given(given)
         losses, turned = [], cast(Assigned, seen).turned
         if self.cluster_weight:
-            if "centroids" not in given:
-                raise ConfigError(
-                    "objective=assignments needs centroids: set method=orchestra, or "
-                    "objective.cluster_weight=0 to predict turns alone"
-                )
             apart = assignment_loss(seen.t[0], seen.z[0], given["centroids"], self.temperature)
             losses.append(self.cluster_weight * apart)
         if turned is not None:
