@@ -23,7 +23,7 @@ from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
 from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.evaluate.judge import Judge, average, figures_of
-from harmonium.evaluate.references import GIVEN, references
+from harmonium.evaluate.references import GIVEN, references, validation_levels
 from harmonium.evaluate.verdict import changes, reasons, verdict
 from harmonium.extending import told as further
 from harmonium.federation.batch_norm import measure
@@ -86,6 +86,8 @@ class Result:
     whitened: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """With `evaluate.whiten`: `figures` of whitened features, and what `changes` by probe."""
 
+    levels: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """The validation kNN of the same references, beside which `metrics` has that of rounds."""
     @property
     def verdict(self) -> str:
         """Whether the encoder beats its references, in one sentence; empty without labels."""
@@ -144,7 +146,7 @@ class Result:
                 left out.
         """
         place = Path(path) if path is not None else self.folder / "run.png"
-        _draw(place, self.recipe, self.rounds)
+        _draw(place, self.recipe, self.rounds, self.levels)
         return place
 
     def summary(self) -> str:
@@ -204,12 +206,17 @@ def _planned_shape(recipe: Recipe, method: Method) -> tuple[int, int, int]:
     return side, side, method.world.channels
 
 
-def _draw(path: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The plot of a run: loss and figures over rounds."""
+def _draw(
+    path: Path,
+    recipe: Recipe,
+    rows: Sequence[Mapping[str, Any]],
+    levels: Mapping[str, float],
+) -> None:
+    """The plot of a run: loss and figures over rounds, and the validation kNN of references."""
     from harmonium.report.plots import run_picture
 
     title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
-    run_picture(path, rows, title)
+    run_picture(path, rows, title, levels)
 
 
 class Life:
@@ -219,6 +226,7 @@ class Life:
         self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
         self.path = folder
 
+        self._levels: dict[str, float] = {}
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
         path = self.path / "result.json"
@@ -250,6 +258,7 @@ class Life:
             with work("test figures"):
                 shown = self._judged(judge, encoders, ground, white)
         if not method.has_own_encoders:
+            self._levels = shown.get("levels", {})
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
@@ -282,6 +291,7 @@ class Life:
             beside[GIVEN] = judge.tested(given).answers
         shown["references"] = {name: figures_of(one) for name, one in beside.items()}
         losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
+        shown["levels"] = validation_levels(judge)
         steps = local_steps(ground.method, ground.examples.values(), len(losses) - 1)
         compares = ground.method.objective.views[0] > 1
         why = reasons(figures.get("health", {}), losses, steps, compares_views=compares)
@@ -493,7 +503,8 @@ class Life:
         return [method.represent(server, engine.state_of(client)) for client in clients or [0]]
 
     def _picture(self) -> None:
-        _draw(self.path / "run.png", self.recipe, self.folder.read_log("metrics.jsonl"))
+        rows = self.folder.read_log("metrics.jsonl")
+        _draw(self.path / "run.png", self.recipe, rows, self._levels)
 
     def result(self) -> Result:
         """What a complete run has to show."""
@@ -513,4 +524,5 @@ class Life:
             held.get("whitened", {}),
         )
         self.watcher.end(result)
+            held.get("levels", {}),
         return result

@@ -101,11 +101,18 @@ def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
 def test_plots_name_intervals_and_references(tmp_path: Path):
     some = found()
     some.levels = {("untrained", 0): 0.1, ("raw pixels", 0): 0.3, ("raw pixels", 1): 0.4}
+    some.levels |= {("commonest class", 0): 0.0, ("whitened pixels", 0): 0.45}
+    beside = {f"alone ({n})": some.plan.methods["fedavg"] for n in range(6)}
+    some.plan = replace(some.plan, references=beside)
+    some.levels |= {(label, 0): 0.4 + 0.01 * n for n, label in enumerate(beside)}
     with formats("svg"):
         written(tmp_path, some)
     text = {path.stem: path.read_text() for path in tmp_path.glob("*.svg")}
     assert {"untrained", "raw pixels", "95 % interval over 3 seeds"} <= set(words(text["compare"]))
-    assert {"untrained (10.0)", "raw pixels (35.0)"} <= set(words(text["knn-over-bytes"]))
+    named = " ".join(words(text["knn-over-bytes"]))
+    for name in ("untrained (10.0 %)", "raw pixels (35.0 %)", "commonest class (0.0 %)"):
+        assert name in named
+    assert all(f"{label} (" in named for label in (*beside, "whitened pixels"))
 
 
 def words(svg: str) -> list[str]:

@@ -14,7 +14,12 @@ from harmonium.data.views import preset
 from harmonium.evaluate import judge as judging
 from harmonium.evaluate.judge import Evaluation, Judge, figures_of
 from harmonium.evaluate.metrics import Answers
-from harmonium.evaluate.references import references, references_folder
+from harmonium.evaluate.references import (
+    references,
+    references_folder,
+    validation_levels,
+    whitened_pixels,
+)
 from harmonium.evaluate.verdict import Difference, difference, reasons, sentence, verdict
 from harmonium.runs import run
 from harmonium.terminal import probe_rows
@@ -92,6 +97,25 @@ def test_two_classes_have_an_auroc_and_the_commonest_one_half(home: Path) -> Non
     tested = made.tested(nn.Flatten())
     assert set(tested.figures["auroc"]) == set(tested.answers)
     assert "auroc" not in judge(Digits().load()).verdict(nn.Flatten())
+
+
+def test_levels_are_the_validation_knn_of_the_references(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = judge(Digits().load(), bank=300, queries=100)
+    found = validation_levels(made)
+    assert list(found) == ["commonest class", "raw pixels", "whitened pixels"]
+    assert found["raw pixels"] == made.validated(nn.Flatten())["knn"]
+    asked = made.data.validation.labels[:100]
+    common = int(np.bincount(made.data.train.labels).argmax())
+    assert found["commonest class"] == pytest.approx(float((asked == common).mean()))
+    white = whitened_pixels(made.data.train, made.views.plain)
+    assert found["whitened pixels"] == made.validated(white)["knn"]
+    monkeypatch.setattr(judging, "knn_answers", None)  # the second time they come from disk
+    assert validation_levels(made) == found
+    assert (
+        validation_levels(judge(replace(made.data, train=made.data.train.without_labels()))) == {}
+    )
 
 
 def test_constant_images_are_not_whitened(home: Path) -> None:

@@ -109,7 +109,8 @@ def test_nothing_but_data_and_references_is_drawn_as_a_line(count, tmp_path, mon
     assert len(lines_of(figure)) == count + 1  # 3 % is far below: it is named, with its value
     assert not axes.texts and not axes.patches
     words = " ".join(texts(tmp_path / "a.svg"))
-    assert "untrained (49.0)" in words and "commonest class (3.0)," in words and "below" in words
+    assert "untrained (49.0 %)" in words and "commonest class (3.0 %)," in words
+    assert "below" in words
     assert "95 % interval" in words
     low, high = axes.get_xlim()
     assert low < 0 and high > 2  # the first and the last marker are inside
@@ -170,6 +171,28 @@ def test_a_run_shows_what_it_has(tmp_path):
     words = set(texts(tmp_path / "b.svg"))
     assert {"training loss", "bytes sent so far"} <= words
     assert "validation kNN (%)" not in words
+
+
+def test_a_run_shows_the_references_of_its_knn(tmp_path, monkeypatch):
+    held = drawn(monkeypatch, run_picture)
+    levels = {"commonest class": 0.0, "raw pixels": 0.21, "whitened pixels": 0.3}
+    run_picture(tmp_path / "a.svg", ROUNDS, "Title", levels)
+    assert len(lines_of(held[0])) == 1 + 3
+    words = " ".join(texts(tmp_path / "a.svg"))
+    for name in ("commonest class (0.0 %)", "raw pixels (21.0 %)", "whitened pixels (30.0 %)"):
+        assert name in words
+    run_picture(tmp_path / "b.svg", [{"round": 1, "loss": 2.0}], "Title", levels)
+    assert "raw pixels" not in " ".join(texts(tmp_path / "b.svg"))
+
+
+def test_every_reference_line_is_drawn_in_a_style_of_its_own(tmp_path, monkeypatch):
+    held = drawn(monkeypatch, curves)
+    levels = {f"reference {n}": 50.0 + n for n in range(11)}
+    curves(tmp_path / "a.svg", {"m": [(0, 50.0), (1, 60.0)]}, "round", "kNN (%)", "t", levels)
+    lines = lines_of(held[0])[1:]
+    styles = {(one.get_color(), one.get_linestyle(), str(one._dash_pattern)) for one in lines}
+    assert len(lines) == len(styles) == 11
+    assert {f"reference {n} ({50 + n}.0 %)" for n in range(11)} <= set(texts(tmp_path / "a.svg"))
 
 
 def test_no_global_state_is_left(tmp_path):

@@ -13,7 +13,7 @@ from harmonium.comparing.traffic import MEGA, Point, mean_course
 from harmonium.errors import counted
 from harmonium.report.arms import Estimate, arms_plot
 from harmonium.report.figures import heading, times
-from harmonium.report.look import LEVELS, formats, plot_paths, study_formats
+from harmonium.report.look import formats, plot_paths, study_formats
 from harmonium.report.plots import curves
 from harmonium.report.tables import estimate
 
@@ -81,14 +81,14 @@ def _estimate(figure: dict[str, Any] | None) -> Estimate | None:
 
 
 def levels(made: Comparison, found: Found) -> dict[str, float]:
-    """Validation kNN of references, for horizontal lines; as many as can be told apart."""
+    """Validation kNN of all references in percent, for horizontal lines."""
     order = [UNTRAINED, *(k for k in WITHOUT_RUN if k != UNTRAINED), *found.plan.references]
     known: dict[str, float] = {}
     for label in order:
         values = [value for (row, _), value in found.levels.items() if row == label]
         if values:
             known[made.name(label)] = 100 * sum(values) / len(values)
-    return dict(list(known.items())[: len(LEVELS)])
+    return known
 
 
 def draw_objectives(made: Comparison, found: Found) -> Iterator[Path]:
@@ -98,15 +98,15 @@ def draw_objectives(made: Comparison, found: Found) -> Iterator[Path]:
         groups.setdefault(loss, []).append(label)
     with formats(study_formats()):
         for number, (loss, labels) in enumerate(groups.items(), 1):
-            of = f"{loss} on {found.plan.rows[labels[0]].data.name}"
-            of += f", {counted(len(found.plan.seeds), 'seed')}"
+            of = f"{found.plan.rows[labels[0]].data.name}"
+            of += f", {counted(len(found.plan.seeds), 'seed')}; loss: {loss}"
             more = f"-{number}" if number > 1 else ""
             runs = {sum(label == row for row, _ in found.objectives) for label in labels}
             for key, (name, words) in OBJECTIVES.items():
                 series = {made.name(label): _over_rounds(found, label, key) for label in labels}
                 if any(len(points) > 1 for points in series.values()):
                     path = made.folder / f"{name}-over-rounds{more}.png"
-                    title = f"{of}, {words} over rounds"
+                    title = f"{words[0].upper()}{words[1:]} over rounds, {of}"
                     curves(path, series, "round", words, title, interval=_interval(runs))
                     yield from plot_paths(path)
 

@@ -225,5 +225,5 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
         if base is not None:
             beside = base.references or reference_figures(base.recipe, base.folder)
             found.figures |= {(label, seed): figures for label, figures in beside.items()}
-            levels = reference_levels(base.recipe, base.folder)
+            levels = base.levels or reference_levels(base.recipe, base.folder)
             found.levels |= {(label, seed): level for label, level in levels.items()}

@@ -465,13 +465,14 @@ def _verdicts(
                 theirs = by_seed.get(beside, {}).get(key, {})
                 if len(shared := sorted(set(mine) & set(theirs))) > 1:
                     gap = statistics.summary({seed: mine[seed] - theirs[seed] for seed in shared})
-                    means = [sum(some[s] for s in shared) / len(shared) for some in (mine, theirs)]
+                    own, other = (sum(one[s] for s in shared) for one in (mine, theirs))
                     margin = 0.0 if gap.high is None else gap.high - gap.mean
                     held = [its.get("probes", {}).get(key, {}).get(beside) for its in runs.values()]
                     known = [one["margin"] for one in held if one]
                     noise = sum(known) / len(known) if known else CONFIDENCE * (gap.stderr or 0.0)
+                    count = len(shared)
                     apart.setdefault(key, {})[beside] = Difference(
-                        *means, margin, len(shared), noise
+                        own / count, other / count, margin, count, noise
                     )
         if apart:
             told[label] = sentence(apart)

@@ -30,6 +30,7 @@ from harmonium.evaluate.whitening import DIRECTIONS
 from harmonium.telling import tell
 from harmonium.threads import single_thread
 
+VALIDATION = "validation kNN"  # the probe of a look during training
 NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a verdict
 FEWEST = 64  # held-out pictures for label-free figures; labels are not in play, so any will do
 
@@ -122,20 +123,37 @@ class Judge:
         self, encoder: nn.Module, whitening: nn.Module | None = None
     ) -> dict[str, float | None]:
         """The kNN accuracy on validation images; empty where there is nothing to tell it by."""
-        validation = _some(_known(self.data.validation), self.settings.queries)
-        if self.bank is None or not len(validation):
+        if self.bank is None or not len(self.queries):
             return {}
-        bank = _some(_known(self.bank), self.settings.bank)
-        known, asked = self._embed(encoder, bank), self._embed(encoder, validation)
-        if not _finite(known, asked):
+        found = self._validated(encoder, whitening)
+        if found is None:
             return {"knn": None}
-        figures: dict[str, float | None] = {
-            "knn": self._knn(known, bank, asked, validation).accuracy
-        }
+        return {key: one.accuracy for key, one in found.items()}
+
+    def validation(self, encoder: nn.Module) -> Answers | None:
+        """What kNN says of the validation images; none where the encoder has diverged."""
+        found = self._validated(encoder)
+        return None if found is None else found["knn"]
+
+    def _validated(
+        self, encoder: nn.Module, whitening: nn.Module | None = None
+    ) -> dict[str, Answers] | None:
+        assert self.bank is not None  # asked only where there are labels
+        bank = _some(_known(self.bank), self.settings.bank)
+        known, asked = self._embed(encoder, bank), self._embed(encoder, self.queries)
+        if not _finite(known, asked):
+            return None
+        found = {"knn": self._knn(known, bank, asked, self.queries)}
         if whitening is not None:
-            white = self._knn(whitening(known), bank, whitening(asked), validation)
-            figures["knn_whitened"] = white.accuracy
-        return figures
+            found["knn_whitened"] = self._knn(
+                whitening(known), bank, whitening(asked), self.queries
+            )
+        return found
+
+    @property
+    def queries(self) -> Images:
+        """The validation images that are asked about during training."""
+        return _some(_known(self.data.validation), self.settings.queries)
 
     def verdict(self, encoder: nn.Module) -> dict[str, Any]:
         """Figures at the end of a run, from the test part; None where the encoder has diverged."""
@@ -169,6 +187,9 @@ class Judge:
         """The settings that a probe's answers depend on, beside features and labels."""
         if probe == "knn":
             return {"k": self.settings.k, "temperature": self.settings.temperature}
+        if probe == VALIDATION:
+            names = ("k", "temperature", "bank", "queries")
+            return {name: getattr(self.settings, name) for name in names}
         if probe in ("linear", "linear_labelled"):
             return {}
         return {"draws": self.settings.draws, "seed": self._few_seed}

@@ -18,26 +18,23 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from harmonium import codec, store
-from harmonium.data.images import UNKNOWN, Images
+from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.store import digest_of
 from harmonium.errors import DataError, StoreError, WireError
 from harmonium.evaluate.features import embed
+from harmonium.evaluate.judge import VALIDATION, Judge
 from harmonium.evaluate.kept import Kept
-from harmonium.evaluate.metrics import Answers, balanced_accuracy
+from harmonium.evaluate.metrics import Answers, commonest_class
 from harmonium.evaluate.pixels import Pixels
 from harmonium.evaluate.whitening import DIRECTIONS, moments_of, whitening
 from harmonium.home import home
 from harmonium.settings import plain
-
-if TYPE_CHECKING:
-    from harmonium.evaluate.judge import Judge
 
 COMMONEST, RAW, WHITENED = "commonest class", "raw pixels", "whitened pixels"
 REFERENCES = (COMMONEST, RAW, WHITENED)
@@ -51,16 +48,11 @@ def references(judge: Judge) -> dict[str, dict[str, Answers]]:
 
 
 def validation_levels(judge: Judge) -> dict[str, float]:
-    """What the commonest class and raw pixels reach where kNN is validated during training.
+    """What the references reach where kNN is validated during training, as shares.
 
-    Whitened pixels are left out: their moments take longer than a look at an encoder should.
+    Empty where there are no labels to validate by.
     """
-    level = judge.validated(Pixels()).get("knn")
-    if level is None or judge.bank is None:
-        return {}
-    labels = judge.data.validation.labels
-    known = labels[labels != UNKNOWN][: judge.settings.queries]
-    return {COMMONEST: float((known == commonest(judge.bank)).mean()), RAW: level}
+    return _References(judge).levels()
 
 
 class _References:
@@ -77,6 +69,21 @@ class _References:
             found[WHITENED] = self._kept(WHITENED)
         return found
 
+    def levels(self) -> dict[str, float]:
+        """The validation kNN of each."""
+        judge, asked = self.judge, self.judge.queries
+        if judge.bank is None or not len(asked):
+            return {}
+        found = {COMMONEST: commonest_class(_labels(judge.bank), _labels(asked)).accuracy}
+        for name in (RAW, WHITENED):
+            with suppress(DataError):
+                path = self._path(name, VALIDATION)
+                held = _read(path)
+                if held is None and (held := judge.validation(self._encoder(name))) is not None:
+                    _write(path, held)
+                found |= {} if held is None else {name: held.accuracy}
+        return found
+
     def _encoder(self, name: str) -> nn.Module:
         if name == RAW:
             return Pixels()
@@ -84,14 +91,8 @@ class _References:
 
     def _commonest(self) -> dict[str, Answers]:
         """Naming one class does not depend on how a probe learns."""
-        bank, test = self.judge.bank, self.judge.data.test
-        assert bank is not None  # there are labels
-        known = test.labels[test.labels != UNKNOWN]
-        named = np.full(len(known), commonest(bank))
-        right = torch.from_numpy((named == known).astype(np.uint8))[None]
-        two = len(np.union1d(bank.labels[bank.labels != UNKNOWN], known)) == 2
-        area = 0.5 if two and len(np.unique(known)) == 2 else None
-        one = Answers(right, balanced_accuracy(named, known), area)
+        assert self.judge.bank is not None  # there are labels
+        one = commonest_class(_labels(self.judge.bank), _labels(self.judge.data.test))
         return dict.fromkeys(self.judge.probes, one)
 
     def _kept(self, name: str) -> dict[str, Answers]:
@@ -147,9 +148,10 @@ def whitened_pixels(images: Images, prepare: Any) -> nn.Module:
     return nn.Sequential(Pixels(), whitening(moments_of(features), DIRECTIONS))
 
 
-def commonest(images: Images) -> int:
-    """The commonest class of images, of those whose label is known; the smallest on a tie."""
-    return int(np.bincount(images.labels[images.labels != UNKNOWN]).argmax())
+def _labels(images: Images) -> Integers:
+    """The labels that are known."""
+    known: Integers = images.labels[images.labels != UNKNOWN]
+    return known
 
 
 def references_folder() -> Path:

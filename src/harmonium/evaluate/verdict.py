@@ -3,9 +3,9 @@
 Every probe's answers are compared image by image with those of each reference. A difference counts
 when it is larger than what chance would make of the same test images: McNemar's test with its
 continuity correction, at 95 %; where a probe drew its labels several times, the scatter over draws
-is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where few
-seeds make it so wide that a difference beyond the noise of the test part is none, the sentence says
-that the encoder is above or below, and that the seeds cannot tell.
+is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where
+few seeds make it so wide that it holds a difference beyond the noise of the test part, the sentence
+says that the encoder is above or below, and that the seeds cannot tell.
 
 Where the encoder is not better, label-free figures may say why: a collapsed representation, too few
 steps, views that have little in common. They make a reason probable, never certain.

@@ -12,7 +12,6 @@ from harmonium.errors import ConfigError
 from harmonium.report.look import (
     COLOURS,
     INK,
-    LEVELS,
     LINE,
     PALE,
     add_legend,
@@ -20,6 +19,7 @@ from harmonium.report.look import (
     dress,
     headline,
     legend_rows,
+    level_style,
     picture,
 )
 
@@ -91,8 +91,7 @@ def arms_plot(
             colours = [_colour(name, muted, strong) for name in arms]
             _arms(axes, figures, colours, digits, dots, percent)
             for index, (name, its) in enumerate(levels.items()):
-                dashes, colour = LEVELS[index % len(LEVELS)]
-                style: dict[str, Any] = {"color": colour, "linewidth": 1.3, "linestyle": dashes}
+                style = level_style(index)
                 if (level := its.get(probe)) is not None:
                     axes.axvline(level, zorder=3, **style)
                     axes.plot([], [], label=short[name], **style)

@@ -26,14 +26,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one fewer than colours: 56 lines differ
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (2, 1)))
 HATCHES = ("", "////", "....", "xxxx")  # of bars, for prints without colours
-LEVELS: tuple[tuple[Any, str], ...] = (  # reference lines: dashes and colours; markers have none
-    ((0, (6, 3)), "#222222"),
-    ((0, (1.2, 1.8)), "#222222"),
-    ((0, (6, 2, 1.2, 2)), "#6b6b6b"),
-    ((0, (3, 2)), "#6b6b6b"),
-    ((0, (10, 3)), "#8C564B"),
-    ((0, (6, 2, 1.2, 2, 1.2, 2)), "#8C564B"),
+LEVEL_DASHES: tuple[Any, ...] = (  # of reference lines, which have no markers
+    (0, (6, 3)),
+    (0, (1.2, 1.8)),
+    (0, (6, 2, 1.2, 2)),
+    (0, (3, 2)),
+    (0, (10, 3)),
+    (0, (6, 2, 1.2, 2, 1.2, 2)),
 )
+LEVEL_COLOURS = ("#222222", "#6b6b6b", "#8C564B")
 INK, PALE, GRID = "#222222", "#6b6b6b", "#e3e3e3"
 WIDTH = 7.2  # inches: the width of a page
 COLUMN = 5.0  # inches: nine-point text is still six points when set in a column of 3.3 inches
@@ -149,6 +150,21 @@ def picture_kind(path: str | Path) -> str:
     return kind
 
 
+def level_style(index: int) -> dict[str, Any]:
+    """How the reference line of this number is drawn; no two of 36 are alike.
+
+    >>> len({str(level_style(index)) for index in range(36)})
+    36
+    """
+    lap, place = divmod(index, len(LEVEL_DASHES))
+    colours = len(LEVEL_COLOURS)
+    return {
+        "linestyle": LEVEL_DASHES[place],
+        "color": LEVEL_COLOURS[(place // 2 + lap) % colours],
+        "linewidth": 1.2 if lap < colours else 2.0,
+    }
+
+
 def headline(figure: Any, title: str) -> None:
     """The title at the left edge, on as many lines as it needs."""
     if title:
@@ -176,10 +192,13 @@ def whole_numbers(axes: Any) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10]))
 
 
-def add_legend(figure: Any) -> None:
-    """One legend below all panels, each name once, in as many columns as there is room for."""
+def add_legend(figure: Any, panels: Sequence[Any] | None = None) -> None:
+    """One legend below all panels, each name once, in as many columns as there is room for.
+
+    It names what is in the given panels, or in all of them.
+    """
     handles: dict[str, Any] = {}
-    for axes in figure.axes:
+    for axes in figure.axes if panels is None else panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     if handles:
@@ -205,8 +224,14 @@ def legend_rows(names: Sequence[str], width: float) -> int:
 
 
 def wrapped(name: str) -> str:
-    """A name for the legend, on two lines where it is long."""
-    return textwrap.fill(name, LINE)
+    """A name for the legend, on two lines where it is long; no line ends before a percent sign.
+
+    >>> print(wrapped("alone (fedsimclr) (87.2 %)"))
+    alone (fedsimclr)
+    (87.2 %)
+    """
+    glue = "\0"
+    return textwrap.fill(name.replace(" %", f"{glue}%"), LINE).replace(glue, " ")
 
 
 def brief_names(names: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from harmonium.report.look import (
     DASHES,
     HATCHES,
     INK,
-    LEVELS,
     MARKERS,
     PALE,
     WIDTH,
@@ -25,6 +24,7 @@ from harmonium.report.look import (
     dress,
     headline,
     legend_rows,
+    level_style,
     picture,
     short,
     whole_numbers,
@@ -33,6 +33,8 @@ from harmonium.report.look import (
 
 BANDS = 5  # lines up to which each has its band; of more, only the last intervals are drawn
 FAR = (10.0, 25.0)  # percentage points: references that far from all lines are named, not drawn
+
+KNN = "validation kNN (%)"  # the panel of a run that has reference lines
 
 Point = tuple[float, ...]
 
@@ -65,7 +67,7 @@ def curves(
     levels = {k: level for k, level in (references or {}).items() if math.isfinite(level)}
     names = brief_names([*drawn, *levels])
     percent = "(%)" in ylabel
-    below = [names[k] for k in drawn] + [f"{names[k]} (00.0), below" for k in levels]
+    below = [names[k] for k in drawn] + [f"{names[k]} (00.0 %), below" for k in levels]
     rows = legend_rows([*below, interval], COLUMN)
     has_bars = any(len(point) > 2 and point[2] > 0 for points in drawn.values() for point in points)
     few = len(drawn) <= BANDS
@@ -78,20 +80,8 @@ def curves(
             _line(axes, index, wrapped(names[name]), points, band=few, percent=percent)
             for panel in side:
                 _end(panel, index, points)
-        low, high = bottom, top = axes.get_ylim()
-        beyond = min(max(high - low, FAR[0]), FAR[1]) if percent else high - low
-        for index, (name, level) in enumerate(levels.items()):
-            dashes, colour = LEVELS[index % len(LEVELS)]
-            near = not drawn or low - beyond <= level <= high + beyond
-            where = "" if near else ", below" if level < low else ", above"
-            said = wrapped(f"{names[name]} ({short(level)}){where}")
-            style: dict[str, Any] = {"color": colour, "linewidth": 1.2, "linestyle": dashes}
-            axes.plot([], [], label=said, **style)
-            for panel in (axes, *side) if near else ():
-                panel.axhline(level, zorder=2, **style)
-                margin = 0.04 * (high - low)
-                bottom, top = min(bottom, level - margin), max(top, level + margin)
-        axes.set_ylim(*(_shares(bottom, top) if percent else (bottom, top)))
+        called = {names[name]: level for name, level in levels.items()}
+        _levels((axes, *side), called, percent, alone=not drawn)
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
@@ -109,6 +99,30 @@ def curves(
             mark: dict[str, Any] = {"marker": "|", "linestyle": "none", "markersize": 10}
             axes.plot([], [], color=PALE, label=wrapped(interval), **mark)
         add_legend(figure)
+
+
+def _levels(
+    panels: Sequence[Any], levels: Mapping[str, float], percent: bool, *, alone: bool = False
+) -> None:
+    """Reference lines across panels with one y axis, which the first one names with their values.
+
+    Those that are far from all other lines are named only, unless there are none (`alone`).
+    """
+    axes = panels[0]
+    low, high = bottom, top = axes.get_ylim()
+    beyond = min(max(high - low, FAR[0]), FAR[1]) if percent else high - low
+    digits = 1 if percent or any(abs(level) >= 1 for level in levels.values()) else 3
+    for index, (name, level) in enumerate(levels.items()):
+        style = level_style(index)
+        near = alone or low - beyond <= level <= high + beyond
+        where = "" if near else ", below" if level < low else ", above"
+        value = f"{level:.{digits}f}{' %' if percent else ''}"
+        axes.plot([], [], label=wrapped(f"{name} ({value}){where}"), **style)
+        for panel in panels if near else ():
+            panel.axhline(level, zorder=2, **style)
+            margin = 0.04 * (high - low)
+            bottom, top = min(bottom, level - margin), max(top, level + margin)
+    axes.set_ylim(*(_shares(bottom, top) if percent else (bottom, top)))
 
 
 def _end(axes: Any, index: int, points: Sequence[Point]) -> None:
@@ -197,6 +211,7 @@ def run_picture(
     path: str | Path,
     metrics: Sequence[Mapping[str, Any]],
     title: str = "",
+    levels: Mapping[str, float] | None = None,
 ) -> None:
     """One run at a glance: kNN, loss, geometry and traffic over rounds.
 
@@ -208,12 +223,13 @@ def run_picture(
             objective inside `global_objective`. Rounds without a figure are skipped in its panel,
             and panels without figures are left out.
         title: name of the run.
+        levels: name of a reference to its validation kNN, a share: a line in the panel of kNN.
     """
     rows = [{**row, **(row.get("health") or {}), **(row.get("bounds") or {})} for row in metrics]
     overall = [{"round": row["round"], **(row.get("global_objective") or {})} for row in metrics]
     bounds = {"all clients": "total", "within a client": "local", "client": "client"}
     panels: list[tuple[str, dict[str, list[Point]]]] = [
-        ("validation kNN (%)", _columns(rows, {"kNN": "knn"}, 100)),
+        (KNN, _columns(rows, {"encoder": "knn"}, 100)),
         ("training loss", _columns(rows, {"loss": "loss"})),
         ("uniformity (lower is wider)", _columns(rows, {"uniformity": "uniformity"})),
         ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
@@ -231,7 +247,11 @@ def run_picture(
         raise ConfigError("there is nothing to draw yet: the run has no figures for any round")
     across = min(3, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
-    with picture(path, max(3.6, 2.4 * across), 0.4 + 2.15 * down) as figure:
+    width = max(3.6, 2.4 * across)
+    beside = {name: 100 * level for name, level in (levels or {}).items()}
+    beside = beside if panels[0][0] == KNN else {}
+    below = legend_rows(["encoder", *(f"{name} (00.0 %), below" for name in beside)], width)
+    with picture(path, width, 0.4 + 2.15 * down + (0.17 * below if beside else 0.0)) as figure:
         grid = figure.subplots(down, across, squeeze=False).flatten()
         for place, axes in enumerate(grid):
             if place >= len(panels):
@@ -240,6 +260,9 @@ def run_picture(
             name, lines = panels[place]
             for i, (line, points) in enumerate(lines.items()):
                 _line(axes, i, line, points, size=3.5 if len(points) <= 15 else 0.0)
+            if name == KNN and beside:
+                _levels([axes], beside, percent=True)
+                add_legend(figure, [axes])
             dress(axes, "round" if place >= len(panels) - across else "", "")
             axes.set_title(name, loc="left", fontsize=9.5, color=INK)
             axes.tick_params(labelsize=8)
