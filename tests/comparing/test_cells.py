@@ -286,6 +286,23 @@ def test_references_that_see_more_are_told():
     assert plan(none).remarks == ()
 
 
+def test_notes_call_rows_by_their_names():
+    words = ["fedavg", "fedbyol", "ditto", "participation.number=2", "clients=4", "seeds=2"]
+    words += ["label.fedavg=Average", "label.ditto=Ditto (ours)", "compare.references=first"]
+    words += ["centralised,local.lr=0.3", "label.centralised=in one place"]
+    made = plan(words)
+    said = " ".join(made.remarks)
+    assert "Ditto (ours) trains for 2 passes" in said and "BatchNorm pass in Average" in said
+    assert "in one place, supervised: trained on all" in said
+    assert "in one place has local.lr=0.3 of its own" in said
+    assert not {"fedavg", "ditto", "centralised"} & set(said.replace(",", "").split())
+    assert "Average, fedbyol, Ditto (ours), in one place" in made.said
+    unfair = plan([*words, "fedprox,rounds=3"], allow_unfair=True).unfair
+    assert unfair[0].startswith("Average and fedprox rounds=3 differ in rounds")
+    with pytest.raises(ConfigError, match="fedavg and fedprox rounds=3 differ in rounds"):
+        plan([*words, "fedprox,rounds=3"])
+
+
 def test_rows_are_named_by_words_and_from_python():
     words = ["fedavg", "fedavg,local.lr=0.1", "label.fedavg=FedAvg", "compare.references=first"]
     word = "label.fedavg local.lr=0.1='FedAvg, fast: #1'"

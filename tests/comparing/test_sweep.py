@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import harmonium
+from harmonium.callbacks import Callback
 from harmonium.comparing import study, table
 from harmonium.comparing.cells import plan
 from harmonium.comparing.sweep import Sweep, _written, read
@@ -84,7 +85,11 @@ def test_a_sweep_is_a_table_and_a_picture(
     with pytest.raises(ConfigError, match="local.epochs is 0"):
         harmonium.sweep("fedavg", "sweep.local.epochs=1,0", *words, out=tmp_path / "s")
     assert not (tmp_path / "s").exists()  # slips are found before anything runs
-    found = harmonium.sweep(*go, out=tmp_path / "s")
+    told: list[str] = []
+    found = harmonium.sweep(
+        *go, out=tmp_path / "s", callbacks=lambda label: told.append(label) or Callback()
+    )
+    assert told[0].startswith("local.epochs=1, fedavg") and "Prox (ours)" in told[1]
     rows = {row["encoder"]: row for row in found.shown()}
     assert list(rows) == [
         "commonest class",

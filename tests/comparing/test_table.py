@@ -184,6 +184,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
     some = found()
     names = {"fedprox": "FedProx & Co_1 (ours)", "raw pixels": "Pixel"}
     some.plan = replace(some.plan, names=names)
+    (tmp_path / "notes").mkdir()
     with formats("svg"):
         made = written(tmp_path, some)
     assert [row["encoder"] for row in made.shown()][1:4] == ["Pixel", "fedavg", names["fedprox"]]
@@ -199,6 +200,11 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
     assert "| FedProx & Co_1 (ours)" in (tmp_path / "compare.md").read_text()
     held = json.loads((tmp_path / "compare.json").read_text())
     assert held["details"]["names"] == names and "fedprox" in held["details"]["rows"]
+    some.failed["fedprox", 1] = some.stopped["fedprox", 0] = "why"
+    some.figures["fedprox", 2] = {**some.figures["fedprox", 2], "knn": None, "linear": None}
+    notes = written(tmp_path / "notes", some).notes
+    notes = [note for note in notes if "prox" in note.lower() and "BatchNorm" not in note]
+    assert len(notes) == 4 and all(names["fedprox"] in note for note in notes)
     for name in ("compare", "knn-over-rounds"):
         assert "FedProx &amp; Co_1 (ours)" in (tmp_path / f"{name}.svg").read_text()
 

@@ -71,12 +71,16 @@ class Plan:
         above = {k: v for k, v in self.references.items() if k not in below}
         return {**below, **self.methods, **above}
 
+    def name(self, label: str) -> str:
+        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        return self.names.get(label, label)
+
     @property
     def said(self) -> str:
         """What will run, in a line."""
         recipe = next(iter(self.methods.values()))
         count = len(self.rows) * len(self.seeds)
-        rows, seeds = ", ".join(self.rows), ", ".join(map(str, self.seeds))
+        rows, seeds = ", ".join(map(self.name, self.rows)), ", ".join(map(str, self.seeds))
         each = f"{counted(count, 'run')} of {counted(recipe.rounds, 'round')} on {recipe.data.name}"
         return f"{each}: {rows}; seeds {seeds}"
 
@@ -124,9 +128,16 @@ def plan(
     made = make(Settings, own.get("compare", {}), "compare")
     beside = references(methods, made.references, supervised=made.supervised)
     tuned = _with_own_settings(beside, own_settings, rest)
-    unfair = fairness.check(methods, allow=allow_unfair)
+    called_rows = names_of(called, [*WITHOUT_RUN, *methods, *beside])
+
+    def named(rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
+        return {called_rows.get(label, label): recipe for label, recipe in rows.items()}
+
+    # What is refused is told in the words of the command, what is allowed by the names of rows.
+    unfair = fairness.check(named(methods) if allow_unfair else methods, allow=allow_unfair)
     for label, recipe in tuned.items():
-        both = {label: beside[label], f"{label} with its own settings": recipe}
+        row = called_rows.get(label, label)
+        both = {row: beside[label], f"{row} with its own settings": recipe}
         unfair += fairness.check(both, allow=allow_unfair)
     beside |= tuned
     return Plan(
@@ -136,11 +147,14 @@ def plan(
         made,
         tuple(unfair),
         (
-            *fairness.remarks(methods),
-            *_more_seen(methods, beside),
-            *(f"{name} has {' '.join(its)} of its own" for name, its in own_settings.items()),
+            *fairness.remarks(named(methods)),
+            *_more_seen(methods, named(beside)),
+            *(
+                f"{called_rows.get(name, name)} has {' '.join(its)} of its own"
+                for name, its in own_settings.items()
+            ),
         ),
-        names_of(called, [*WITHOUT_RUN, *methods, *beside]),
+        called_rows,
         dict(zip(labels, names, strict=True)),
     )
 

@@ -1,7 +1,7 @@
 """Names for the rows of a comparison, set by `label.fedca="FedCA (ours)"`.
 
-A name is for people: tables, LaTeX and legends have it. Folders, JSON and CSV keep the row's own
-label, so that a comparison goes on under other names.
+A name is for people: tables, notes, progress, LaTeX and legends have it. Folders, JSON and CSV keep
+the row's own label, so that a comparison goes on under other names.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def compare(
             found.published[label] = figure
     for number, (label, seed, recipe) in enumerate(cells, 1):
         place = f", seed {seed}" if len(made.seeds) > 1 else ""
-        with called(callbacks, f"{label}{place} ({number} of {len(cells)})") as teller:
+        told = f"{made.name(label)}{place} ({number} of {len(cells)})"
+        with called(callbacks, told) as teller:
             try:
                 result = run(recipe, out=cell(folder, label, seed), callbacks=teller)
             except CallbackError:
@@ -120,7 +121,7 @@ def compare(
     if not any(label in made.methods for label, _ in results):
         why = next(why for (label, _), why in found.failed.items() if label in made.methods)
         raise NoneFinished(f"no run of any method came to its end: {why}")
-    found.unfair += _same_ground(results, allow=allow_unfair)
+    found.unfair += _same_ground(made, results, allow=allow_unfair)
     _read(found, results)
     with work("tables and plots"), look.formats(formats):
         return table.written(folder, found)
@@ -171,7 +172,7 @@ def new_folder(labels: list[str]) -> Path:
     return home() / "compare" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{named}"
 
 
-def _same_ground(results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
+def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
     """Refuse runs on other pictures or another split: files and folders may change in between."""
     about = {cell: read_about(result.folder) for cell, result in results.items()}
     apart: list[str] = []
@@ -184,7 +185,8 @@ def _same_ground(results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
             for what in ("data", "split"):
                 if its[what] != theirs[what] and not (what == "split" and both):
                     words = {"data": "on different pictures", "split": "with different splits"}
-                    apart.append(f"{other} and {label} ran {words[what]} (seed {seed})")
+                    both_rows = f"{plan.name(other)} and {plan.name(label)}"
+                    apart.append(f"{both_rows} ran {words[what]} (seed {seed})")
     if not apart and len({its["data"] for its in about.values()}) > 1:
         apart.append("some seeds ran on different pictures than others")
     if apart and not allow:

@@ -154,7 +154,7 @@ class Sweep(Tabular):
         lost = dict.fromkeys((one[self.key], one["why"]) for one in self.lost)
         told = [f"left out: {self.key}={value}: {why}" for value, why in lost]
         warned = [
-            f"(!) {label} at {self.key}={value}: {text}"
+            f"(!) {made.name(label)} at {self.key}={value}: {text}"
             for value, made in self.found.items()
             for label, text in made.warnings.items()
         ]

@@ -483,13 +483,14 @@ def _notes(found: Found) -> Iterator[str]:
     for text in found.unfair:
         yield f"unfair: {text}"
     for (label, seed), why in found.failed.items():
-        yield f"left out: {label}, seed {seed}: {why}"
+        yield f"left out: {found.plan.name(label)}, seed {seed}: {why}"
     for (label, seed), why in found.stopped.items():
-        yield f"ended early: {label}, seed {seed}: {why}"
+        yield f"ended early: {found.plan.name(label)}, seed {seed}: {why}"
     yield from found.plan.remarks
     alone = [k for k, one in found.plan.methods.items() if not one.objective.any_method]
     for label in alone:
-        yield f"only {label} can train its objective: it has no references of its own"
+        row = found.plan.name(label)
+        yield f"only {row} can train its objective: it has no references of its own"
     target = _target(found)
     courses = [some for label in found.plan.methods if (some := _course(found, label))]
     points = [reached(some, target) for some in courses] if target is not None else []
@@ -510,11 +511,12 @@ def _lacking(found: Found, figures: Mapping[str, Mapping[int, float] | None]) ->
         if not lost:
             continue
         broken = [seed for seed in lost if (label, seed) in found.figures]
+        row = found.plan.name(label)
         if broken:
-            yield f"diverged: {label}, seed {', '.join(map(str, broken))}: left out of its mean"
+            yield f"diverged: {row}, seed {', '.join(map(str, broken))}: left out of its mean"
         if values:
             yield (
-                f"{label}: means are of {len(values)} of {len(seeds)} seeds, those of other rows "
+                f"{row}: means are of {len(values)} of {len(seeds)} seeds, those of other rows "
                 "may be of others; differences and ranks are of seeds that both or all have"
             )
 
