@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import harmonium
-from harmonium.callbacks import labelled
+from harmonium.callbacks import called, labelled
 from harmonium.errors import CallbackError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -119,3 +119,42 @@ def test_progress_is_shown_as_by_the_commands(
     harmonium.run("fedavg", out=tmp_path / "run", callbacks=harmonium.progress, **SMALL)
     said = capsys.readouterr()
     assert "round 2/2" in said.err and str(tmp_path / "run") in said.err and said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("on_round", "round(self, row, seconds)"),
+        ("rounds", "round(self, row, seconds)"),
+        ("on_round_end", "round(self, row, seconds)"),
+        ("on_begin", "begin(self, recipe, folder, done, cohort)"),
+        ("beginn", "begin(self, recipe, folder, done, cohort)"),
+        ("notes", "note(self, text)"),
+    ],
+)
+def test_a_misspelt_hook_is_refused_with_the_nearest(name: str, hook: str, tmp_path: Path) -> None:
+    mine = type("Mine", (harmonium.Callback,), {name: lambda self, *about: None})
+    with pytest.raises(ConfigError, match=f"Mine.{name} is never called") as error:
+        harmonium.run("fedavg", out=tmp_path / "run", callbacks=mine(), **SMALL)
+    assert f"`def {hook}`" in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_helpers_are_no_misspelt_hooks() -> None:
+    class Helped(harmonium.Callback):
+        rounds_seen = 0
+
+        def round(self, row: Mapping[str, Any], seconds: float) -> None: ...
+
+        def rounds(self) -> int:  # beside `round`, so it is no slip
+            return self.rounds_seen
+
+        def send(self) -> None: ...
+
+        def save_figures(self) -> None: ...
+
+        def on_disk(self) -> None: ...
+
+        def _rounds(self) -> None: ...
+
+    with called(Helped()) as callback:
+        callback.close()

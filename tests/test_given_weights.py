@@ -91,14 +91,22 @@ def test_a_function_gives_a_state_dict(
     source: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"from safetensors.torch import load_file\ndef given(): return load_file({str(file)!r})"
-    (tmp_path / "pretrained_module.py").write_text(f"{code}\ndef none(): return 5\n")
+    (tmp_path / "pretrained_module.py").write_text(f"{code}\ndef none(): return 5\nfive = 5\n")
     monkeypatch.syspath_prepend(tmp_path)
     by_name = Recipe.of("fedavg", *SMALL, "init=pretrained_module:given")
     assert by_name.digest == Recipe.of("fedavg", *SMALL, init=file).digest
     assert same(by_name.known_method().blueprint.state_dict(), blueprint(init=file))
-    for name, told in (("none", "state dict"), ("gone", "gone"), ("given.x", "init")):
+    module, wanted = "pretrained_module", "names a function that returns a state dict"
+    for name, told in (
+        ("none", "state dict"),
+        ("gone", f"module {module} has no `gone`: .*{wanted}"),
+        ("five", f"`five` of module {module} is of type int: .*{wanted}"),
+        ("given.x", "init"),
+    ):
         with pytest.raises(HarmoniumError, match=told):
-            Recipe.of("fedavg", f"init=pretrained_module:{name}")
+            Recipe.of("fedavg", f"init={module}:{name}")
+    with pytest.raises(ConfigError, match=f"cannot import module no_such .*: .*{wanted}"):
+        Recipe.of("fedavg", "init=no_such:x")
 
 
 def test_a_state_dict_and_a_module_are_given_from_python(source: Any, file: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import harmonium
-from harmonium.data.inputs import channels_last
+from harmonium.data.inputs import channels_last, check_strict
 from harmonium.data.picture import read_picture
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.handover import LoadedEncoder, load_encoder
@@ -91,8 +91,13 @@ def test_grey_images_become_colour_and_strict_refuses_them(
     for form in (grey, grey[..., None], [Image.fromarray(one) for one in grey], list(grey)):
         assert torch.equal(encoder(form), wanted)
     for form in (grey, Image.fromarray(grey[0])):
-        with pytest.raises(DataError, match="3 channels"):
+        with pytest.raises(DataError, match="3 channels: convert them to RGB, or load") as error:
             load_encoder(trained, strict=True)(form)
+        assert "resize" not in str(error.value)
+    with pytest.raises(DataError, match="3 channels: resize them and convert them to RGB, or"):
+        load_encoder(trained, strict=True)(grey[:, :9])
+    with pytest.raises(DataError, match="with 1 channel: convert them to grey, or"):
+        check_strict(True, (12, 12, 3), (12, 12, 1))
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 12, 12), (5, 1, 12, 12), (3, 12, 12), (5, 3, 12, 3)])

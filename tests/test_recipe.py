@@ -167,7 +167,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),
         (["fedavg", "data=digitz"], "unknown data set 'digitz': did you mean 'digits'?"),
         (["fedca", "public=/"], "public=/ is a folder: set public=folder public.path=/"),
-        (["fedsimclr", "method=fedca", "objective=infonce"], "fedca needs public pictures: name"),
+        (["fedsimclr", "method=fedca", "objective=infonce"], "fedca needs public images: name"),
         (["fedavg", "views=simcrl"], "unknown views 'simcrl': did you mean 'simclr'?"),
         (["fedavg", "rounds=many"], "rounds=many: should be a whole number"),
         (["fedavg", "local.epochs=1.5"], "local.epochs=1.5: should be a whole number"),

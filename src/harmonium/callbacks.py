@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +98,28 @@ def _listed(callbacks: Any, label: str) -> list[Callback]:
         if not isinstance(one, Callback):
             what = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
             raise ConfigError(f"callbacks has {what}; give objects of classes that extend Callback")
+        _check_hooks(type(one))
     return some
+
+
+def _check_hooks(cls: type[Callback]) -> None:
+    """Refuse a method that was probably meant to override a hook, for nothing would call it.
+
+    That is `on_` before a hook, or nearly the name of one that the class does not override.
+    """
+    hooks = [name for name, one in vars(Callback).items() if inspect.isfunction(one)]
+    for name, _ in inspect.getmembers(cls, inspect.isfunction):
+        if name.startswith("_") or name in hooks:
+            continue
+        bare = name.removeprefix("on_")
+        near = [word for word in bare.split("_") if word in hooks] if bare != name else []
+        near += difflib.get_close_matches(bare, hooks, n=1, cutoff=0.8)
+        if near and near[0][0] == bare[0] and getattr(cls, near[0]) is getattr(Callback, near[0]):
+            takes = ", ".join(inspect.signature(getattr(Callback, near[0])).parameters)
+            raise ConfigError(
+                f"{cls.__name__}.{name} is never called: if it is meant for the hook, write "
+                f"`def {near[0]}({takes})`; if it is a helper, call it _{name}"
+            )
 
 
 class _Every(Callback):

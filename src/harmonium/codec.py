@@ -62,6 +62,11 @@ def encode(tree: Tree) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
 
 
+def check(tree: Tree) -> None:
+    """Refuse a tree that cannot be encoded."""
+    _strip(tree, [])
+
+
 def decode(frame: bytes | bytearray | memoryview) -> Tree:
     """The tree of a frame; every tensor is a fresh, aligned copy that its owner may change.
 
@@ -126,7 +131,8 @@ def _strip(value: Tree, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise WireError(
-        f"cannot encode a {type(value).__name__}; use tensors, numbers, text, lists and dicts"
+        f"cannot encode a value of type {type(value).__name__}; use tensors, numbers, text, lists "
+        "and dicts"
     )
 
 

@@ -7,6 +7,7 @@ The command line prints the message and leaves with exit code 2. Anything that i
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -105,6 +106,23 @@ class NoneFinished(HarmoniumError):
 
 class PolicyRefusal(HarmoniumError):
     """A plan wants something of a site that the site's policy does not allow."""
+
+
+def undefined(owner: object, name: str) -> ConfigError:
+    """The error of a class that lacks what it must define, with the head of it to write.
+
+    >>> class Mine:
+    ...     def build(self, dim): raise undefined(self, "build")
+    >>> str(undefined(Mine(), "build"))
+    'Mine must define `build`: write `def build(self, dim)` in the class'
+    """
+    cls = type(owner)
+    member = getattr(cls, name)
+    if isinstance(member, property):
+        head = f"@property def {name}(self)"
+    else:
+        head = f"def {name}({', '.join(inspect.signature(member).parameters)})"
+    return ConfigError(f"{cls.__name__} must define `{name}`: write `{head}` in the class")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -188,9 +188,25 @@ def _of_run(path: Path) -> Weights:
 
 
 def _called(file: str) -> Weights:
-    module, _, name = file.partition(":")
+    path, _, name = file.partition(":")
+    wanted = "init=module:function names a function that returns a state dict"
     try:
-        found = getattr(importlib.import_module(module), name)()
+        module = importlib.import_module(path)
+    except Exception as error:  # noqa: BLE001  (someone else's code may raise anything)
+        why = f"{type(error).__name__}: {_line(error)}"
+        raise ConfigError(
+            Key("init"), f"={file}: cannot import module {path} ({why}): {wanted}"
+        ) from None
+    function = getattr(module, name, None)
+    if not hasattr(module, name):
+        raise ConfigError(Key("init"), f"={file}: module {path} has no `{name}`: {wanted}")
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(
+            Key("init"), f"={file}: `{name}` of module {path} is of type {kind}: {wanted}"
+        )
+    try:
+        found = function()
     except Exception as error:  # noqa: BLE001  (someone else's code may raise anything)
         raise ConfigError(
             Key("init"), f"={file} failed: {type(error).__name__}: {_line(error)}"

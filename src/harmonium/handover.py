@@ -152,8 +152,8 @@ class LoadedEncoder(nn.Module):
         if tuple(pixels.shape[1:]) != (*side, self.channels):
             raise DataError(
                 f"images are a {kind(images)}, but floats are taken only as {side[0]} x {side[1]} "
-                f"with {counted(self.channels, 'channel')}: resize them, or give uint8 images, "
-                "which are resized as in training"
+                f"with {counted(self.channels, 'channel')}: bring them to that shape, or give "
+                "uint8 images, which are brought to it as in training"
             )
         low, high = self.value_range
         seen = pixels.detach()

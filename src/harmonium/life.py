@@ -27,6 +27,7 @@ from harmonium.evaluate.references import GIVEN, references, validation_levels
 from harmonium.evaluate.verdict import changes, reasons, verdict
 from harmonium.extending import told as further
 from harmonium.federation.batch_norm import measure
+from harmonium.federation.contract import checked_encoder, checked_numbers
 from harmonium.federation.drive import Driver, Engine, Turn
 from harmonium.federation.global_objective import KEY as GLOBAL_OBJECTIVE
 from harmonium.federation.global_objective import note as note_on_objective
@@ -85,9 +86,9 @@ class Result:
     """How the encoder stands against them: `text`, `reasons`, and `probes` with every margin."""
     whitened: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """With `evaluate.whiten`: `figures` of whitened features, and what `changes` by probe."""
-
     levels: Mapping[str, float] = field(default_factory=dict, repr=False)
     """The validation kNN of the same references, beside which `metrics` has that of rounds."""
+
     @property
     def verdict(self) -> str:
         """Whether the encoder beats its references, in one sentence; empty without labels."""
@@ -225,8 +226,8 @@ class Life:
     def __init__(self, folder: Path, recipe: Recipe, watcher: Callback) -> None:
         self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
         self.path = folder
-
         self._levels: dict[str, float] = {}
+
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
         path = self.path / "result.json"
@@ -257,8 +258,8 @@ class Life:
             encoders = self._encoders(method, server, engine)
             with work("test figures"):
                 shown = self._judged(judge, encoders, ground, white)
-        if not method.has_own_encoders:
             self._levels = shown.get("levels", {})
+        if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
@@ -290,8 +291,8 @@ class Life:
             given = ground.method.blueprint.copy_from().eval()["encoder"]
             beside[GIVEN] = judge.tested(given).answers
         shown["references"] = {name: figures_of(one) for name, one in beside.items()}
-        losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
         shown["levels"] = validation_levels(judge)
+        losses = [row.get("loss") for row in self.folder.read_log("metrics.jsonl")]
         steps = local_steps(ground.method, ground.examples.values(), len(losses) - 1)
         compares = ground.method.objective.views[0] > 1
         why = reasons(figures.get("health", {}), losses, steps, compares_views=compares)
@@ -450,7 +451,7 @@ class Life:
         Times have a log of their own, so that those of two runs can be compared to the byte.
         """
         ledger, folder = driver.ledger, self.folder
-        means = driver.reported | driver.method.noted(server)
+        means = driver.reported | checked_numbers(driver.method.noted(server), driver.method)
         driver.reported.clear()
         row: dict[str, Any] = {
             "round": server.round,
@@ -496,11 +497,12 @@ class Life:
         None where clients have encoders of their own that never leave their sites.
         """
         if not method.has_own_encoders:
-            return [method.represent(server)]
+            return [checked_encoder(method.represent(server), method)]
         if not engine.shows_states:
             return []
         clients = sorted(engine.snapshot())[: self.recipe.evaluate.clients]
-        return [method.represent(server, engine.state_of(client)) for client in clients or [0]]
+        states = [engine.state_of(client) for client in clients or [0]]
+        return [checked_encoder(method.represent(server, one), method) for one in states]
 
     def _picture(self) -> None:
         rows = self.folder.read_log("metrics.jsonl")
@@ -522,7 +524,7 @@ class Life:
             held.get("references", {}),  # runs of earlier versions have none
             held.get("verdict", {}),
             held.get("whitened", {}),
+            held.get("levels", {}),
         )
         self.watcher.end(result)
-            held.get("levels", {}),
         return result

@@ -36,7 +36,7 @@ from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
 from harmonium.federation.appraising import Appraisal
 from harmonium.federation.client import Local
-from harmonium.federation.contract import check_class
+from harmonium.federation.contract import called, check_class
 from harmonium.federation.global_objective import GlobalObjective, obstacle
 from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
@@ -267,7 +267,9 @@ class Recipe(BaseModel):
         method = recipe.any_method()  # refuses what does not go together
         method.suits(recipe.participation.size(recipe.training))
         if recipe.public is None and method.needs_public:
-            raise ConfigError(f"{method.name} needs public pictures: name some, e.g. public=shapes")
+            raise ConfigError(
+                f"{called(method)} needs public images: name some, e.g. public=shapes"
+            )
         if recipe.evaluate.objective and (reason := obstacle(method)):
             raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
         if method.whitening and (reason := whitening.obstacle(method)):

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from harmonium.errors import ConfigError, UnknownSetting, suggest
+from harmonium.errors import ConfigError, HarmoniumError, UnknownSetting, suggest
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -67,7 +67,7 @@ class Registry(Generic[T]):
         try:
             found = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # noqa: BLE001  (someone else's module may raise anything)
-            plain = isinstance(error, ImportError | AttributeError)
+            plain = isinstance(error, ImportError | AttributeError | HarmoniumError)
             why = str(error) if plain else f"{type(error).__name__}: {error}"
             if module == "__main__":
                 why = (

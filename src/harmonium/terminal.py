@@ -45,8 +45,8 @@ class _Console(Console):
         return found if is_bounded(self) else ConsoleDimensions(WIDE, found.height)
 
 
-out = _Console()
-err = _Console(stderr=True)
+out = _Console(emoji=False)
+err = _Console(stderr=True, emoji=False)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:
@@ -122,7 +122,7 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback
     except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)
         curable = not isinstance(error, (ConfigError, BudgetSpent, Diverged))
-        if where is not None and curable:
+        if where is not None and (where / "recipe.yaml").exists() and curable:
             watcher.note(f"nothing is lost; continue with: {again} {where}")
         raise
     finally:

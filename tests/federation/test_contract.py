@@ -19,9 +19,14 @@ from harmonium.encoders import Encoder
 from harmonium.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
 from harmonium.federation.contract import checked_loss
 from harmonium.federation.method import TRAINED, Method
+from harmonium.federation.parts import Part
 from harmonium.federation.wire import Ask, Folded, exchange, weights
+from harmonium.methods.fedu import OwnTargets
+from harmonium.objectives import Objective
+from harmonium.objectives.byol import BYOL
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe
+from harmonium.terms import Term
 from harmonium.testing import check_method
 
 SMALL = [
@@ -155,6 +160,84 @@ class NoNetwork(Encoder):
         return None  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class NoBuild(Objective):
+    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+        return seen.z[0].mean()
+
+
+@dataclass(frozen=True)
+class NoScore(Objective):
+    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+        return {"projector": Part(nn.Linear(dim, 8))}
+
+
+@dataclass(frozen=True)
+class NoTermScore(Term):
+    pass
+
+
+@dataclass(frozen=True)
+class NoSync(OwnTargets):
+    pass
+
+
+@dataclass(frozen=True)
+class NoFeatures(Encoder):
+    pass
+
+
+@dataclass(frozen=True)
+class TwoViews(SimCLR):
+    views = 2  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class WordViews(SimCLR):
+    views = (2, "more")  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Misspelt(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("trian", cohort, {"model": server.model})
+        return self.merge(server, got.model)
+
+
+@dataclass(frozen=True)
+class Keeps(Method):
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        client.state["secret"] = torch.ones(2)
+        return Method.train(self, client, got)
+
+
+@dataclass(frozen=True)
+class KeepsObject(Method):
+    keeps = {"secret": "statistic"}
+
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        client.state["secret"] = object()
+        return Method.train(self, client, got)
+
+
+@dataclass(frozen=True)
+class Remembers(Method):
+    def round(self, server, cohort):  # type: ignore[no-untyped-def]
+        got = yield Ask("train", cohort, {"model": server.model})
+        return replace(self.merge(server, got.model), memory={"secret": torch.ones(2)})
+
+
+@dataclass(frozen=True)
+class RemembersObject(Method):
+    remembers = {"secret": "statistic"}
+
+    def setup(self, server, cohort):  # type: ignore[no-untyped-def]
+        return replace(server, memory={"secret": {"inside": object()}})
+        yield
+
+
 SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] = {
     "keeps": ({"method": KeepsTuple}, ConfigError, ("KeepsTuple.keeps", '{"control":')),
     "remembers": ({"method": RemembersTuple}, ConfigError, ("remembers", '{"control":')),
@@ -175,6 +258,32 @@ SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] =
     "module": ({"method": AddsModule}, ConfigError, ("AddsModule.extra_parts", "Part(")),
     "build": ({"objective": BuildsModule}, ConfigError, ("BuildsModule.build", "Part(")),
     "no parts": ({"objective": BuildsNothing}, ConfigError, ("BuildsNothing.build", "nothing")),
+    "no build": ({"objective": NoBuild}, ConfigError, ("NoBuild", "def build(self, made, dim")),
+    "an instance": ({"objective": NoBuild()}, ConfigError, ("NoBuild", "def build(self, made")),
+    "no score": ({"objective": NoScore}, ConfigError, ("NoScore", "def score(self, parts, seen")),
+    "unscored": ({"objective": NoScore()}, ConfigError, ("NoScore", "def score(self, parts")),
+    "no term": ({"terms": [NoTermScore()]}, ConfigError, ("NoTermScore", "def score(")),
+    "no sync": (
+        {"method": NoSync, "objective": BYOL()},
+        ConfigError,
+        ("NoSync", "def sync(self, client"),
+    ),
+    "no features": ({"encoder": NoFeatures}, ConfigError, ("NoFeatures", "must define")),
+    "views": ({"objective": TwoViews}, ConfigError, ("TwoViews.views is 2", "views = (2, 2)")),
+    "a word": ({"objective": WordViews}, ConfigError, ("WordViews.views", "views = (2, 2)")),
+    "misspelt": ({"method": Misspelt}, WireError, ("Misspelt asks for `trian`", "'train'")),
+    "keeping": ({"method": Keeps}, WireError, ("Keeps.train", "`secret` at the client", "`keeps`")),
+    "object": ({"method": KeepsObject}, WireError, ("KeepsObject.train", "`secret`", "object")),
+    "memory": (
+        {"method": Remembers},
+        WireError,
+        ("Remembers.round", "`secret` at the server", "remembers"),
+    ),
+    "memory's": (
+        {"method": RemembersObject},
+        WireError,
+        ("RemembersObject.setup", "`secret`", "type object"),
+    ),
     "network": ({"encoder": NoNetwork}, ConfigError, ("NoNetwork.build", "nn.Module")),
 }
 
@@ -193,6 +302,41 @@ def test_a_slip_is_one_line_with_the_fix(slip: str, tmp_path: Path) -> None:
             call()
         text = str(error.value)
         assert "\n" not in text and all(name in text for name in names), text
+
+
+@dataclass(frozen=True)
+class NotesNothing(Method):
+    def noted(self, server):  # type: ignore[no-untyped-def]
+        pass
+
+
+@dataclass(frozen=True)
+class NotesTensor(Method):
+    def noted(self, server):  # type: ignore[no-untyped-def]
+        return {"drift": torch.ones(())}
+
+
+@dataclass(frozen=True)
+class ShowsNothing(Method):
+    def represent(self, server, state=None):  # type: ignore[no-untyped-def]
+        pass
+
+
+@pytest.mark.parametrize("words", [[], ["evaluate.tuning=simclr"]])
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (NotesNothing, "NotesNothing.noted returns nothing: it must return numbers by name"),
+        (NotesTensor, 'NotesTensor.noted returns a Tensor as "drift": .*item'),
+        (ShowsNothing, "ShowsNothing.represent returns nothing: .* an nn.Module"),
+    ],
+)
+def test_what_only_a_whole_run_calls_is_checked(
+    method: type[Method], says: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        harmonium.run(method, *SMALL, *words, out=tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
 @dataclass(frozen=True)
@@ -241,6 +385,15 @@ def test_declarations_that_are_none_are_refused_at_once() -> None:
         @exchange  # type: ignore[arg-type]
         def train() -> None: ...
 
+    for side in ("down", "up"):
+        with pytest.raises(
+            WireError, match=rf"Mine\.train: @exchange\({side}=\['model'\]\).*e\.g\."
+        ):
+
+            class Mine(Method):
+                @exchange(**{side: ["model"]})  # type: ignore[arg-type]
+                def train(self, client, got): ...  # type: ignore[no-untyped-def]
+
     with pytest.raises(WireError, match=r"`model`.*weights\(\)"):
         exchange(down={"model": "weights"})  # type: ignore[dict-item]
 
@@ -263,3 +416,9 @@ def test_tables_that_settings_decide_pass() -> None:
 
     assert Recipe.of(Decides).method.cls is Decides
     assert replace(Decides(), more=False).keeps == {}
+
+
+def test_one_channel_is_not_plural() -> None:
+    colours = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    with pytest.raises(ConfigError, match="cannot take images of 8 x 8 with 1 channel: "):
+        _ = Recipe.of("fedavg", "data=digits", encoder=colours).known_method().blueprint

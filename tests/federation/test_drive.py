@@ -293,5 +293,5 @@ def test_plans_train_on_public_pictures_with_keyed_chance(tmp_path: Path) -> Non
     drive(method_with("Aligned", round=round), tmp_path)
     assert seen[0] == seen[1]
     method = Recipe.from_tree(TINY).build_method(Recipe.from_tree(TINY).data.load())
-    with pytest.raises(ConfigError, match="needs public pictures"):
+    with pytest.raises(ConfigError, match="needs public images"):
         method.at_server(Server({0: 1}, {}), "align")

@@ -511,7 +511,7 @@ def test_wrong_settings_are_refused(method: dict[str, Any], message: str) -> Non
 def test_it_needs_infonce_and_public_pictures() -> None:
     with pytest.raises(ConfigError, match="set objective=infonce"):
         trial(objective="byol")
-    with pytest.raises(ConfigError, match="needs public pictures"):
+    with pytest.raises(ConfigError, match="needs public images"):
         Recipe.of("fedca", "public=none")  # before anything begins
     assert Recipe.of("fedca", "public=none", "method.strength=0").public is None
 

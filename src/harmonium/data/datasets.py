@@ -17,7 +17,7 @@ import numpy as np
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
 from harmonium.data.store import Stored, Writer, decoded, digest_of, is_decoded, reopened
-from harmonium.errors import ConfigError, DataError, Key
+from harmonium.errors import ConfigError, DataError, Key, undefined
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
 
@@ -100,14 +100,14 @@ class DataSpec:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that change whenever the decoded content would."""
-        raise TypeError(f"{type(self).__name__} must define `identity`")
+        raise undefined(self, "identity")
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Write part "train", and "test", "validation" and "labelled" where they exist.
 
         Returns the classes.
         """
-        raise TypeError(f"{type(self).__name__} must define `decode`")
+        raise undefined(self, "decode")
 
     def test_share(self) -> float:
         """Share to hold out for testing where the data bring no test part."""

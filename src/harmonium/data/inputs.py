@@ -197,9 +197,12 @@ def read_images(
 def check_strict(strict: bool, seen: Sequence[int], shape: Sequence[int]) -> None:
     """Refuse images of another shape than an encoder was trained on, where that is asked for."""
     if strict and tuple(seen) != tuple(shape):
+        steps = ["resize them"] if tuple(seen[:2]) != tuple(shape[:2]) else []
+        if seen[2] != shape[2]:
+            steps.append(f"convert them to {'grey' if shape[2] == 1 else 'RGB'}")
         raise DataError(
-            f"images are {_named(seen)}, but this encoder was trained on {_named(shape)}: resize "
-            "them, or load it without strict=True, which resizes as in training"
+            f"images are {_named(seen)}, but this encoder was trained on {_named(shape)}: "
+            f"{' and '.join(steps)}, or load it without strict=True, which does so as in training"
         )
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from harmonium.data.images import UNKNOWN, Dataset, Images, Integers
 from harmonium.data.labels import stratified
 from harmonium.data.newcomers import newcomers
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.errors import ConfigError, DataError, StoreError, undefined
 from harmonium.home import make_folder
 from harmonium.registry import Registry
 from harmonium.seeds import numpy_rng
@@ -106,7 +106,7 @@ class SplitRule:
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Share the pictures out; `check` has passed."""
-        raise TypeError(f"{type(self).__name__} must define `assign`")
+        raise undefined(self, "assign")
 
     def client_names(self, dataset: Dataset) -> tuple[str, ...]:
         """What the data call the clients, in their order; none where they call them nothing."""

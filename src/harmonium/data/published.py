@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from harmonium.data.datasets import About, DataSpec
 from harmonium.data.store import Writer, digest_of, fetched_folder
-from harmonium.errors import DataError, Key
+from harmonium.errors import DataError, Key, undefined
 
 RECORD = "fetched.json"
 GIVEN = "given.npz"
@@ -95,7 +95,7 @@ class Published(DataSpec):
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Write the parts of the official layout in `folder` and return the classes."""
-        raise TypeError(f"{type(self).__name__} must define `read`")
+        raise undefined(self, "read")
 
     def missing(self) -> tuple[str, ...]:
         """The set itself, unless it was fetched."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, undefined
 from harmonium.registry import Registry
 
 Norm = Literal["group", "batch", "none"]
@@ -26,7 +26,7 @@ class Encoder:
     @property
     def features(self) -> int:
         """Size of a feature vector."""
-        raise TypeError(f"{type(self).__name__} must define `features`")
+        raise undefined(self, "features")
 
     def features_for(self, channels: int, side: int) -> int:
         """Size of a feature vector of such images, where it depends on them."""
@@ -44,7 +44,7 @@ class Encoder:
 
     def build(self, channels: int, side: int) -> nn.Module:
         """A network from (n, channels, side, side) to (n, features)."""
-        raise TypeError(f"{type(self).__name__} must define `build`")
+        raise undefined(self, "build")
 
 
 def _adapt(found: Any, name: str) -> type[Encoder] | None:
@@ -94,7 +94,7 @@ class Convolutional(Encoder):
 
     def network(self, channels: int, side: int) -> nn.Module:
         """A network from (n, channels, side, side) to (n, features)."""
-        raise TypeError(f"{type(self).__name__} must define `network`")
+        raise undefined(self, "network")
 
     def convolution(
         self, channels: int, wide: int, kernel: int, stride: int = 1

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from harmonium import store
 from harmonium.encoders import Encoder
-from harmonium.errors import ConfigError, StoreError
+from harmonium.errors import ConfigError, StoreError, counted
 from harmonium.home import home
 from harmonium.registry import recipe_name
 
@@ -280,8 +280,8 @@ def _features(encoder: Encoder, channels: int, side: int) -> int:
         except Exception as error:  # noqa: BLE001  (someone else's network may raise anything)
             line = (str(error).splitlines() or [""])[0]
             raise ConfigError(
-                f"encoder {name} cannot take images of {side} x {side} with {channels} channels: "
-                f"{type(error).__name__}: {line}"
+                f"encoder {name} cannot take images of {side} x {side} with "
+                f"{counted(channels, 'channel')}: {type(error).__name__}: {line}"
             ) from None
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 2:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -22,6 +22,7 @@ from harmonium.data.views import Views
 from harmonium.errors import ConfigError, counted
 from harmonium.evaluate.geometry import tuning_parts
 from harmonium.federation.client import Client, Decline
+from harmonium.federation.contract import called, checked_encoder
 from harmonium.federation.wire import SCORE, Ask, ClientId, Exchange, Value, Weights, scalar
 
 if TYPE_CHECKING:
@@ -77,10 +78,12 @@ def judged_model(
 ) -> Weights:
     """The model as sent, its encoder the one that is judged; `setting` is what asks for it."""
     measured = server.memory.get("statistics", {})
-    judged = {f"encoder.{k}": v for k, v in method.represent(server, known).state_dict().items()}
+    encoder = checked_encoder(method.represent(server, known), method)
+    judged = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
     if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
         raise ConfigError(
-            f"{setting} cannot be used with {method.name}: what it is judged by is not its encoder"
+            f"{setting} cannot be used with {called(method)}: what it is judged by is not its "
+            "encoder"
         )
     sent = {**server.model, **measured}
     return {**sent, **{key: value for key, value in judged.items() if key in sent}}

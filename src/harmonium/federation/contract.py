@@ -6,12 +6,13 @@ of someone else's code has just returned something.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from harmonium import codec
 from harmonium.errors import ConfigError, WireError, suggest
 from harmonium.federation.parts import Part
 from harmonium.federation.wire import Ask, Exchange, Kind, Rule
@@ -129,6 +130,71 @@ def checked_parts(parts: Any, owner: object, name: str) -> Mapping[str, Part]:
                 f"`{example}`"
             )
     return parts
+
+
+def checked_view_counts(views: Any, objective: object) -> tuple[int, int | None]:
+    """The class variable `views` of an objective: the fewest and the most that it takes."""
+    pair = isinstance(views, tuple | list) and len(views) == 2
+    if not pair or type(views[0]) is not int or type(views[1]) not in (int, type(None)):
+        example = f"({views}, {views})" if type(views) is int else "(2, 2)"
+        raise ConfigError(
+            f"{called(objective)}.views is {views!r}: it must be the fewest and the most views, "
+            f"e.g. views = {example}, or (1, None) for any number"
+        )
+    return views[0], views[1]
+
+
+def checked_numbers(numbers: Any, method: object) -> dict[str, float]:
+    """What `noted` returned, which must be numbers by name."""
+    example = 'return {"drift": 0.5}'
+    if not isinstance(numbers, Mapping):
+        got = "nothing" if numbers is None else f"a {type(numbers).__name__}"
+        raise ConfigError(
+            f"{called(method)}.noted returns {got}: it must return numbers by name, e.g. "
+            f"`{example}`, or {{}}"
+        )
+    for name, value in numbers.items():
+        if not isinstance(value, int | float):
+            raise ConfigError(
+                f'{called(method)}.noted returns a {type(value).__name__} as "{name}": it must be '
+                "a number, e.g. `.item()` of a tensor"
+            )
+    return dict(numbers)
+
+
+def checked_encoder(encoder: Any, method: object) -> nn.Module:
+    """What `represent` returned, which must be a module."""
+    if not isinstance(encoder, nn.Module):
+        got = "nothing" if encoder is None else f"a {type(encoder).__name__}"
+        raise ConfigError(
+            f"{called(method)}.represent returns {got}: it must return the encoder, an nn.Module, "
+            "e.g. `return super().represent(server, state)`"
+        )
+    return encoder
+
+
+def check_kept(
+    kept: Mapping[str, Any], allowed: Collection[str], where: str, declared: str
+) -> None:
+    """Refuse what is kept between rounds without a declaration, or cannot be stored.
+
+    Args:
+        kept: what is kept, by name.
+        allowed: the names that are declared.
+        where: who keeps it, `Method.step`.
+        declared: the class variable that declares it, `keeps` or `remembers`.
+    """
+    place = "client" if declared == "keeps" else "server"
+    if extra := sorted(map(str, set(kept) - set(allowed))):
+        raise WireError(
+            f"{where} keeps `{extra[0]}` at the {place} without declaring it. Add it to "
+            f"`{declared}` with what it reveals, or do not keep it."
+        )
+    for name, value in kept.items():
+        try:
+            codec.check(value)
+        except WireError as error:
+            raise WireError(f"{where} keeps `{name}` at the {place}: {error}") from None
 
 
 def checked_network(network: Any, encoder: object) -> nn.Module:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Batch, Client, Local
-from harmonium.federation.contract import checked_loss
+from harmonium.federation.contract import called, checked_loss
 from harmonium.privacy.mechanisms import Release
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def check(method: Method) -> None:
         raise ConfigError(f"{why}: terms.{odd[0]} is not known to be so")
     own = [name for name in _OWN if getattr(type(method), name) is not getattr(Base, name)]
     if own:
-        raise ConfigError(f"{why}: {method.name} trains in a way of its own")
+        raise ConfigError(f"{why}: {called(method)} trains in a way of its own")
     if norms := [key for key in method.blueprint.state_dict() if key.endswith("running_mean")]:
         part = norms[0].partition(".")[0]
         raise ConfigError(

@@ -14,6 +14,7 @@ from harmonium import codec, seeds
 from harmonium.errors import Diverged, NotEnoughReplies, WireError, counted, suggest
 from harmonium.federation import contract, spending, transport
 from harmonium.federation.client import Client
+from harmonium.federation.contract import called
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
 from harmonium.federation.method import Method, Server
@@ -85,33 +86,28 @@ def handle(
     """
     exchanges = method.exchanges()
     if step not in exchanges:
-        raise WireError(f"{method.name} has no exchange `{step}`: {suggest(step, exchanges)}")
+        raise WireError(f"{called(method)} has no exchange `{step}`: {suggest(step, exchanges)}")
     declared = exchanges[step]
-    check(contract.called(method), declared, "down", down)
+    check(called(method), declared, "down", down)
     down = transport.received(method.transport, declared, down)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         answer = getattr(method, step)(client, Folded(**down))
     up = contract.checked_answer(answer, method, declared)
-    check(contract.called(method), declared, "up", up)
+    check(called(method), declared, "up", up)
     if covers(declared):
         up["model"] = shielded(method, client, down["model"], up["model"])
     for name, part in declared.up.items():
         if part.guarded and not client.was_released(name, up[name]):
             raise WireError(
-                f"{method.name}.{step} declares `{name}` guarded but sends it without noise. Send "
-                f'what client.release("{name}", ...) returns, unchanged.'
+                f"{called(method)}.{step} declares `{name}` guarded but sends it without noise. "
+                f'Send what client.release("{name}", ...) returns, unchanged.'
             )
     made = [asdict(release) for release in client.releases]
     if why := spending.fault(spending.paid_here(method, step, len(client.examples)), made):
-        raise WireError(f"{method.name}.{step} {why}. Let `costs` say what client.release does.")
+        raise WireError(f"{called(method)}.{step} {why}. Let `costs` say what client.release does.")
     up = transport.answer(method, declared, client, down, up)  # noisy fields have their noise
-    allowed = method.may_keep()
-    if extra := sorted(set(client.state) - allowed):
-        raise WireError(
-            f"{method.name}.{step} keeps `{extra[0]}` at the client without declaring it. Add it "
-            f"to `keeps` with what it reveals, or do not keep it."
-        )
+    contract.check_kept(client.state, method.may_keep(), f"{called(method)}.{step}", "keeps")
     return up
 
 
@@ -178,7 +174,7 @@ class Driver:
         sent = transport.outgoing(self.method.transport, declared, ask)
 
         def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
-            check(self.method.name, declared, "up", up)
+            check(called(self.method), declared, "up", up)
             up = transport.taken(self.method, declared, ask, sent, reply.client, up)
             if (refusal := tally.refusal(reply.client, up)) is None:
                 tally.add(reply.client, up)
@@ -326,9 +322,9 @@ class Driver:
         entry.releases = list(reply.releases)
         try:
             if not isinstance(reply.up, Mapping):
-                raise WireError(f"{self.method.name}.{ask.step} answers with no fields at all")
+                raise WireError(f"{called(self.method)}.{ask.step} answers with no fields at all")
             if why := spending.fault(promised, reply.releases):
-                raise WireError(f"{self.method.name}.{ask.step}: it {why}")
+                raise WireError(f"{called(self.method)}.{ask.step}: it {why}")
             entry.up, entry.parts["up"] = sizes(reply.up), by_part(reply.up)
             entry.note = self._note(ask.step, reply.up)
             refusal = take(reply, reply.up)
@@ -350,15 +346,15 @@ class Driver:
         exchanges = self.method.exchanges()
         if ask.step not in exchanges:
             raise WireError(
-                f"{self.method.name} asks for `{ask.step}`, which is no exchange of it: "
+                f"{called(self.method)} asks for `{ask.step}`, which is no exchange of it: "
                 f"{suggest(ask.step, exchanges)}"
             )
         declared = exchanges[ask.step]
         if len(set(ask.to)) != len(ask.to):
-            raise WireError(f"{self.method.name}.{ask.step} asks a client twice")
+            raise WireError(f"{called(self.method)}.{ask.step} asks a client twice")
         for client in ask.to:
             sent = {**ask.down, **ask.each.get(client, {})}
-            check(contract.called(self.method), declared, "down", sent)
+            check(called(self.method), declared, "down", sent)
         return declared
 
 

@@ -37,6 +37,7 @@ from harmonium import seeds
 from harmonium.errors import WireError, counted
 from harmonium.federation.aggregate import Mean
 from harmonium.federation.client import Batch, Client, Decline
+from harmonium.federation.contract import called
 from harmonium.federation.parts import Parts
 from harmonium.federation.wire import (
     Ask,
@@ -84,7 +85,7 @@ def obstacle(method: Method) -> str:
     if reason := noise(method):
         return f"{reason}, and exact means of the same images would undo what noise protects"
     if method.personal:
-        return f"{method.name} ends with a model for each client and none for all of them"
+        return f"{called(method)} ends with a model for each client and none for all of them"
     for key, rule, _ in method.blueprint.tensors():
         fresh = rule == "fresh" and method.batch_norm == "recalibrate"
         if key.partition(".")[0] in objective.pooled and rule != "mean" and not fresh:
@@ -243,4 +244,4 @@ def noise(method: Method) -> str:
         if method.costs(step, 1000) or any(field.guarded for field in one.up.values())
     )
     step = next(guarded, "")
-    return f"`{step}` of {method.name} is answered with noise" if step else ""
+    return f"`{step}` of {called(method)} is answered with noise" if step else ""

@@ -201,6 +201,8 @@ class Method:
         made = plan(replace(server, memory=memory), cohort)
         finished = yield from contract.checked_plan(made, self, plan.__name__)
         contract.check_finished(finished, Server, self, plan.__name__)
+        where, measured = f"{contract.called(self)}.{plan.__name__}", ("measured", *dropped)
+        contract.check_kept(finished.memory, {*self.remembers, *measured}, where, "remembers")
         return cast(Server, finished)
 
     def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:

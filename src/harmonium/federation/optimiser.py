@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, undefined
 from harmonium.federation import schedule as schedules
 from harmonium.federation.schedule import MILESTONES, Schedule
 from harmonium.federation.wire import Weights
@@ -136,7 +136,7 @@ class Adaptive(Stepping):
 
     def second(self, held: Tensor, square: Tensor) -> Tensor:
         """The second moment after the square of one more gap."""
-        raise TypeError(f"{type(self).__name__} must define `second`")
+        raise undefined(self, "second")
 
     def corrected(self, first: Tensor, second: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The two moments as the step uses them, after `count` steps."""

@@ -9,6 +9,7 @@ import numpy as np
 from harmonium import seeds
 from harmonium.errors import ConfigError
 from harmonium.federation.client import Client, Examples
+from harmonium.federation.contract import called
 from harmonium.privacy.mechanisms import Noise
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ SERVER = -1  # its number among clients
 def public_client(method: Method, server: Server, purpose: str) -> Client:
     """A client that holds all public pictures; `purpose` keys what it draws."""
     if server.public is None:
-        raise ConfigError(f"{method.name} needs public pictures at the server, e.g. public=shapes")
+        raise ConfigError(f"{called(method)} needs public images at the server, e.g. public=shapes")
     rng = seeds.torch_rng(method.world.seed, "server", purpose, server.round)
     everything = np.arange(len(server.public))
     return Client(

@@ -10,6 +10,7 @@ from typing import Any
 
 from harmonium.errors import BudgetSpent, ConfigError
 from harmonium.federation import dpsgd
+from harmonium.federation.contract import called
 from harmonium.federation.method import Method, Server
 from harmonium.federation.updates import covers
 from harmonium.federation.wire import Ask, ClientId
@@ -85,13 +86,13 @@ def check_budget(method: Method) -> None:
     }
     if not any(guarded.values()) and not _by_server(method):
         raise ConfigError(
-            f"privacy.epsilon has nothing to count: {method.name} sends nothing with noise. Leave "
-            "it out, or choose a method or settings with noise."
+            f"privacy.epsilon has nothing to count: {called(method)} sends nothing with noise. "
+            "Leave it out, or choose a method or settings with noise."
         )
     for step, names in guarded.items():
         if not names <= {one.field for one in costs(method, step, 1000)}:
             raise ConfigError(
-                f"privacy.epsilon cannot be kept: {method.name} does not say beforehand what "
+                f"privacy.epsilon cannot be kept: {called(method)} does not say beforehand what "
                 f"`{step}` releases. Its author must add that to `costs`."
             )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harmonium.errors import ConfigError
 from harmonium.federation.aggregate import Mean
+from harmonium.federation.contract import called
 from harmonium.federation.wire import EXAMPLES, ClientId, Exchange, Field, fault
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Masks:
             for name, why in fields.items():
                 if why:
                     raise ConfigError(
-                        f"privacy.secure_aggregation cannot hide `{name}` of {method.name}.{step}: "
-                        f"{why}, or leave secure aggregation off"
+                        f"privacy.secure_aggregation cannot hide `{name}` of "
+                        f"{called(method)}.{step}: {why}, or leave secure aggregation off"
                     )
         if clients < FEWEST:
             raise ConfigError(

@@ -20,6 +20,7 @@ import torch
 from harmonium import seeds
 from harmonium.errors import ConfigError
 from harmonium.federation import dpsgd
+from harmonium.federation.contract import called
 from harmonium.federation.wire import EXAMPLES, ClientId, Exchange, Weights
 from harmonium.privacy.mechanisms import Noise, Randomness, Release
 
@@ -95,7 +96,7 @@ class Updates:
         trained = {s: one for s, one in method.exchanges().items() if covers(one)}
         if not trained:
             raise ConfigError(
-                f"privacy.update_clip has nothing to do: {method.name} sends no model"
+                f"privacy.update_clip has nothing to do: {called(method)} sends no model"
             )
         for step, one in method.exchanges().items():
             others = [n for n, f in one.up.items() if f.kind == "weights" and n != "model"]
@@ -103,7 +104,7 @@ class Updates:
                 name = (others or ["model"])[0]
                 raise ConfigError(
                     f"privacy.update_clip protects the change of one model, but `{step}` of "
-                    f"{method.name} sends `{name}`, too"
+                    f"{called(method)} sends `{name}`, too"
                 )
         for key, slot in method.blueprint.layouts()["model"].items():
             if key.endswith(STATISTICS):
@@ -123,7 +124,8 @@ class Updates:
                 )
             if any(one.up["model"].by not in (None, EXAMPLES) for one in trained.values()):
                 raise ConfigError(
-                    f"privacy.update_place=server: {method.name} weighs clients by what they send"
+                    f"privacy.update_place=server: {called(method)} weighs clients by what they "
+                    "send"
                 )
 
 

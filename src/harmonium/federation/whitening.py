@@ -24,6 +24,7 @@ from harmonium.evaluate.whitening import Moments, Whitening, moments_of, whiteni
 from harmonium.federation import global_objective
 from harmonium.federation.appraising import judged_model
 from harmonium.federation.client import Client, Decline
+from harmonium.federation.contract import called
 from harmonium.federation.wire import Ask, Plan, Value, Weights, scalar, statistic
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def obstacle(method: Method) -> str:
     if reason := global_objective.noise(method):
         return f"{reason}, and exact moments of the same images would undo what noise protects"
     if method.has_own_encoders:
-        return f"with {method.name} each client ends with an encoder of its own"
+        return f"with {called(method)} each client ends with an encoder of its own"
     return ""
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +104,9 @@ def exchange(
         raise WireError(
             "@exchange stands without brackets: write @exchange(down=..., up=...) with the fields"
         )
+    for side, fields in (("down", down), ("up", up)):
+        if not isinstance(fields, Mapping | None):
+            return partial(_refuse_fields, side, fields)
     for name, declared in {**(down or {}), **(up or {})}.items():
         if not isinstance(declared, Field):
             raise WireError(
@@ -122,6 +126,14 @@ def exchange(
         return handler
 
     return mark
+
+
+def _refuse_fields(side: str, fields: object, handler: Callable[..., Any]) -> NoReturn:
+    """Refuse a declaration that has no kinds of fields, by the name of its handler."""
+    raise WireError(
+        f"{handler.__qualname__}: @exchange({side}={fields!r}) must map names to fields, e.g. "
+        f'@exchange({side}={{"model": weights()}})'
+    )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, undefined
 from harmonium.federation.client import Client
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, Weights, exchange, weights
@@ -44,6 +44,8 @@ class OwnTargets(Method):
     divergence: Source = "train"  # before and after the last training, or own and received
 
     def __post_init__(self) -> None:
+        if type(self).sync is OwnTargets.sync:  # else it would show in the second round only
+            raise undefined(self, "sync")
         if not isinstance(self.objective, BYOL):
             raise ConfigError(
                 f"method={self.name} needs BYOL's predictor and target: objective is "
@@ -67,7 +69,7 @@ class OwnTargets(Method):
 
     def sync(self, client: Client, model: Weights) -> Weights:
         """The model to begin with, given the average and what the client remembers."""
-        raise TypeError(f"{type(self).__name__} must define `sync`")
+        raise undefined(self, "sync")
 
     def remembered(self) -> tuple[str, ...]:
         """Parts that `sync` wants of the client's last model."""

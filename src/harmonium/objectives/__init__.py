@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from harmonium.data.views import Views
-from harmonium.errors import ConfigError
+from harmonium.errors import ConfigError, undefined
 from harmonium.federation.client import Batch, Examples
+from harmonium.federation.contract import checked_view_counts
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives.heads import mlp
@@ -83,14 +84,15 @@ class Objective:
 
     def check_views(self, views: Views) -> None:
         """Refuse views that it cannot look at."""
-        (least, most), count = self.views, len(views.pipelines)
+        least, most = checked_view_counts(self.views, self)
+        count = len(views.pipelines)
         if count < least or (most is not None and count > most):
             wanted = f"{least} views" if least == most else f"{least} or more views"
             raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
-        raise TypeError(f"{type(self).__name__} must define `build`")
+        raise undefined(self, "build")
 
     def alone(self) -> bool:
         """Whether the loss is a mean over pictures, none of which looks at another."""
@@ -111,7 +113,7 @@ class Objective:
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The loss, a scalar mean over the batch."""
-        raise TypeError(f"{type(self).__name__} must define `score`")
+        raise undefined(self, "score")
 
     @property
     def pooled(self) -> tuple[str, ...]:
@@ -120,11 +122,11 @@ class Objective:
 
     def means(self, parts: Parts, seen: Seen) -> Tensor:
         """Means over a batch's images, one vector in double precision, that fix the loss."""
-        raise TypeError(f"{type(self).__name__} must define `means`")
+        raise undefined(self, "means")
 
     def from_means(self, means: Tensor, images: int) -> Tensor:
         """The loss over so many images whose means these are; it has a gradient."""
-        raise TypeError(f"{type(self).__name__} must define `from_means`")
+        raise undefined(self, "from_means")
 
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """Called once a model was put together, e.g. to start a fresh twin from the encoder.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from harmonium.errors import undefined
 from harmonium.federation.parts import Part, Parts
 from harmonium.federation.wire import Weights
 from harmonium.federation.world import World
@@ -40,7 +41,7 @@ class Term:
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The loss to add. `given` has `me` (client id) and `anchor` (received weights, if any)."""
-        raise TypeError(f"{type(self).__name__} must define `score`")
+        raise undefined(self, "score")
 
     def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
         """Called after every optimiser step, e.g. to keep rows at unit length."""
