@@ -110,34 +110,39 @@ def run(
 
     For example: harmonium run fedavg data=digits rounds=10
     """
-    from harmonium.estimate import estimated
-    from harmonium.hosts import missing
-    from harmonium.recipe import Recipe
-    from harmonium.report.progress import long_work
-    from harmonium.runs import run as run_recipe
+    from harmonium.report.display import long_work
 
-    check_formats(formats)
-    recipe = Recipe.of(what, *(changes or []))
+    with long_work(err, as_json, "loading"):
+        from harmonium.estimate import estimated
+        from harmonium.hosts import missing
+        from harmonium.recipe import Recipe
+        from harmonium.runs import run as run_recipe
+
+        check_formats(formats)
+        recipe = Recipe.of(what, *(changes or []))
     if dry_run:
-        recipe.check()
-        with long_work(err, silent=as_json):
+        with long_work(err, as_json, "estimating"):
+            recipe.check()
             expected = estimated(recipe)
-        lacking = missing(recipe)
+            lacking = missing(recipe)
         if as_json:
             shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
             told = {"unknown": expected} if isinstance(expected, str) else expected.plain()
-            shown |= {"estimate": told}
+            shown |= {"estimate": told, "notes": recipe.notes}
             print(json.dumps(shown))
             return
         out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
         for text in lacking:
             say_prose(f"missing  {text}", err)
+        for text in recipe.notes:
+            say_prose(f"note     {text}", err)
         why = [f"time     not known: {expected}"]
         for text in why if isinstance(expected, str) else expected.lines():
             say_prose(text, err)
         return
     with watched(as_json) as watcher:
-        show_result(run_recipe(recipe, out=folder, callbacks=watcher), as_json, formats)
+        result = run_recipe(recipe, out=folder, callbacks=watcher)
+    show_result(result, as_json, formats)
 
 
 @app.command()
@@ -148,11 +153,12 @@ def resume(
 
     For example: harmonium resume runs/first rounds=40
     """
-    from harmonium.runs import resume as resume_run
-
     check_formats(formats)
     with watched(as_json) as watcher:
-        show_result(resume_run(folder, *(changes or []), callbacks=watcher), as_json, formats)
+        from harmonium.runs import resume as resume_run
+
+        result = resume_run(folder, *(changes or []), callbacks=watcher)
+    show_result(result, as_json, formats)
 
 
 app.command()(compare)
@@ -171,14 +177,17 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show what a method sends, keeps and reveals."""
-    from harmonium.federation.card import card
-    from harmonium.recipe import Recipe
     from harmonium.recipe_text import about, baselines, row_note
-    from harmonium.settings import plain
+    from harmonium.report.display import long_work
 
-    recipe = Recipe.of(what, *(changes or []))
-    asked = recipe.participation.asked(recipe.training)
-    made = card(recipe.known_method(), recipe.privacy.masks, asked)
+    with long_work(err, as_json, "loading"):
+        from harmonium.federation.card import card
+        from harmonium.recipe import Recipe
+        from harmonium.settings import plain
+
+        recipe = Recipe.of(what, *(changes or []))
+        asked = recipe.participation.asked(recipe.training)
+        made = card(recipe.known_method(), recipe.privacy.masks, asked)
     if as_json:
         note = row_note(what)
         more = {"note": note} if note else {}

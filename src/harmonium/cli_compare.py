@@ -44,19 +44,20 @@ def compare(
     For example: harmonium compare fedsimclr fedprox seeds=5 data=digits views=digits rounds=10
     """
     if dry_run:
-        from harmonium.comparing.forecast import forecast
-        from harmonium.report.progress import long_work
+        from harmonium.report.display import long_work
 
-        with long_work(err, silent=as_json):
+        with long_work(err, as_json, "estimating"):
+            from harmonium.comparing.forecast import forecast
+
             expected = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
         _foretell(expected, folder, as_json)
         return
-    from harmonium.comparing.table import more_tables
-
     found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
     if as_json:
         print(json.dumps(found.plain()))
     else:
+        from harmonium.comparing.table import more_tables
+
         show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
         for title, rows, digits in more_tables(found):
             show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
@@ -80,23 +81,25 @@ def sweep(
 
     For example: harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits rounds=5
     """
-    from harmonium.comparing.sweep import new_folder, read
-    from harmonium.comparing.sweep import sweep as sweep_methods
-    from harmonium.report.progress import long_work
+    from harmonium.report.display import long_work
 
     if dry_run:
-        from harmonium.comparing.forecast import forecast_sweep
+        with long_work(err, as_json, "estimating"):
+            from harmonium.comparing.forecast import forecast_sweep
 
-        with long_work(err, silent=as_json):
             said = forecast_sweep(words, folder, allow_unfair=allow_unfair, measure=True)
         _foretell(said, folder, as_json)
         return
-    asked = read(words)
-    folder = folder or new_folder(words)
-    if not as_json:
+    with long_work(err, as_json, "loading"):
+        from harmonium.comparing.sweep import new_folder, read
+        from harmonium.comparing.sweep import sweep as sweep_methods
+
+        asked = read(words)
+        folder = folder or new_folder(words)
         made = asked.plan(asked.values[0], allow_unfair=allow_unfair)
+    if not as_json:
         say_prose(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
-    with _going_on(folder, as_json), long_work(err, silent=as_json):
+    with _going_on(folder, as_json), long_work(err, as_json, "sweeping"):
         found = sweep_methods(
             *words,
             out=folder,
@@ -127,7 +130,10 @@ def demo(
 
     Settings are those of a comparison, for example: harmonium demo seeds=5
     """
-    from harmonium.comparing import demonstration
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.comparing import demonstration
 
     found = _compared(demonstration.words(settings or []), folder, as_json)
     if as_json:
@@ -162,16 +168,18 @@ def _compared(
     formats: str | None = None,
 ) -> Comparison:
     """Compare, and say what runs while it does."""
-    from harmonium.comparing.cells import plan
-    from harmonium.comparing.study import compare as compare_methods
-    from harmonium.comparing.study import new_folder
-    from harmonium.report.progress import long_work
+    from harmonium.report.display import long_work
 
-    made = plan(words, allow_unfair=allow_unfair)
-    folder = folder or new_folder(list(made.methods))
+    with long_work(err, as_json, "loading"):
+        from harmonium.comparing.cells import plan
+        from harmonium.comparing.study import compare as compare_methods
+        from harmonium.comparing.study import new_folder
+
+        made = plan(words, allow_unfair=allow_unfair)
+        folder = folder or new_folder(list(made.methods))
     if not as_json:
         say_prose(made.said, err)
-    with _going_on(folder, as_json), long_work(err, silent=as_json):
+    with _going_on(folder, as_json), long_work(err, as_json, "comparing"):
         return compare_methods(
             *words,
             out=folder,

@@ -75,19 +75,22 @@ def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = 
 
     For example: harmonium data show digits --plot digits.png
     """
-    from harmonium.data.catalogue import examples, overview
+    from harmonium.report.display import long_work
 
     _check_ending(plot)
-    dataset = _load(_recipe(name, changes), as_json)
-    about = overview(dataset)
-    if plot is not None:
-        from harmonium.home import make_folder
-        from harmonium.report.split_plots import SHEET, contact_sheet
+    with long_work(err, as_json, "reading the data"):
+        from harmonium.data.catalogue import examples, overview
 
-        make_folder(plot.absolute().parent)
-        rows, left_out = examples(dataset, *SHEET)
-        contact_sheet(plot, rows, about["name"], left_out)
-        about["picture"] = str(plot)
+        dataset = _recipe(name, changes).data.load()
+        about = overview(dataset)
+        if plot is not None:
+            from harmonium.home import make_folder
+            from harmonium.report.split_plots import SHEET, contact_sheet
+
+            make_folder(plot.absolute().parent)
+            rows, left_out = examples(dataset, *SHEET)
+            contact_sheet(plot, rows, about["name"], left_out)
+            about["picture"] = str(plot)
     if as_json:
         print(json.dumps(about))
         return
@@ -107,35 +110,38 @@ def split(
 
     For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
     """
-    from harmonium.data.heterogeneity import heterogeneity
-    from harmonium.data.partition import make_split
-    from harmonium.report.look import FORMATS
+    from harmonium.report.display import long_work
 
     _check_ending(plot)
-    recipe = _recipe(name, changes)
-    dataset = _load(recipe, as_json)
-    made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-    found = heterogeneity(made, dataset)
-    tree = recipe.tree()
-    about = {
-        "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
-        "digest": made.digest,
-        "notes": [*dataset.notes, *made.notes],
-        "figures": found.figures,
-        "clients": [
-            {
-                "client": number,
-                **({"name": made.names[number]} if made.names else {}),
-                **({"newcomer": True} if number in made.newcomers else {}),
-                **row,
-            }
-            for number, row in enumerate(found.rows())
-        ],
-    }
-    title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
-    held = _held(found, dataset)
-    files = _write(folder or _folder(tree, made), plot, made, about)
-    _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
+    with long_work(err, as_json, "splitting the data"):
+        from harmonium.data.heterogeneity import heterogeneity
+        from harmonium.data.partition import make_split
+        from harmonium.report.look import FORMATS
+
+        recipe = _recipe(name, changes)
+        dataset = recipe.data.load()
+        made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+        found = heterogeneity(made, dataset)
+        tree = recipe.tree()
+        about = {
+            "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
+            "digest": made.digest,
+            "notes": [*dataset.notes, *made.notes],
+            "figures": found.figures,
+            "clients": [
+                {
+                    "client": number,
+                    **({"name": made.names[number]} if made.names else {}),
+                    **({"newcomer": True} if number in made.newcomers else {}),
+                    **row,
+                }
+                for number, row in enumerate(found.rows())
+            ],
+        }
+        title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
+        held = _held(found, dataset)
+        files = _write(folder or _folder(tree, made), plot, made, about)
+        _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
     if as_json:
         print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
         return
@@ -219,13 +225,6 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
         if change.startswith("data="):
             raise ConfigError(f"the data set is given twice, as {name} and by {change}")
     return Recipe.from_tree(apply_changes({"data": name}, changes or []))
-
-
-def _load(recipe: Recipe, silent: bool) -> Dataset:
-    from harmonium.report.progress import long_work
-
-    with long_work(err, silent=silent):
-        return recipe.data.load()
 
 
 def _check_ending(plot: Path | None) -> None:

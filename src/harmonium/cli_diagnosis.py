@@ -24,19 +24,18 @@ def diagnose(
 
     For example: harmonium diagnose data=digits split=rotation clients=5
     """
-    from harmonium.diagnosis.finding import diagnose as ask
-    from harmonium.diagnosis.finding import diagnose_run
-    from harmonium.report.progress import long_work
+    from harmonium.report.display import long_work
 
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]}: name one method or recipe, or none at all")
     changes = [word for word in words if "=" in word]
-    if not changes and Path(names[0]).is_dir():
-        found = diagnose_run(names[0])
-    else:
-        with long_work(err, silent=as_json):
-            found = ask(*names, *changes)
+    with long_work(err, as_json, "diagnosing"):
+        from harmonium.diagnosis.finding import diagnose as ask
+        from harmonium.diagnosis.finding import diagnose_run
+
+        is_run = not changes and Path(names[0]).is_dir()
+        found = diagnose_run(names[0]) if is_run else ask(*names, *changes)
     if as_json:
         print(json.dumps(found.plain()))
     else:

@@ -21,15 +21,16 @@ def evaluate(
 
     For example: harmonium eval runs/first knn linear on=own,mnist
     """
-    from harmonium.measures.evaluation import evaluate_run
-    from harmonium.report.progress import long_work
+    from harmonium.report.display import long_work
 
     def note(text: str) -> None:
         if not as_json:
             say_prose(text, err)
 
     try:
-        with long_work(err, silent=as_json):
+        with long_work(err, as_json, "evaluating"):
+            from harmonium.measures.evaluation import evaluate_run
+
             found = evaluate_run(*words, out=folder, formats=formats, note=note)
     except KeyboardInterrupt:
         note("nothing is lost: the same command takes features and finished trainings from disk")

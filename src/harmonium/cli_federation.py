@@ -160,9 +160,12 @@ def start(
 
     For example: harmonium server start fedavg rounds=50 data.size=64 --out runs/first
     """
-    from harmonium.sites.server import start
+    from harmonium.report.display import long_work
 
-    recipe, listening = _plan(what, changes or []), _listening(listen, wait, insecure)
+    with long_work(err, as_json, "loading"):
+        from harmonium.sites.server import start
+
+        recipe, listening = _plan(what, changes or []), _listening(listen, wait, insecure)
     if dry_run:
         from harmonium.sites.folder import Federation
         from harmonium.sites.plan import planned
@@ -176,7 +179,7 @@ def start(
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
         found = start(recipe, folder, out=where, watcher=watcher, listening=listening)
-        show_result(found, as_json)
+    show_result(found, as_json)
 
 
 @server.command("resume")
@@ -188,13 +191,16 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a federation's run that stopped; rounds=N trains it further."""
-    from harmonium.sites.server import resume
+    from harmonium.report.display import long_work
 
-    listening = _listening(listen, None, insecure)
+    with long_work(err, as_json, "loading"):
+        from harmonium.sites.server import resume
+
+        listening = _listening(listen, None, insecure)
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
         found = resume(run, *(changes or []), watcher=watcher, listening=listening)
-        show_result(found, as_json)
+    show_result(found, as_json)
 
 
 def _plan(what: str, changes: list[str]) -> Recipe:
@@ -264,11 +270,13 @@ def attend(
 
     For example: harmonium client start --data folder:/data/scans
     """
-    from harmonium.report.progress import long_work
-    from harmonium.sites.client import Pictures, attend
-    from harmonium.sites.kit import Kit
+    from harmonium.report.display import long_work
 
-    pictures, held = Pictures.of(data, changes or [], part), Kit.read(kit)
+    with long_work(err, command="loading"):
+        from harmonium.sites.client import Pictures, attend
+        from harmonium.sites.kit import Kit
+
+        pictures, held = Pictures.of(data, changes or [], part), Kit.read(kit)
     if address is not None:
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
@@ -293,29 +301,35 @@ def check(
 
     For example: harmonium client check fedavg local.epochs=5 clients=3
     """
-    from harmonium.sites.kit import Kit
-    from harmonium.sites.plan import frame_of, method_of, planned
-    from harmonium.sites.policy import Policy
+    from harmonium.report.display import long_work
 
-    held, recipe = Kit.read(kit), _plan(what, changes or [])
-    policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
-    policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
+    with long_work(err, command="checking the plan"):
+        from harmonium.sites.kit import Kit
+        from harmonium.sites.plan import frame_of, method_of, planned
+        from harmonium.sites.policy import Policy
+
+        held, recipe = Kit.read(kit), _plan(what, changes or [])
+        policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
+        policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 
 @client.command("log")
 def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
     """Show what was asked of this site and what left it."""
-    from harmonium.report.progress import size_of
-    from harmonium.sites.client import KEPT
-    from harmonium.sites.kit import Kit
-    from harmonium.sites.log import SiteLog, table, totals
-    from harmonium.sites.policy import Policy
+    from harmonium.report.display import long_work
 
-    held = Kit.read(kit)
-    written = SiteLog(held.folder / KEPT / "log.jsonl")
-    entries = written.entries()
-    summed: dict[str, Any] = totals(entries, Policy.read(held.policy).delta)
+    with long_work(err, as_json, "reading the log"):
+        from harmonium.report.progress import size_of
+        from harmonium.sites.client import KEPT
+        from harmonium.sites.kit import Kit
+        from harmonium.sites.log import SiteLog, table, totals
+        from harmonium.sites.policy import Policy
+
+        held = Kit.read(kit)
+        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        entries = written.entries()
+        summed: dict[str, Any] = totals(entries, Policy.read(held.policy).delta)
     if as_json:
         head = written.head()._asdict()
         print(json.dumps({"entries": entries, "totals": summed, "head": head}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError, suggest
-from harmonium.terminal import Json, say, say_prose, show_table
+from harmonium.terminal import Json, err, say, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.privacy.planning import Plan
@@ -26,53 +26,63 @@ def privacy(
     For example: harmonium privacy runs/first
     or: harmonium privacy plan epsilon=3 delta=1e-5 rounds=200 examples=5000 mu=4 dim=512
     """
-    from harmonium.privacy.planning import plan_from
-    from harmonium.privacy.reporting import WORST, picture, report
+    from harmonium.report.display import long_work
 
     if words[0] == "plan":
         if delta is not None:
             raise ConfigError(f"write delta={delta:g} behind plan, without dashes")
-        _show_plan(plan_from(words[1:]), as_json)
+        with long_work(err, as_json, "planning"):
+            from harmonium.privacy.planning import plan_from
+
+            made = plan_from(words[1:])
+            plain, lines = made.plain(), _plan_lines(made)
+        if as_json:
+            print(json.dumps(plain))
+            return
+        for line in lines:
+            say_prose(line)
         return
     if len(words) > 1 and "=" in words[1] and not Path(words[0]).exists():
         raise ConfigError(f"'{words[0]}' is neither a run nor plan: {suggest(words[0], ['plan'])}")
     if len(words) > 1:
         raise ConfigError(f"name one run's folder; '{words[1]}' is one word too many")
-    found = report(words[0], delta)
-    drawn = picture(found, out or found.folder / "privacy.png")
+    with long_work(err, as_json, "reading the ledger"):
+        from harmonium.privacy.reporting import WORST, picture, report
+
+        found = report(words[0], delta)
+        drawn = picture(found, out or found.folder / "privacy.png")
+        rows, lines = found.table(), found.lines()
     if as_json:
         print(json.dumps({**found.plain(), "picture": str(drawn) if drawn else None}))
         return
     many = f"the worst {WORST} of {len(found.clients)} clients"
     title = "Noisy releases" + (f", {many}" if len(found.clients) > WORST else "")
-    show_table(found.table(), title, digits=3)
-    for line in found.lines():
+    show_table(rows, title, digits=3)
+    for line in lines:
         say_prose(line)
     if drawn:
         say(f"picture  {drawn}")
 
 
-def _show_plan(made: Plan, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(made.plain()))
-        return
+def _plan_lines(made: Plan) -> list[str]:
+    """What a plan comes to, a line each."""
     times = "once" if made.rounds == 1 else f"in {made.rounds} rounds"
-    say_prose(f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact")
-    say_prose(f"by RDP   {made.rdp:.4g}, as papers often report it")
-    if made.pld is not None:
-        say_prose(f"by PLD   {made.pld:.4g}, by dp-accounting")
-    say_prose(f"a round  {made.each:.4g}")
-    say_prose(f"between  {made.neighbours}")
-    say_prose(f"noise    {made.multiplier:.4g} standard deviations for each unit of sensitivity")
+    lines = [
+        f"epsilon  {made.epsilon:.4g} at delta {made.delta:g} for a release {times}; exact",
+        f"by RDP   {made.rdp:.4g}, as papers often report it",
+        *([f"by PLD   {made.pld:.4g}, by dp-accounting"] if made.pld is not None else []),
+        f"a round  {made.each:.4g}",
+        f"between  {made.neighbours}",
+        f"noise    {made.multiplier:.4g} standard deviations for each unit of sensitivity",
+    ]
     if made.sensitivity is not None and made.sigma is not None:
-        say_prose(
+        lines.append(
             f"matrix   a correlation matrix of {made.examples:,} examples moves by at most "
             f"{made.sensitivity:.4g}: sigma {made.sigma:.4g}"
         )
     if made.noise_norm is not None and made.kept_norm is not None:
-        say_prose(
+        lines.append(
             f"size     noise of norm {made.noise_norm:.3g}, of which the symmetric half keeps "
             f"{made.kept_norm:.3g}, beside a matrix of norm {made.mu:g} at most"
         )
-    for text in made.notes:
-        say_prose(f"note     {text}")
+    return [*lines, *(f"note     {text}" for text in made.notes)]

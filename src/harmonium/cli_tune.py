@@ -39,16 +39,19 @@ def tune(
 
     For example: harmonium tune fedbyol grid.local.lr=0.03,0.01 grid.objective.momentum=0.9,0.99
     """
-    from harmonium.callbacks import Callback
-    from harmonium.report.progress import long_work, watcher_for
-    from harmonium.tuning.study import new_folder
-    from harmonium.tuning.study import tune as study
+    from harmonium.report.display import long_work
 
     names = [word for word in words if "=" not in word]
     if len(names) != 1:
         raise ConfigError(
             "name one method or recipe, e.g. `harmonium tune fedsimclr grid.local.lr=0.03,0.01`"
         )
+    with long_work(err, as_json, "loading"):
+        from harmonium.callbacks import Callback
+        from harmonium.report.progress import watcher_for
+        from harmonium.tuning.study import new_folder
+        from harmonium.tuning.study import tune as study
+
     folder = folder or new_folder(names[0])
 
     def watcher(label: str) -> Callback:
@@ -59,7 +62,7 @@ def tune(
             say_prose(f"note: {text}", err)
 
     try:
-        with long_work(err, silent=as_json):
+        with long_work(err, as_json, "tuning"):
             found = study(
                 names[0],
                 *(word for word in words if "=" in word),

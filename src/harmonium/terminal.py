@@ -112,12 +112,15 @@ def say_plots(paths: Sequence[Path]) -> None:
 @contextmanager
 def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback]:
     """A watcher for a run; when the run fails, say how to go on with it."""
-    from harmonium.callbacks import Callback
-    from harmonium.report.progress import long_work, watcher_for
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.callbacks import Callback
+        from harmonium.report.progress import watcher_for
 
     watcher = Callback() if as_json else watcher_for(err)
     try:
-        with long_work(err, silent=as_json):
+        with long_work(err, as_json, "starting"):
             yield watcher
     except (HarmoniumError, KeyboardInterrupt) as error:
         where = getattr(watcher, "folder", None)
@@ -132,9 +135,11 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback
 def show_result(result: Result, as_json: bool, formats: str | None = None) -> None:
     """Show what a run came to: its figures, if anything could judge it, and where it lies."""
     from harmonium.privacy.reporting import summary
+    from harmonium.report.display import long_work
 
-    private = summary(result.folder)
-    plots = _plotted(result, formats)
+    with long_work(err, as_json, "drawing"):
+        private = summary(result.folder)
+        plots = _plotted(result, formats)
     if as_json:
         shown = {
             "folder": str(result.folder),

@@ -113,8 +113,8 @@ def read(main: int) -> Iterator[bytes]:
         yield piece
 
 
-def in_terminal(width: int, *words: str) -> str:
-    """All that Python shows in a terminal of some width."""
+def in_terminal(width: int, *words: str, code: int = 0) -> str:
+    """All that Python shows in a terminal of some width, until it ends with a code."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     hidden = ("COLUMNS", "LINES")
@@ -130,7 +130,7 @@ def in_terminal(width: int, *words: str) -> str:
     os.close(side)
     shown = b"".join(read(main)).decode()
     os.close(main)
-    assert process.wait() == 0, shown
+    assert process.wait() == code, shown
     return shown
 
 
@@ -205,11 +205,83 @@ def test_explain_says_the_same_at_any_width_and_one_line_each_elsewhere() -> Non
     plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     assert max(map(len, plain.stdout.splitlines())) > 140
     for width in (60, 100):
-        shown = in_terminal(width, *words).replace("\r\n", "\n")
-        assert shown.split() == plain.stdout.split()
-        assert max(map(len, shown.splitlines())) <= width
-        told = [line for line in shown.splitlines() if line.startswith("server    keeps")]
-        follows = shown.splitlines()[shown.splitlines().index(told[0]) + 1]
+        screen = Screen(width)
+        screen.feed(in_terminal(width, *words))
+        assert " ".join(screen.rows).split() == plain.stdout.split()
+        told = [line for line in screen.rows if line.startswith("server    keeps")]
+        follows = screen.rows[screen.rows.index(told[0]) + 1]
         assert follows.startswith(" " * 10) and follows[10] != " "
     as_json = json.loads(in_terminal(60, *words, "--json"))
     assert "secure aggregation cannot hide that, for the reasons above." in str(as_json["meaning"])
+
+
+# ---- before torch is imported ------------------------------------------------------------------
+# A command that ends where it would import torch; prints the CPU time until then, last of all.
+BEFORE = """
+import os, sys
+before = os.times().user
+
+class Ends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise SystemExit(f"{os.times().user - before:.3f}")
+
+sys.meta_path.insert(0, Ends())
+sys.argv = ["harmonium", *WORDS]
+from harmonium.cli import main
+main()
+"""
+FIRST = {  # what a terminal shows of a command first
+    "run fedavg": "loading",
+    "run fedavg --dry-run": "loading",
+    "resume runs/a": "loading",
+    "compare fedavg fedprox": "loading",
+    "compare fedavg fedprox --dry-run": "estimating",
+    "sweep fedavg sweep.local.lr=0.1,0.2": "loading",
+    "sweep fedavg sweep.local.lr=0.1,0.2 --dry-run": "estimating",
+    "demo": "loading",
+    "diagnose data=digits": "diagnosing",
+    "eval runs/a knn": "evaluating",
+    "privacy runs/a": "reading the ledger",
+    "privacy plan epsilon=3": "planning",
+    "tune fedavg grid.local.lr=0.1,0.2": "loading",
+    "explain fedavg": "loading",
+    "data show digits": "reading the data",
+    "data split digits": "splitting the data",
+    "server start fedavg": "loading",
+    "server resume runs/a": "loading",
+    "client start --data digits": "loading",
+    "client check fedavg": "checking the plan",
+    "client log": "reading the log",
+}
+
+
+def before_torch(words: str) -> str:
+    return BEFORE.replace("WORDS", json.dumps(words.split()))
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_a_command_says_something_before_torch_is_imported(words: str) -> None:
+    """And takes it away. Half a second of CPU; a second try, for the machine may be busy."""
+    for _ in range(2):
+        shown = in_terminal(80, "-c", before_torch(words), code=1)
+        screen = Screen(80)
+        screen.feed(shown)
+        assert screen.drawn(f"^{FIRST[words]}  0:0")
+        assert not any(FIRST[words] in row for row in screen.rows)
+        if float(next(row for row in reversed(screen.rows) if row)) < 0.5:
+            return
+    raise AssertionError(shown)
+
+
+@pytest.mark.parametrize("words", ["run fedavg --json", "eval runs/a knn --json"])
+def test_with_json_nothing_is_shown(words: str) -> None:
+    shown = in_terminal(80, "-c", before_torch(words), code=1)
+    assert "\x1b" not in shown and len(shown.split()) == 1
+
+
+def test_without_a_terminal_nothing_is_shown() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", before_torch("run fedavg")], capture_output=True, text=True
+    )
+    assert done.stdout == "" and len(done.stderr.split()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from harmonium.errors import ConfigError, suggest
@@ -48,7 +49,7 @@ class Plan:
     kept_norm: float | None  # of its symmetric half, which is what is left of it
     notes: tuple[str, ...]
 
-    @property
+    @cached_property
     def pld(self) -> float | None:
         """Epsilon of all rounds by dp-accounting; none where it is not installed."""
         one = {"mechanism": "gaussian", "sensitivity": 1.0, "scale": self.multiplier}

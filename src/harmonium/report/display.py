@@ -2,7 +2,10 @@
 
 A run's line comes from its watcher (`report/progress.py`), the work from the progress events of
 `harmonium.telling`. On a terminal both are drawn anew several times a second, and go away when
-they are over. Elsewhere work that lasts gets a plain line every few seconds.
+they are over; the name of a command stands there while there is neither, from its first moment on.
+Elsewhere work that lasts gets a plain line every few seconds.
+
+No heavy library is imported here, so that the first line is drawn before any of them is.
 """
 
 from __future__ import annotations
@@ -129,6 +132,7 @@ class Display:
         """Draw on `console` if it is a terminal; print plain lines to it otherwise."""
         self.console = console
         self.run: RunLine | None = None
+        self._command: tuple[str, _Work] | None = None  # what is shown without a run or work
         self._works: dict[str, _Work] = {}  # the outermost first
         self._live: Live | None = None
         self._shows_work = False
@@ -180,13 +184,16 @@ class Display:
         """Take all that is drawn away; nothing is under way any more."""
         with self._lock:
             self._works.clear()
-            self.run = None
+            self.run = self._command = None
             self.tick(at_once=True)
 
     @contextmanager
-    def ticking(self) -> Iterator[None]:
-        """Go on drawing while work tells nothing of itself."""
+    def ticking(self, command: str = "") -> Iterator[None]:
+        """Go on drawing while work tells nothing of itself; a terminal shows `command` at once."""
         over = threading.Event()
+        if command and self.console.is_terminal:
+            self._command = command, _Work(time.perf_counter(), 0, None, "")
+            self.tick(at_once=True)
 
         def tick() -> None:
             while not over.wait(TICK):
@@ -225,14 +232,19 @@ class Display:
         return lines
 
     def _lasting(self, now: float) -> _Work | None:
-        """The oldest work under way if it is worth a word."""
+        """The oldest work under way if it is worth a word; all of a named command is."""
+        if self._command and self.run is None:
+            return self._command[1]
         oldest = next(iter(self._works.values()), None)
         return oldest if oldest and now - oldest.began >= PATIENCE else None
 
     def _parts(self) -> list[str]:
         """What is under way: the outermost work, and the latest of what can be counted in it."""
-        (first, *_), (last, *_) = list(self._works.items()), reversed(self._works.items())
-        within = [one for one in list(self._works.items())[1:] if one[1].total or one == last]
+        works = [*self._works.items()]
+        if not works and self._command:
+            works = [self._command]
+        first, last = works[0], works[-1]
+        within = [one for one in works[1:] if one[1].total or one == last]
         return [one.words(name) for name, one in (first, *within[-2:])]
 
     def _plain_line(self) -> str:
@@ -266,11 +278,16 @@ def display_of(console: Console) -> Display:
 
 
 @contextmanager
-def long_work(console: Console, silent: bool = False) -> Iterator[None]:
-    """Show how far work is that takes more than a moment: training, decoding, features, probes."""
+def long_work(console: Console, silent: bool = False, command: str = "") -> Iterator[None]:
+    """Show how far work is that takes more than a moment: training, decoding, features, probes.
+
+    `command` says what a command does, e.g. `evaluating`. A terminal shows it from the first moment
+    until there is a run or work to show, so that it may go around imports that take seconds.
+    Results are to be printed afterwards.
+    """
     if silent:
         yield
         return
     display = display_of(console)
-    with listening(display.event), display.ticking():
+    with listening(display.event), display.ticking(command):
         yield
