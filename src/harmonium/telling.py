@@ -8,12 +8,15 @@ process that passes events on to the process that started it, or nobody, which c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 Listener = Callable[[str, int, int | None, str], None]
 """Told what is done, how much of it so far, of how much where known (equal at the end), in what."""
+
+T = TypeVar("T")
 
 SETUP = "setup"  # what a run does before its first round
 
@@ -84,3 +87,20 @@ def work(what: str, total: int | None = None, unit: str = "") -> Iterator[Callab
     finally:
         end = total or 0
         tell(what, end, end, unit)
+
+
+def each(what: str, items: Sequence[T], unit: str) -> Iterator[T]:
+    """Items one after another; tells how many of them are done.
+
+    >>> def printed(what, done, total, unit):
+    ...     print(f"{what}: {done} of {total} {unit}")
+    >>> with listening(printed):
+    ...     order = list(each("measuring", [3, 1], "clients"))
+    measuring: 0 of 2 clients
+    measuring: 1 of 2 clients
+    measuring: 2 of 2 clients
+    """
+    with work(what, len(items), unit) as at:
+        for done, item in enumerate(items, 1):
+            yield item
+            at(done)

@@ -480,12 +480,25 @@ def test_long_work_is_told_from_first_to_last(plain: Path, home: Path, tmp_path:
     told: list[tuple[str, int, int | None, str]] = []
     words = ["semi", "semi.fractions=[0.3]", "semi.draws=1", "semi.epochs=2", "knn", "linear"]
     words += ["linear.protocol=lp_fedca", "linear.epochs=3", "geometry", "geometry.clients=2"]
+    words += ["personal", "tsne", "tsne.perplexity=3"]
     with listening(lambda *heard: told.append(heard)):
-        harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
-    ends = {(what, total, unit) for what, done, total, unit in told if done == total}
-    assert {("fine-tuning", 2, "epochs"), ("a classifier", 3, "epochs")} <= ends
-    assert {("features", 40, "images"), ("a further round", 2, "clients")} <= ends
-    assert ("fine-tuning", 1, 2, "epochs") in told
+        found = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
+    labels = 2 * found.figures["semi"][plain.name]["sets"]["own"]["fractions"][0]["labels"]
+    clients = found.figures["personal"][plain.name]["personalisation"]["clients"]
+    both = {
+        ("opening", 1, "runs"),
+        ("evaluation", 6, "measures"),
+        ("fine-tuning", labels, "images"),
+        ("a classifier", 3, "epochs"),
+        ("a further round", 2, "clients"),
+        ("personal figures", clients, "clients"),
+        ("personal figures of untrained", clients, "clients"),
+    }
+    assert both <= {(what, total, unit) for what, done, total, unit in told if done == total}
+    assert both <= {(what, total, unit) for what, done, total, unit in told if done == 0}
+    assert ("features", 40, 40, "images") in told
+    begun = {what for what, done, total, _ in told if total is None}
+    assert "tables and plots" in begun and any(what.startswith("t-SNE of ") for what in begun)
 
 
 # ---- what a killed call keeps ----------------------------------------------------------------

@@ -10,7 +10,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from harmonium import codec, telling
+from harmonium.data.catalogue import overview
+from harmonium.data.heterogeneity import heterogeneity
+from harmonium.data.partition import make_split
 from harmonium.data.sets.shapes import Shapes
+from harmonium.diagnosis.finding import diagnose
 from harmonium.engines import local, worker
 from harmonium.federation.drive import Reply
 from harmonium.recipe import Recipe
@@ -175,6 +179,43 @@ def test_a_terminal_shows_work_that_goes_away(passed, monkeypatch):
     assert console.file.getvalue().endswith("\x1b[2K\x1b[?25h")  # erased, and the cursor is back
 
 
+def test_a_terminal_names_a_command_until_there_is_work_to_show(passed):
+    console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
+    with progress.long_work(console, command="evaluating"):
+        assert "evaluating  0:00" in console.file.getvalue()
+        with telling.work("fine-tuning", 10, "images") as at:
+            passed(0.1)
+            at(4)
+            display.display_of(console).tick(at_once=True)
+            assert "fine-tuning: 4 of 10 images" in console.file.getvalue()
+            assert "evaluating; " not in console.file.getvalue()
+        passed(65.0)
+        display.display_of(console).tick(at_once=True)
+        assert "evaluating  1:05" in console.file.getvalue()
+    assert console.file.getvalue().rstrip().endswith("\x1b[2K\x1b[?25h")  # erased
+
+
+def test_a_command_is_named_neither_elsewhere_nor_beside_json(passed):
+    for console, silent in (
+        (Console(file=StringIO()), False),
+        (Console(file=StringIO(), force_terminal=True), True),
+    ):
+        with progress.long_work(console, silent, "evaluating"):
+            passed(60.0)
+            display.display_of(console).tick(at_once=True)
+        assert console.file.getvalue() == ""
+
+
+def test_the_line_of_a_run_takes_the_place_of_the_command(passed):
+    console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
+    with progress.long_work(console, command="starting"):
+        shown = display.display_of(console)
+        shown.run = SimpleNamespace(line=lambda width: "round 1/2")
+        assert shown.lines(100) == ["round 1/2"]
+        shown.run = None
+        assert shown.lines(100) == ["starting  0:00"]
+
+
 def told_by(listener):
     with telling.listening(listener), telling.work("client 3", 100, "images") as at:
         at(50)
@@ -251,4 +292,21 @@ def test_a_run_tells_of_setup_clients_evaluation_and_probes(home, undrawn):
         ("features", "images"),
         ("linear probe", "penalties"),
         ("few-label probe", "draws"),
+    } <= heard
+
+
+def test_looking_at_data_and_at_clients_is_told_in_images(home):
+    heard = set()
+    with telling.listening(lambda what, done, total, unit: heard.add((what, total, unit))):
+        dataset = Shapes(count=90, test_count=10, size=8).load()
+        overview(dataset)
+        split = make_split(Recipe.of("fedavg").split, dataset, None, 2, 0)
+        heterogeneity(split, dataset)
+        diagnose("data=shapes", "data.count=90", "data.size=8", clients=2)
+    learning = len(dataset.train) + len(dataset.validation)
+    mine = len(split.indices[0])
+    assert {
+        ("levels of the channels", learning, "images"),
+        ("styles of clients", sum(map(len, split.indices)), "images"),
+        ("describing images at client 0", mine, "images"),
     } <= heard

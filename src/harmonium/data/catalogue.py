@@ -15,6 +15,7 @@ from harmonium.data.published import GIVEN, RECORD, Published, Source
 from harmonium.data.sets.sites import Sites
 from harmonium.data.store import fetched_folder
 from harmonium.home import home
+from harmonium.telling import work
 
 CHUNK_BYTES = 1 << 24  # of pictures read at once
 NOT_HERE = "not here"
@@ -115,12 +116,15 @@ def channel_figures(several: list[Images]) -> list[dict[str, float]]:
     """Mean and standard deviation of each channel over all pixels of some pictures, 0 to 1."""
     levels = np.arange(256) / 255
     seen = np.zeros((several[0].shape[2], 256), np.int64)  # how often a channel has a level
-    for images in several:
-        step = max(1, CHUNK_BYTES // int(np.prod(images.shape)))
-        for start in range(0, len(images), step):
-            pixels = images.batch(np.arange(start, min(start + step, len(images))))
-            for channel, row in enumerate(seen):
-                row += np.bincount(pixels[..., channel].reshape(-1), minlength=256)
+    done = 0
+    with work("levels of the channels", sum(map(len, several)), "images") as at:
+        for images in several:
+            step = max(1, CHUNK_BYTES // int(np.prod(images.shape)))
+            for start in range(0, len(images), step):
+                pixels = images.batch(np.arange(start, min(start + step, len(images))))
+                for channel, row in enumerate(seen):
+                    row += np.bincount(pixels[..., channel].reshape(-1), minlength=256)
+                at(done := done + len(pixels))
     shares = seen / seen.sum(1, keepdims=True)
     means = shares @ levels
     deviations = np.sqrt(np.maximum(shares @ levels**2 - means**2, 0))

@@ -18,6 +18,7 @@ from harmonium.data.images import Dataset, Images, Integers, Pixels
 from harmonium.data.partition import Split
 from harmonium.data.shift import turned
 from harmonium.seeds import numpy_rng
+from harmonium.telling import work
 
 Floats = npt.NDArray[np.float64]
 Figures = dict[str, float | int]
@@ -284,8 +285,10 @@ def _sampled(split: Split, images: Images) -> tuple[Integers, Floats]:
     order = np.argsort(rows, kind="stable")  # as they lie on disk
     described = []
     step = max(1, CHUNK_BYTES // bytes_each)
-    for start in range(0, len(order), step):
-        piece = order[start : start + step]
-        pixels = images.batch(rows[piece])
-        described.append(looks(pixels if degrees is None else turned(pixels, degrees[piece])))
+    with work("styles of clients", len(order), "images") as at:
+        for start in range(0, len(order), step):
+            at(start)
+            piece = order[start : start + step]
+            pixels = images.batch(rows[piece])
+            described.append(looks(pixels if degrees is None else turned(pixels, degrees[piece])))
     return owner[order], np.concatenate(described)

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.linear import standard
-from harmonium.telling import tell
+from harmonium.telling import each
 from harmonium.threads import single_thread
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
@@ -220,7 +220,8 @@ def _regression(
     first, second, count = np.zeros_like(weights), np.zeros_like(weights), 0
     size, decay, (b, c) = protocol.batch, np.float32(protocol.weight_decay), BETAS
     with threadpool_limits(1), np.errstate(all="ignore"):  # `finite` tells what broke
-        for epoch, order in enumerate(_orders(len(wide), protocol, rng)):
+        orders = _orders(len(wide), protocol, rng)
+        for epoch, order in enumerate(each("a classifier", orders, "epochs")):
             rate = protocol.rate(epoch)
             if epoch and passes > 1:
                 wide = _wide(rows(epoch))
@@ -246,7 +247,6 @@ def _regression(
                     first += step
                     step = first
                 weights -= rate * step
-            tell("a classifier", epoch + 1, protocol.epochs, "epochs")
     return torch.from_numpy(weights.T.copy())
 
 
@@ -269,7 +269,8 @@ def _beside(
         if protocol.optimiser == "adam"
         else torch.optim.SGD(learning, lr=lr, momentum=protocol.momentum, weight_decay=decay)
     )
-    for epoch, order in enumerate(_orders(len(features), protocol, rng)):
+    orders = _orders(len(features), protocol, rng)
+    for epoch, order in enumerate(each("a classifier", orders, "epochs")):
         for group in optimiser.param_groups:
             group["lr"] = protocol.rate(epoch)
         for x, y in zip(
@@ -279,7 +280,6 @@ def _beside(
             scores = _scores((adapter(x) - shift) / scale, weights)
             functional.cross_entropy(scores, y).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-        tell("a classifier", epoch + 1, protocol.epochs, "epochs")
     return weights.detach().clone()
 
 

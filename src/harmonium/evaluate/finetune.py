@@ -28,7 +28,7 @@ from harmonium.descent import SGD, Adam
 from harmonium.errors import ConfigError, DataError
 from harmonium.evaluate.features import embed, evaluating
 from harmonium.evaluate.metrics import Answers, answers
-from harmonium.telling import tell
+from harmonium.telling import work
 from harmonium.threads import single_thread
 
 Head = Literal["linear", "mlp"]
@@ -105,7 +105,11 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
     pixels = torch.from_numpy(np.array(images.batch(known)))
     classes, wanted = torch.unique(torch.from_numpy(images.labels[known]), return_inverse=True)
     rng = seeds.torch_rng(seed, "finetune")
-    with single_thread(), torch.random.fork_rng(devices=[]):
+    with (
+        single_thread(),
+        torch.random.fork_rng(devices=[]),
+        work("fine-tuning", how.epochs * len(known), "images") as at,
+    ):
         torch.default_generator.manual_seed(seeds.seed_of(seed, "finetune", "torch"))
         network = copy.deepcopy(encoder)
         with torch.no_grad(), evaluating(network):
@@ -117,7 +121,8 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
             for group in optimiser.param_groups:
                 group["lr"] = how.rate(epoch)
             order = torch.randperm(len(known), generator=rng)
-            for rows in torch.split(order, how.batch):
+            for step, rows in enumerate(torch.split(order, how.batch)):
+                at(epoch * len(known) + step * how.batch)
                 if len(rows) < 2 < len(known):  # BatchNorm needs two; another epoch has it
                     continue
                 some = pixels[rows]
@@ -126,7 +131,6 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
                 loss = functional.cross_entropy(whole(seen), wanted[rows])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
-            tell("fine-tuning", epoch + 1, how.epochs, "epochs")
     return Tuned(whole.eval().requires_grad_(False), classes)
 
 

@@ -30,7 +30,7 @@ from harmonium.data.store import digest_of
 from harmonium.errors import StoreError, WireError
 from harmonium.evaluate.features import embed
 from harmonium.home import home
-from harmonium.telling import tell
+from harmonium.telling import tell, work
 
 FORMAT = 1  # raise it when features would come out differently
 MOST = 4 << 30  # bytes of all files
@@ -80,9 +80,11 @@ class Kept:
         """The sha256 of pictures, read once for each object; labels do not matter."""
         if id(images) not in self._pictures:
             total = hashlib.sha256(str((len(images), *images.shape)).encode())
-            for start in range(0, len(images), PIECE):
-                rows = np.arange(start, min(start + PIECE, len(images)))
-                total.update(np.ascontiguousarray(images.batch(rows)).data)
+            with work("digest of the images", len(images), "images") as at:
+                for start in range(0, len(images), PIECE):
+                    at(start)
+                    rows = np.arange(start, min(start + PIECE, len(images)))
+                    total.update(np.ascontiguousarray(images.batch(rows)).data)
             self._pictures[id(images)] = images, total.hexdigest()
         return self._pictures[id(images)][1]
 

@@ -23,6 +23,7 @@ from harmonium.report import look
 from harmonium.report.tables import Tabular, markdown
 from harmonium.runs import changed_recipe
 from harmonium.settings import check_fields, plain, unknown
+from harmonium.telling import each, work
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +104,8 @@ def evaluate_run(
     kept, finished = Kept(note=note), Finished(home() / "draws")
     more: dict[str, Any] = {"sets": sets, "kept": kept, "finished": finished}
     runs = {
-        label: open_run(path, label, recipes[label], note, **more) for label, path in paths.items()
+        label: open_run(paths[label], label, recipes[label], note, **more)
+        for label in each("opening", list(paths), "runs")
     }
     for run in runs.values():  # what cannot be read is refused before anything is measured
         for name in needed:
@@ -112,11 +114,11 @@ def evaluate_run(
         make_folder(folder)
     found, lost = dict[str, dict[str, Figures]](), list(unfinished)
     broken: dict[str, ConfigError | DataError] = {}
-    for name, measure in asked.items():
+    for name in each("evaluation", list(asked), "measures"):
         found[name], broken = {}, {}
         for label, run in runs.items():
             try:
-                found[name][label] = measure.look(run)
+                found[name][label] = asked[name].look(run)
             except (ConfigError, DataError) as error:  # of one among several; others are measured
                 broken[label] = error
         why = next(iter(broken.values()), None)
@@ -132,7 +134,7 @@ def evaluate_run(
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    with look.formats(formats):
+    with work("tables and plots"), look.formats(formats):
         return _written(make_folder(folder), runs, asked, found, spared, lost)
 
 

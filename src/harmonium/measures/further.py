@@ -37,7 +37,7 @@ from harmonium.hosts import check_recipe, make_host
 from harmonium.measures.opened import Run
 from harmonium.recipe import Recipe
 from harmonium.settings import plain
-from harmonium.telling import tell
+from harmonium.telling import work
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,10 @@ def trained(
         known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
         server = replace(run.server, examples=known, round=number, public=engine.host.public)
         heard = Only(engine, set(clients), folder)
-        driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients))
         cohort = sorted({*run.cohort, *clients})
-        driver.drive(method.play(server, cohort), server)
+        with work("a further round", len(clients), "clients") as at:
+            driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients, at))
+            driver.drive(method.play(server, cohort), server)
         done = heard.sent if sends_model(method) else heard.answered
         for client in clients:
             if client in done:
@@ -231,12 +232,14 @@ def _workers(recipe: Recipe, clients: int) -> int:
     return min(recipe.workers, clients)
 
 
-def _telling(run: Run, clients: Collection[ClientId]) -> Callable[[Reply], None]:
+def _telling(
+    run: Run, clients: Collection[ClientId], at: Callable[[int], None]
+) -> Callable[[Reply], None]:
     heard = set[ClientId]()
 
     def watch(reply: Reply) -> None:
         heard.update({reply.client} & set(clients))
-        tell("a further round", len(heard), len(clients), "clients")
+        at(len(heard))
         if reply.up is None and reply.client in clients:
             run.note(f"{run.label}: client {reply.client} did not train: {reply.why}")
 

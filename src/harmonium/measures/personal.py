@@ -51,6 +51,7 @@ from harmonium.measures.opened import Run
 from harmonium.measures.probing import BALANCED, FIGURES, counted_right
 from harmonium.report.figures import times
 from harmonium.settings import plain as plain_settings
+from harmonium.telling import each, work
 
 if TYPE_CHECKING:
     from harmonium.report.measure_plots import Strip
@@ -259,10 +260,12 @@ class Personal(Measure):
             else:
                 able.append(client)
         found = []
-        for client, own in run.owns(able, self.epochs) if able else ():
-            found.append(self._client(run, board, client, own))
-            if len(found) % 10 == 0 or len(found) == len(able):
-                run.note(f"{run.label}: {len(found)} of {len(able)} clients judged")
+        with work("personal figures", len(able), "clients") as at:
+            for client, own in run.owns(able, self.epochs) if able else ():
+                found.append(self._client(run, board, client, own))
+                at(len(found))
+                if len(found) % 10 == 0 or len(found) == len(able):
+                    run.note(f"{run.label}: {len(found)} of {len(able)} clients judged")
         away = [client for client in able if client not in {row["client"] for row in found}]
         lacking |= {"no model of their own": away} if away else {}
         notes = [f"{_who(some)} left out: {why}" for why, some in lacking.items()]
@@ -338,12 +341,13 @@ class Personal(Measure):
                 "figures": list(FIGURES),
             }
 
-            def work(encoder: nn.Module = encoder) -> dict[str, Any]:
-                bare = replace(self, adapter="none")
-                own = [bare._client(run, board, client, Own(encoder)) for client in clients]
-                return _both([*self._groups(run, board, encoder).values()], own)
+            def judged(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
+                bare, general = replace(self, adapter="none"), self._groups(run, board, encoder)
+                order = each(f"personal figures of {name}", clients, "clients")
+                own = [bare._client(run, board, client, Own(encoder)) for client in order]
+                return _both([*general.values()], own)
 
-            found[name] = finished(about, work)
+            found[name] = finished(about, judged)
         found[COMMONEST] = self._commonest(run, board, clients)
         return found
 

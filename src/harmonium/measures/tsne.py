@@ -31,6 +31,7 @@ from harmonium.data.images import UNKNOWN, Integers
 from harmonium.errors import ConfigError, DataError
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.opened import Run
+from harmonium.telling import work
 
 NEIGHBOURS = 10
 OWN = 1.5  # times the share of a class among all clients that makes it a client's own
@@ -143,7 +144,7 @@ def laid_out(features: Tensor, perplexity: float, seed: int) -> np.ndarray:
     # Features of one direction only have no second component to begin with.
     start = "pca" if int(torch.linalg.matrix_rank(features - features.mean(0))) > 1 else "random"
     mapper = Mapper(perplexity=perplexity, init=start, random_state=seed % 2**32)
-    with threadpool_limits(1):
+    with threadpool_limits(1), work(f"t-SNE of {len(features):,} images"):
         return np.asarray(mapper.fit_transform(features.numpy()))
 
 

@@ -70,7 +70,8 @@ class Diagnosis(Method):
                 f"it has {counted(count, 'example')}, too few to hide one of them in a sum"
             )
         parts = torch.split(torch.arange(count), CHUNK)
-        rows = torch.cat([described(client.examples.pixels(index)) for index in parts])
+        pieces = client.pieces("describing images", parts)
+        rows = torch.cat([described(client.examples.pixels(index)) for index in pieces])
         total, within, between = group_sums(rows)
         return {"pictures": count, "total": total, "within": within, "between": between}
 
