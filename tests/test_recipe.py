@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harmonium.callbacks import Callback
 from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.encoders.cnn import CnnSmall
@@ -18,7 +19,7 @@ from harmonium.methods.fedprox import FedProx
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import shipped_recipes
-from harmonium.runs import _begin
+from harmonium.runs import _begin, run
 from harmonium.terms.proximal import Proximal
 
 
@@ -348,6 +349,31 @@ def test_orchestras_rules_scale_local_training() -> None:
     for name in ("fedavg", "alone", "centralised"):  # the same budget for the references
         assert Recipe.of(name, *words, *half).known_method().local.lr == pytest.approx(0.1)
         assert Recipe.of(name, *words, *half).known_method().local.epochs == 4
+
+
+def test_scaled_epochs_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "local.epochs=10 is for 100 clients (local.for_clients): 1 epoch with 10 clients"
+    assert Recipe.of("orchestra").notes == [said]
+    assert Recipe.of("orchestra", "clients=25").notes[0].endswith(": 3 epochs with 25 clients")
+    for words in (["clients=100"], ["local.for_clients=none"]):
+        assert Recipe.of("orchestra", *words).notes == []
+    monkeypatch.setattr(sys, "argv", ["harmonium", "run", "orchestra", "--dry-run"])
+    main()
+    assert said in " ".join(capsys.readouterr().err.split())
+
+    class Noting(Callback):
+        notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    small = ["clients=2", "rounds=1", "data.limit=80", "encoder.width=4", "evaluate.k=5"]
+    small += ["local.epochs=3", "local.for_clients=4", "evaluate.labels_per_class=[]"]
+    result = run("digits", *small, "engine.workers=0", out=tmp_path / "run", callbacks=Noting())
+    said = "local.epochs=3 is for 4 clients (local.for_clients): 2 epochs with 2 clients"
+    assert said in Noting.notes and said in result.notes
 
 
 @pytest.mark.parametrize(

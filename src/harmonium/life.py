@@ -332,7 +332,8 @@ class Life:
         server = Server(ground.examples, method.blueprint.shared(), **known)
         cohort_size = recipe.participation.asked(recipe.training)
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
-        warned = [note for term in method.terms if (note := term.note(method, cohort_size))]
+        warned = [*recipe.notes]
+        warned += [note for term in method.terms if (note := term.note(method, cohort_size))]
         warned += [note] if (note := note_on_objective(method)) else []
         warned += notes_on_noise(method, account, recipe.privacy.noise, ground.examples)
         for note in (*ground.notes, *(judge.notes if judge else ()), *warned):

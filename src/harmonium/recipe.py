@@ -30,7 +30,7 @@ from harmonium.data.views import PRESETS, View, Views, preset
 from harmonium.encoders import Encoder, encoders
 from harmonium.encoders.cnn import CnnSmall
 from harmonium.engines.settings import EngineSettings
-from harmonium.errors import ConfigError, DataError, Key, UnknownSetting, suggest
+from harmonium.errors import ConfigError, DataError, Key, UnknownSetting, counted, suggest
 from harmonium.evaluate.judge import Evaluation
 from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregate import Aggregation, Mean, aggregations
@@ -322,6 +322,17 @@ class Recipe(BaseModel):
         """Local training as Orchestra's rules scale it to these clients."""
         fraction = self.participation.size(self.training) / self.training
         return self.local.scaled(self.clients, fraction)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of its settings should know: where other epochs are trained than set."""
+        made, given = self.scaled_local().epochs, self.local
+        if made == given.epochs:
+            return []
+        return [
+            f"local.epochs={given.epochs} is for {counted(given.for_clients or 1, 'client')} "
+            f"(local.for_clients): {counted(made, 'epoch')} with {counted(self.clients, 'client')}"
+        ]
 
     @property
     def joint_views(self) -> bool:

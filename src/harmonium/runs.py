@@ -266,7 +266,7 @@ def _begin(folder: Path, recipe: Recipe) -> None:
         split=split.digest,
         cache={"data": dataset.key, "public": public.key if public else None},
         clients=list(split.names),
-        notes=[*dataset.notes, *split.notes, *public_notes(recipe, public)],
+        notes=[*recipe.notes, *dataset.notes, *split.notes, *public_notes(recipe, public)],
     )
 
 

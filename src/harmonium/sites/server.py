@@ -200,7 +200,12 @@ def _play(
                 public=public.digest if public else None,
                 cache={"data": None, "public": None},
                 clients=[one.name for one in roll],
-                notes=[*absent, *(dataset.notes if dataset else ()), *public_notes(plan, public)],
+                notes=[
+                    *plan.notes,
+                    *absent,
+                    *(dataset.notes if dataset else ()),
+                    *public_notes(plan, public),
+                ],
                 federation={
                     "id": federation.id,
                     "folder": str(federation.folder.absolute()),
