@@ -32,10 +32,22 @@ def made(folder: Path, **changed: tuple[Any, ...]) -> Comparison:
     )
 
 
-def test_its_two_recipes_differ_in_user_verification_alone() -> None:
+def test_its_two_recipes_differ_in_user_verification_and_rates_alone() -> None:
     fedavg, system = Recipe.of("demo-fedavg").tree(), Recipe.of("demo").tree()
     assert not fedavg.pop("terms") and list(system.pop("terms")) == ["uv"]
+    for tree in (fedavg, system):
+        assert tree["server"]["weighting"] == "uniform"
+        del tree["server"], tree["local"]["lr"]
     assert fedavg == system
+
+
+def test_its_references_have_rates_of_their_own_unless_the_user_gives_some() -> None:
+    own = plan(demonstration.words([])).references
+    assert {f"local.lr={own[row].local.lr:g}" for row in own} == {
+        rate for rates in demonstration.RATES.values() for rate in rates
+    }
+    given = plan(demonstration.words(["local.lr=0.7"])).rows
+    assert {recipe.local.lr for recipe in given.values()} == {0.7}
 
 
 def test_it_compares_them_with_the_references_that_need_no_labels() -> None:
@@ -49,7 +61,7 @@ def test_it_says_how_much_of_the_gap_is_closed(tmp_path: Path) -> None:
     few, gap, cause = demonstration.sentences(made(tmp_path))
     assert "5 labels a class" in few and "48.0 %" in few and "20.0 %" in few
     assert "80 % of the gap" in gap and "40.0 %" in gap and "70.0 %" in gap
-    assert "few classes" in cause and "tuned" in cause
+    assert "few classes" in cause and "grid" in cause
     above = demonstration.sentences(made(tmp_path, centralised=(0.5, 0.5, 0.4)))
     assert "all of the gap" in above[1]
 
