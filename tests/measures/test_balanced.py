@@ -13,8 +13,11 @@ from harmonium.evaluate import classifier, finetune, linear, metrics
 from harmonium.measures import Figures, Shown, personal
 from harmonium.measures.draws import Finished
 from harmonium.measures.grounds import Sets
+from harmonium.measures.knn import NearestNeighbours
+from harmonium.measures.linear import Linear
 from harmonium.measures.opened import Run
 from harmonium.measures.personal import Personal, summary
+from harmonium.measures.probing import Frozen
 from harmonium.measures.repeats import over_seeds
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
@@ -117,6 +120,28 @@ def test_networks_and_references_have_the_figures_of_scikit_learn(
         assert row["balanced"][0] == pytest.approx(100 * wanted["balanced"])
         assert row["AUROC"][0] == pytest.approx(100 * wanted["auroc"])
     assert fits([runs, beside])
+
+
+@pytest.mark.parametrize("measure", [NearestNeighbours(), Linear()], ids=lambda one: one.name)
+def test_references_of_frozen_features_have_every_figure(
+    measure: Frozen, two: Path, opened: Opened
+) -> None:
+    found = measure.look(uneven(opened(two)))
+    held = found.plain["sets"]["own"]["references"]
+    runs, beside = measure.tables({"plain": found})
+    assert [row["reference"] for row in beside.rows] == REFERENCES
+    for row in beside.rows:
+        wanted = held[row["reference"]]
+        for key, heading in (
+            ("accuracy", "accuracy"),
+            ("balanced", "balanced"),
+            ("auroc", "AUROC"),
+        ):
+            assert row[heading][0] == pytest.approx(100 * wanted[key])
+    always = beside.rows[-1]
+    assert always["balanced"][0] == always["AUROC"][0] == 50.0 < always["accuracy"][0]
+    assert not {"chance", "raw pixels"} & set(runs.rows[0]) and "chance" not in measure.legend
+    assert fits([runs, beside], 60)
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=lambda one: one.name)

@@ -35,10 +35,12 @@ def test_a_folder_of_runs_is_measured_and_repeats_are_averaged(study: Path, tmp_
     each = [
         100 * found.figures["knn"][f"fedavg/seed-{n}"]["sets"]["own"]["accuracy"] for n in (0, 1)
     ]
-    knn, angles = found.over_seeds  # and none by pair of clients, who are others with other seeds
+    # Pairs of clients have no means: with another seed they are others.
+    knn, beside, angles = found.over_seeds
+    assert [row["reference"] for row in beside.rows][3:5] == ["commonest class", "untrained"]
     assert [row["run"] for row in knn.rows] == ["fedavg", "fedprox"] and "seeds" in knn.title
     row = knn.rows[0]
-    assert row["seeds"] == 2 and row["on"] == "own" and row["pictures"] == 40
+    assert row["seeds"] == 2 and row["images"] == 40
     assert row["accuracy"] == pytest.approx((np.mean(each), np.std(each, ddof=1) / 2**0.5))
     assert knn.rows[1]["accuracy"][1] is None and len(angles.rows) == 2
     kept = json.loads((tmp_path / "out" / "eval.json").read_text())["over_seeds"]

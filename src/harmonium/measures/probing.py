@@ -28,14 +28,10 @@ from harmonium.settings import plain as plain_settings
 FIGURES = {"accuracy": "accuracy", "balanced": "balanced", "auroc": "AUROC"}
 """What every probe gives, by its key in JSON; values are headings of tables."""
 BALANCED = "balanced: mean recall over classes"
-BESIDE = (
-    f"{BALANCED}; whitened: along the leading principal directions, without labels; chance: the "
-    "accuracy of always naming the commonest class of the training images"
-)
-PIXELS = (
-    f"{BALANCED}; {RAW}, {WHITENED}: linear probes with the same labels; {COMMONEST}: always "
-    "predicting the most frequent training label"
-)
+ALWAYS = f"{COMMONEST}: always predicting the most frequent training label"
+BESIDE = f"{BALANCED}; whitened: along the leading principal directions, without labels; {ALWAYS}"
+PIXELS = f"{BALANCED}; {RAW}, {WHITENED}: linear probes with the same labels; {ALWAYS}"
+Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,15 @@ class Probe(Measure):
     def judge(self, run: Run, ground: Ground) -> Figures:
         """The figures of one run on one set."""
         raise TypeError(f"{type(self).__name__} must define `judge`")
+
+    def beside(self, each: Sequence[tuple[Columns, Mapping[str, Columns]]]) -> Shown:
+        """The table of references: what they are for, as columns, and the figures of each."""
+        rows = [
+            {**which, "reference": name, **shown(figures)}
+            for which, references in each
+            for name, figures in references.items()
+        ]
+        return Shown(f"References for {self.name}, {self.part} images, percent", rows, 1)
 
     def at_least(self, **bounds: float) -> None:
         """Refuse settings below their least; none is no setting."""
@@ -200,23 +205,20 @@ class Frozen(Probe):
         return found
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and set."""
-        rows = []
+        """A row a run and set, then the same for every reference."""
+        rows, each = [], []
         for label, name, one in by_set(found):
-            beside = one["references"]
             figures = {
-                "accuracy": one["accuracy"],
-                "balanced": one["balanced"],
-                "AUROC": one.get("auroc"),
+                **{heading: one.get(key) for key, heading in FIGURES.items()},
                 "whitened": one.get("whitened", {}).get("accuracy"),
                 "untrained": one["untrained"],
-                RAW: beside[RAW]["accuracy"],
-                WHITENED: beside.get(WHITENED, {}).get("accuracy"),
-                "chance": one["chance"],
             }
             percent = {key: 100 * value for key, value in figures.items() if value is not None}
-            rows.append({"run": label, "on": name, **percent, "pictures": one["pictures"]})
-        return [Shown(f"{self.title()}, {self.part} pictures, percent", rows, 1)]
+            which = columns(label, name, found)
+            rows.append({**which, **percent, "images": one["pictures"]})
+            each.append((which, one["references"]))
+        title = f"{self.title()}, {self.part} images, percent"
+        return [Shown(title, rows, 1), self.beside(each)]
 
     def title(self) -> str:
         """What the accuracies are of."""
@@ -230,7 +232,7 @@ class Frozen(Probe):
             }
             for label, name, one in by_set(found)
         }
-        return barred(path, groups, f"{self.title()}: {self.part} pictures")
+        return barred(path, groups, f"{self.title()}: {self.part} images")
 
 
 def counted_right(answers: Answers) -> dict[str, Any]:
@@ -299,11 +301,11 @@ def summed(draws: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, tuple[float, float | None] | None]:
-    """The columns of `summed` figures in percent; AUROC only where there is one."""
+    """The columns of figures in percent, with their errors over draws; AUROC if there is one."""
     found = dict[str, tuple[float, float | None] | None]()
     for key, heading in FIGURES.items():
-        if key in figures:
-            mean, error = (times(100, figures[name]) for name in (key, _of(key, "stderr")))
+        if key in figures and (key != "auroc" or figures[key] is not None):
+            mean, error = (times(100, figures.get(name)) for name in (key, _of(key, "stderr")))
             found[heading] = None if mean is None else (mean, error)
     return found
 

@@ -26,6 +26,7 @@ from harmonium.measures.opened import Run
 from harmonium.measures.probing import (
     FIGURES,
     PIXELS,
+    Columns,
     Probe,
     counted_right,
     identity,
@@ -35,7 +36,6 @@ from harmonium.measures.probing import (
 from harmonium.settings import plain
 
 PLAIN, CROP = "plain", "crop"
-Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -183,13 +183,14 @@ class Tunes(Probe):
                 figures of `both`.
             before: what tables call the untrained encoder.
         """
-        runs, beside = list[Columns](), list[Columns]()
-        for first, second, one in each:
-            runs.append({**first, **shown(one), before: shown(one["untrained"])["accuracy"]})
-            for name, figures in {before: one["untrained"], **one["references"]}.items():
-                beside.append({**second, "reference": name, **shown(figures)})
-        about = f"References for {self.name}, {self.part} images, percent"
-        return [Shown(title, runs, 1), Shown(about, beside, 1)]
+        runs = [
+            {**first, **shown(one), before: shown(one["untrained"])["accuracy"]}
+            for first, _, one in each
+        ]
+        beside = [
+            (which, {before: one["untrained"], **one["references"]}) for _, which, one in each
+        ]
+        return [Shown(title, runs, 1), self.beside(beside)]
 
 
 def _mean(encoders: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
