@@ -120,13 +120,15 @@ def test_a_comparison_measures_each_recipe_once_and_no_begun_one(home, monkeypat
 
     def pretended(recipe):
         asked.append(recipe.method.name)
-        return Estimate(1.0, 6.0, 1.0, recipe.rounds, 0, 0, ("nothing",))
+        return Estimate(1.0, 6.0, 1.0, recipe.rounds, 4_000_000, 2_000_000, ("nothing",))
 
     monkeypatch.setattr("harmonium.comparing.forecast.estimated", pretended)
     words = ["fedavg", "fedprox", "data=shapes", "rounds=4", "compare.references=none", "seeds=2"]
     found = forecast(words, measure=True)
     assert asked == ["fedavg", "fedprox"] and found.seconds == pytest.approx(4 * 8.0)
     assert "2 of 2 recipes" in found.measured
+    assert found.sent == {"down": 16e6, "up": 8e6}  # of four runs
+    assert "bytes    about 16.0 MB down and 8.0 MB up" in found.lines()
     assert forecast(words).seconds is None and len(asked) == 2
     monkeypatch.setattr("harmonium.comparing.forecast.estimated", lambda recipe: "no images")
     assert "no images" in "\n".join(forecast(words, measure=True).lines())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harmonium.callbacks import Callback
     from harmonium.comparing.forecast import Forecast
     from harmonium.comparing.table import Comparison
+    from harmonium.tuning.forecast import StudyForecast
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what is done, and stop.")
@@ -50,7 +51,7 @@ def compare(
             from harmonium.comparing.forecast import forecast
 
             expected = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
-        _foretell(expected, folder, as_json)
+        foretell(expected, folder, as_json)
         return
     found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
     if as_json:
@@ -88,7 +89,7 @@ def sweep(
             from harmonium.comparing.forecast import forecast_sweep
 
             said = forecast_sweep(words, folder, allow_unfair=allow_unfair, measure=True)
-        _foretell(said, folder, as_json)
+        foretell(said, folder, as_json)
         return
     with long_work(err, as_json, "loading"):
         from harmonium.comparing.sweep import new_folder, read
@@ -189,7 +190,7 @@ def _compared(
         )
 
 
-def _foretell(found: Forecast, folder: Path | None, as_json: bool) -> None:
+def foretell(found: Forecast | StudyForecast, folder: Path | None, as_json: bool) -> None:
     """Say what would run."""
     if as_json:
         print(json.dumps(found.plain()))

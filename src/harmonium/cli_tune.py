@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harmonium.cli_compare import DryRun, foretell
 from harmonium.errors import ConfigError, HarmoniumError
 from harmonium.terminal import Formats, Json, err, say, say_plots, say_prose, show_table
 
@@ -32,6 +33,7 @@ def tune(
     check: Annotated[
         str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
     ] = "",
+    dry_run: DryRun = False,
     formats: Formats = None,
     as_json: Json = False,
 ) -> None:
@@ -46,6 +48,16 @@ def tune(
         raise ConfigError(
             "name one method or recipe, e.g. `harmonium tune fedsimclr grid.local.lr=0.03,0.01`"
         )
+    how: dict[str, Any] = {"keep_all": keep_all, "keep": keep, "margin": margin}
+    how["check"] = _rounds(check)
+    if dry_run:
+        with long_work(err, as_json, "estimating"):
+            from harmonium.tuning.forecast import forecast_study
+
+            given = [word for word in words if "=" in word]
+            expected = forecast_study(names[0], given, folder, **how)
+        foretell(expected, folder, as_json)
+        return
     with long_work(err, as_json, "loading"):
         from harmonium.callbacks import Callback
         from harmonium.report.progress import watcher_for
@@ -67,10 +79,7 @@ def tune(
                 names[0],
                 *(word for word in words if "=" in word),
                 out=folder,
-                keep_all=keep_all,
-                keep=keep,
-                margin=margin,
-                check=_rounds(check),
+                **how,
                 formats=formats,
                 callbacks=watcher,
                 note=note,

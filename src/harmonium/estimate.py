@@ -81,8 +81,11 @@ class Estimate:
         ]
 
 
-def estimated(recipe: Recipe) -> Estimate | str:
-    """What a run would take, or why that cannot be said."""
+def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
+    """What a run would take, or why that cannot be said.
+
+    Without `verdict`, the run ends before the test part is looked at, as those of a study do.
+    """
     try:
         if missing(recipe):
             return "the images are missing"
@@ -92,7 +95,7 @@ def estimated(recipe: Recipe) -> Estimate | str:
             if not _at_hand(spec):
                 return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
         with work("measuring a few steps"), tempfile.TemporaryDirectory() as folder:
-            return _measured(recipe, Path(folder))
+            return _measured(recipe, Path(folder), verdict)
     except HarmoniumError as error:
         return f"a run would be refused: {error}"
     except Exception as error:  # noqa: BLE001  (a dry run tells its recipe whatever a trial does)
@@ -105,7 +108,7 @@ def _at_hand(spec: DataSpec) -> bool:
     return not reads or spec.is_decoded()
 
 
-def _measured(recipe: Recipe, folder: Path) -> Estimate:
+def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
@@ -113,7 +116,7 @@ def _measured(recipe: Recipe, folder: Path) -> Estimate:
     host = replace(make_host(recipe, dataset, split, folder, public), masks=None, noise="simulated")
     trial = _Trial(recipe, host, split.examples, folder)
     trial.play()
-    looks, last = _evaluation(recipe, judged_on(dataset, split), host.method)
+    looks, last = _evaluation(recipe, judged_on(dataset, split), host.method, verdict)
     cohort = recipe.participation.asked(recipe.training)
     beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
     first, later = trial.rounds[0], trial.rounds[-1]
@@ -311,8 +314,10 @@ class _Meter:
 # ---- evaluations ---------------------------------------------------------------------------------
 
 
-def _evaluation(recipe: Recipe, dataset: Dataset, method: Method) -> tuple[float, float]:
-    """Seconds of one evaluation during training, and of the last one with all its probes."""
+def _evaluation(
+    recipe: Recipe, dataset: Dataset, method: Method, verdict: bool
+) -> tuple[float, float]:
+    """Seconds of one evaluation during training, and of the verdict with all its probes."""
     encoder, settings = as_drawn(method, dataset), recipe.evaluate
     judge = Judge(settings, dataset, method.views, recipe.seed, encoder)
     some = 64
@@ -324,7 +329,7 @@ def _evaluation(recipe: Recipe, dataset: Dataset, method: Method) -> tuple[float
     one = _seconds(lambda: few.look(encoder))
     whole = min(bank, len(dataset.train)) + min(queries, len(dataset.validation))
     looked = min(bank, len(few.data.train)) + min(queries, len(few.data.validation))
-    last = _seconds(lambda: few.verdict(encoder))
+    last = _seconds(lambda: few.verdict(encoder)) if verdict else 0.0
     counts = [sum(len(getattr(d, name)) for name in parts) for d in (dataset, few.data)]
     own = settings.clients if method.has_own_encoders else 1
     kinds = own + 1 + 2  # trained, untrained, and two kinds of raw pixels

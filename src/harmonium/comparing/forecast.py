@@ -1,4 +1,4 @@
-"""What a comparison or a sweep would do, and how much of it is done: `--dry-run`.
+"""What a comparison, a sweep or a study would do, and how much of it is done: `--dry-run`.
 
 Runs nothing; time is from the pace of runs that have begun, else from a few measured steps.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,9 +21,9 @@ from harmonium.errors import HarmoniumError, counted
 from harmonium.estimate import Estimate, estimated
 from harmonium.hosts import missing
 from harmonium.recipe import Recipe
-from harmonium.report.progress import clock
+from harmonium.report.progress import clock, size_of
 from harmonium.runs import holds
-from harmonium.telling import tell
+from harmonium.telling import work
 
 PATIENCE = 15.0  # seconds after which no further recipe is measured
 
@@ -39,6 +39,9 @@ class Cell:
     done: int = 0  # rounds that are behind it
     pace: float | None = None  # seconds a round so far; none: it has none yet
     expected: float | None = None  # seconds a round by a few measured steps; none: not measured
+    down: float | None = None  # bytes a round to clients by the same steps
+    up: float | None = None  # and from them
+    unknown: str = ""  # why measuring told nothing
     complete: bool = False
     refused: str = ""  # why the command refuses what the folder holds
 
@@ -73,9 +76,28 @@ class Forecast:
             whole += (0 if one.complete else one.rounds - one.done) * fmean(same)
         return whole
 
+    @property
+    def sent(self) -> dict[str, float] | None:
+        """Bytes of the rest, down and up; none where no step was measured.
+
+        A run that was not measured sends as much a round as the others.
+        """
+        each = [(one.down, one.up) for one in self.cells]
+        known = [(down, up) for down, up in each if down is not None and up is not None]
+        if not known:
+            return None
+        mean = {"down": fmean(down for down, _ in known), "up": fmean(up for _, up in known)}
+        found = dict.fromkeys(mean, 0.0)
+        for one in self.cells:
+            left = 0 if one.complete else one.rounds - one.done
+            for way, usual in mean.items():
+                its = getattr(one, way)
+                found[way] += left * (usual if its is None else its)
+        return found
+
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        return {**asdict(self), "seconds": self.seconds}
+        return {**asdict(self), "seconds": self.seconds, "sent": self.sent}
 
     def lines(self) -> list[str]:
         """What a reader of the command sees."""
@@ -93,10 +115,20 @@ class Forecast:
             *([] if self.unfair else ["fair     all methods have the same budget"]),
             f"done     {done}; {counted(left, 'round')} left{time_left}",
             *([f"time     {self.measured}"] if self.measured else []),
+            *([f"bytes    {in_bytes(sent)}"] if (sent := self.sent) else []),
             *(f"note     {text}" for text in self.notes),
             *(f"missing  {text}" for text in self.missing),
             *([f"in use   {clash}"] if clash else []),
         ]
+
+
+def in_bytes(sent: Mapping[str, float]) -> str:
+    """Bytes in both directions, in words.
+
+    >>> in_bytes({"down": 2e6, "up": 1e6})
+    'about 2.0 MB down and 1.0 MB up'
+    """
+    return f"about {size_of(sent['down'])} down and {size_of(sent['up'])} up"
 
 
 def forecast(
@@ -144,11 +176,11 @@ def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> 
     if any(map(_maybe_unlabelled, recipes)) and any(SUPERVISED in p.references for p, _ in plans):
         notes.append(f"{SUPERVISED} is left out if the pictures turn out to have no labels")
     runs = [
-        (_cell(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
+        (cell_of(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
         for made, folder in plans
         for label, seed, recipe in made.cells()
     ]
-    cells, measured = _expected(runs) if measure else ([one for one, _ in runs], "")
+    cells, measured = expected(runs) if measure else ([one for one, _ in runs], "")
     return Forecast(
         said,
         tuple(cells),
@@ -159,27 +191,28 @@ def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> 
     )
 
 
-def _expected(runs: Sequence[tuple[Cell, Recipe]]) -> tuple[list[Cell], str]:
+def expected(
+    runs: Sequence[tuple[Cell, Recipe]],
+    estimate: Callable[[Recipe], Estimate | str] | None = None,
+) -> tuple[list[Cell], str]:
     """The cells with estimates by a few measured steps, while there is time; and what they assume.
 
     Runs that differ in their seed alone are measured once. Those whose encoder has run somewhere
-    already are not.
+    already are not. `estimate` measures a recipe, in place of `estimated`.
     """
     begun = {one.encoder for one, _ in runs if one.pace is not None}
     asked = {_apart_from_seed(r): r for one, r in runs if one.encoder not in begun}
     found: dict[str, Estimate | str] = {}
     started = time.perf_counter()
-    for number, (key, recipe) in enumerate(asked.items()):
-        tell("measuring a few steps of each", number, len(asked), "recipes")
-        if found and time.perf_counter() - started > PATIENCE:
-            break
-        found[key] = estimated(recipe)
-    tell("measuring a few steps of each", len(asked), len(asked), "recipes")
+    with work("measuring a few steps of each", len(asked), "recipes") as at:
+        for key, recipe in asked.items():
+            if found and time.perf_counter() - started > PATIENCE:
+                break
+            found[key] = (estimate or estimated)(recipe)
+            at(len(found))
     known = {key: one for key, one in found.items() if isinstance(one, Estimate)}
     cells = [
-        replace(one, expected=its.seconds / its.rounds)
-        if (its := known.get(_apart_from_seed(recipe))) and one.encoder not in begun
-        else one
+        one if one.encoder in begun else _filled(one, found.get(_apart_from_seed(recipe)))
         for one, recipe in runs
     ]
     if not asked:
@@ -190,6 +223,18 @@ def _expected(runs: Sequence[tuple[Cell, Recipe]]) -> tuple[list[Cell], str]:
     return cells, f"by a few steps of {len(known)} of {counted(len(asked), 'recipe')}: {assumed}"
 
 
+def _filled(one: Cell, its: Estimate | str | None) -> Cell:
+    """A cell with what was measured of its recipe."""
+    if its is None or isinstance(its, str):
+        return replace(one, unknown=its or "")
+    return replace(
+        one,
+        expected=its.seconds / its.rounds,
+        down=its.bytes_down / its.rounds,
+        up=its.bytes_up / its.rounds,
+    )
+
+
 def _apart_from_seed(recipe: Recipe) -> str:
     return json.dumps({**recipe.tree(), "seed": None}, sort_keys=True)
 
@@ -198,7 +243,8 @@ def _maybe_unlabelled(recipe: Recipe) -> bool:
     return recipe.data.about is None or recipe.data.about.classes is None
 
 
-def _cell(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
+def cell_of(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
+    """A run as its folder has it now; none: a new one."""
     if folder is None:
         return Cell(label, seed, None, recipe.rounds)
     try:

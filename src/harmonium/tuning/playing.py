@@ -110,16 +110,23 @@ class Playing:
 
     def begin(self) -> None:
         """Write down what is studied; a folder that holds anything else is refused."""
-        held, path = {p.label: p.recipe and p.recipe.digest for p in self.points}, self._about
-        text = json.dumps({"settings": held}, indent=1).encode()
-        if path.exists():
-            if path.read_bytes() != text:
+        self.check_folder()
+        if not self._about.exists():
+            make_folder(self.folder)
+            store.write_atomic(self._about, self._studied)
+
+    def check_folder(self) -> None:
+        """Refuse a folder that holds anything but this very study."""
+        if self._about.exists():
+            if self._about.read_bytes() != self._studied:
                 raise ConfigError(f"{self.folder} holds another study: name another --out")
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise ConfigError(f"{self.folder} is not empty and holds no study: name a new --out")
-        else:
-            make_folder(self.folder)
-            store.write_atomic(path, text)
+
+    @property
+    def _studied(self) -> bytes:
+        held = {p.label: p.recipe and p.recipe.digest for p in self.points}
+        return json.dumps({"settings": held}, indent=1).encode()
 
     @property
     def _about(self) -> Path:
@@ -133,7 +140,7 @@ class Playing:
 
     def _play(self, number: int, until: int) -> None:
         point, path = self.points[number], self.place(number)
-        if (known := self._failure(number)) and known["after"] < until:
+        if (known := self.failure(number)) and known["after"] < until:
             self.reached[number], self.failed[number] = known["after"], known["why"]
             return
         if self._committed(path) < until:
@@ -169,7 +176,8 @@ class Playing:
         if for_ever:
             store.write_atomic(path, json.dumps({"after": after, "why": why}).encode())
 
-    def _failure(self, number: int) -> dict[str, Any] | None:
+    def failure(self, number: int) -> dict[str, Any] | None:
+        """After which round a setting failed for ever, and why; none where it did not."""
         path = self.folder / "failed" / f"{number:03d}.json"
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

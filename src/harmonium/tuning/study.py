@@ -32,7 +32,8 @@ from harmonium.overrides import Change, as_words, changes_of
 from harmonium.report import look
 from harmonium.report.figures import times
 from harmonium.report.tables import Tabular, csv_text, markdown
-from harmonium.tuning.grid import points
+from harmonium.telling import work
+from harmonium.tuning.grid import Setting, points
 from harmonium.tuning.playing import Playing, Stopping
 
 UNEQUAL = {  # what makes scores hard to compare, and why
@@ -133,6 +134,27 @@ def tune(
     (2, True)
     """
     formats = None if formats is None else look.known_formats(formats)
+    grid_points, changes = grid_of(what, words, grid, settings)
+    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, callbacks, note)
+    stopping = Stopping(keep, margin, None if check is None else tuple(check))
+    checks = [] if keep_all else stopping.rounds(playing.any_recipe)
+    playing.begin()
+    while playing.advance(checks[0] if checks else playing.any_recipe.rounds):
+        if not checks:
+            break
+        playing.drop(checks.pop(0), stopping)
+    with work("tables and plots"), look.formats(formats):
+        return _written(playing, what, changes)
+
+
+def grid_of(
+    what: str,
+    words: Sequence[str],
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[list[Setting], list[Change]]:
+    """The settings of a study and what is the same in all of them; the arguments are `tune`'s."""
+    settings = settings or {}
     grid_words = [word for word in words if word.startswith("grid.")]
     dotted = {key: some for key, some in settings.items() if key.startswith("grid.")}
     settings = {key: value for key, value in settings.items() if key not in dotted}
@@ -142,17 +164,7 @@ def tune(
             raise ConfigError(f"grid {key!r} is {some!r}; it must be a list, e.g. [0.03, 0.01]")
         grid_words.append(f"grid.{key}={','.join(map(_text, some))}")
     changes = changes_of([word for word in words if not word.startswith("grid.")], settings)
-    grid_points = points(what, changes, grid_words)
-    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, callbacks, note)
-    stopping = Stopping(keep, margin, None if check is None else tuple(check))
-    checks = [] if keep_all else stopping.rounds(playing.any_recipe)
-    playing.begin()
-    while playing.advance(checks[0] if checks else playing.any_recipe.rounds):
-        if not checks:
-            break
-        playing.drop(checks.pop(0), stopping)
-    with look.formats(formats):
-        return _written(playing, what, changes)
+    return points(what, changes, grid_words), changes
 
 
 def new_folder(what: str) -> Path:
