@@ -1,5 +1,6 @@
 """The demonstration: two recipes that differ in one thing, and what is said of their figures."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ def test_its_references_have_rates_of_their_own_unless_the_user_gives_some() -> 
     }
     given = plan(demonstration.words(["local.lr=0.7"])).rows
     assert {recipe.local.lr for recipe in given.values()} == {0.7}
+
+
+def test_all_rows_have_the_rates_that_the_grid_chose() -> None:
+    page = Path(__file__).parents[2] / "docs" / "results" / "demo.md"
+    lines = re.findall(r"^- (.+): (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    chosen = {name: Recipe.of("digits", *text.split()) for name, text in lines}
+    made = plan(demonstration.words([]))
+    assert list(chosen) == [demonstration.NAMES[row] for row in made.rows]
+    for row, recipe in made.rows.items():
+        found = chosen[demonstration.NAMES[row]]
+        assert (recipe.local.lr, recipe.server.name) == (found.local.lr, found.server.name)
+        if row in made.methods:  # references are given no server
+            assert recipe.server == found.server
 
 
 def test_it_compares_them_with_the_references_that_need_no_labels() -> None:
