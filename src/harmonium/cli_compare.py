@@ -125,6 +125,7 @@ def sweep(
 def demo(
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     folder: Out = None,
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Show what federated training gains, in about two minutes and without a download.
@@ -135,8 +136,9 @@ def demo(
 
     with long_work(err, as_json, "loading"):
         from harmonium.comparing import demonstration
+        from harmonium.report import look
 
-    found = _compared(demonstration.words(settings or []), folder, as_json)
+    found = _compared(demonstration.words(settings or []), folder, as_json, formats=formats)
     if as_json:
         print(json.dumps(found.plain()))
     else:
@@ -145,8 +147,9 @@ def demo(
             say_prose(f"{sentence}\n")
         _say_remarks(found)
         say(f"runs     {found.folder}")
-        if path := demonstration.plot(found):
-            say_plots([path])
+        with look.formats(look.study_formats(formats)):
+            path = demonstration.plot(found)
+            say_plots(look.plot_paths(path) if path else [])
     _complain(found.failed, found.folder)
 
 

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from harmonium.errors import ConfigError
-from harmonium.terminal import Changes, Json, err, out, say, say_prose, show_table
+from harmonium.terminal import (
+    Changes,
+    Formats,
+    Json,
+    check_formats,
+    err,
+    out,
+    say,
+    say_plots,
+    say_prose,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from harmonium.data.heterogeneity import Heterogeneity
@@ -70,7 +81,13 @@ def fetch(
 
 
 @data.command("show")
-def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = False) -> None:
+def show(
+    name: str,
+    changes: Changes = None,
+    plot: Plot = None,
+    formats: Formats = None,
+    as_json: Json = False,
+) -> None:
     """Show what a data set holds.
 
     For example: harmonium data show digits --plot digits.png
@@ -78,6 +95,9 @@ def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = 
     from harmonium.report.display import long_work
 
     _check_ending(plot)
+    check_formats(formats)
+    if formats is not None and plot is None:
+        raise ConfigError(f"--formats is for a plot: name its file, e.g. --plot {name}.png")
     with long_work(err, as_json, "reading the data"):
         from harmonium.data.catalogue import examples, overview
 
@@ -85,12 +105,14 @@ def show(name: str, changes: Changes = None, plot: Plot = None, as_json: Json = 
         about = overview(dataset)
         if plot is not None:
             from harmonium.home import make_folder
+            from harmonium.report import look
             from harmonium.report.split_plots import SHEET, contact_sheet
 
             make_folder(plot.absolute().parent)
             rows, left_out = examples(dataset, *SHEET)
-            contact_sheet(plot, rows, about["name"], left_out)
-            about["picture"] = str(plot)
+            with look.formats(formats):
+                contact_sheet(plot, rows, about["name"], left_out)
+                about["plots"] = [str(path) for path in look.plot_paths(plot)]
     if as_json:
         print(json.dumps(about))
         return
@@ -283,8 +305,7 @@ def _show_overview(about: dict[str, Any]) -> None:
     show_table(
         [{"channel": c, **f} for c, f in zip(names, about["channels"], strict=True)], digits=4
     )
-    if "picture" in about:
-        say(f"picture  {about['picture']}")
+    say_plots([Path(path) for path in about.get("plots", ())])
 
 
 def _show_split(about: dict[str, Any], held: Held) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harmonium.errors import ConfigError, suggest
-from harmonium.terminal import Json, err, say, say_prose, show_table
+from harmonium.terminal import Formats, Json, check_formats, err, say_plots, say_prose, show_table
 
 if TYPE_CHECKING:
     from harmonium.privacy.planning import Plan
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def privacy(
     words: Annotated[list[str], typer.Argument(metavar="RUN | plan KEY=VALUE...")],
     delta: Annotated[float | None, typer.Option("--delta", help="Tell epsilon at this.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The picture's file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The plot's file.")] = None,
+    formats: Formats = None,
     as_json: Json = False,
 ) -> None:
     """Report the privacy that a run's noise gives and what it sent without; or plan noise.
@@ -46,22 +47,25 @@ def privacy(
         raise ConfigError(f"'{words[0]}' is neither a run nor plan: {suggest(words[0], ['plan'])}")
     if len(words) > 1:
         raise ConfigError(f"name one run's folder; '{words[1]}' is one word too many")
+    check_formats(formats)
     with long_work(err, as_json, "reading the ledger"):
         from harmonium.privacy.reporting import WORST, picture, report
+        from harmonium.report import look
 
         found = report(words[0], delta)
-        drawn = picture(found, out or found.folder / "privacy.png")
+        with look.formats(formats if out else look.study_formats(formats)):
+            drawn = picture(found, out or found.folder / "privacy.png")
+            plots = look.plot_paths(drawn) if drawn else []
         rows, lines = found.table(), found.lines()
     if as_json:
-        print(json.dumps({**found.plain(), "picture": str(drawn) if drawn else None}))
+        print(json.dumps({**found.plain(), "plots": [str(path) for path in plots]}))
         return
     many = f"the worst {WORST} of {len(found.clients)} clients"
     title = "Noisy releases" + (f", {many}" if len(found.clients) > WORST else "")
     show_table(rows, title, digits=3)
     for line in lines:
         say_prose(line)
-    if drawn:
-        say(f"picture  {drawn}")
+    say_plots(plots)
 
 
 def _plan_lines(made: Plan) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from harmonium.cli import app
 from harmonium.comparing import statistics, traffic
 from harmonium.comparing.cells import plan
 from harmonium.comparing.published import Published
@@ -96,6 +97,18 @@ def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
     assert bytes_of[0] == bytes_of[1]
     svg = (tmp_path / "a" / "knn-over-rounds.svg").read_text()
     assert "mean and 95 % interval" in svg and "over 3 seeds" in svg
+
+
+def test_the_demonstration_has_the_formats_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    some = found()
+    some.failed.clear()
+    made = written(tmp_path, some)
+    monkeypatch.setattr("harmonium.cli_compare._compared", lambda *_, **__: made)
+    app(["demo", "--formats", "pdf,svg"], standalone_mode=False)
+    assert f"plot     {tmp_path / 'demo'}.pdf, .svg" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("demo.*")} == {"demo.pdf", "demo.svg"}
 
 
 def test_plots_name_intervals_and_references(tmp_path: Path):

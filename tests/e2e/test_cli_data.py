@@ -152,6 +152,15 @@ def test_pictures_without_labels_are_shown(call: Call, tmp_path: Path) -> None:
     assert "unknown" in said and "style" not in said and plot.exists()
 
 
+def test_a_data_set_is_drawn_in_every_format(call: Call, tmp_path: Path) -> None:
+    plot = tmp_path / "sheet.png"
+    said, _ = call("data", "show", *SHAPES, "--plot", str(plot), "--formats", "png,pdf,svg")
+    assert f"plot     {plot}, .pdf, .svg" in said
+    for ending in (".png", ".pdf", ".svg"):
+        assert plot.with_suffix(ending).stat().st_size > 1000
+    assert "--plot digits.png" in call("data", "show", "digits", "--formats", "pdf", code=2)[1]
+
+
 # ---- datasets ------------------------------------------------------------------------------------
 
 

@@ -166,8 +166,12 @@ def test_the_command_shows_it(noisy: Path, plain: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "by RDP" in said and "at delta 0.001 for the worst client" in said
     assert (noisy / "privacy.png").stat().st_size > 10_000
-    app(["privacy", str(noisy), "--json"], standalone_mode=False)
+    app(["privacy", str(noisy), "--formats", "pdf,svg", "--json"], standalone_mode=False)
     told = json.loads(capsys.readouterr().out)
+    assert [Path(path).name for path in told["plots"]] == ["privacy.pdf", "privacy.svg"]
+    assert all(Path(path).stat().st_size > 1000 for path in told["plots"])
+    with pytest.raises(ConfigError, match="unknown format 'jpg'"):
+        app(["privacy", str(noisy), "--formats", "jpg"], standalone_mode=False)
     assert told["clients"][0]["epsilon"] == report(noisy).clients[0].epsilon
     assert told["unprotected"][0]["field"] == "model" and told["warnings"]
     app(["privacy", "plan", "epsilon=3", "rounds=9", "--json"], standalone_mode=False)

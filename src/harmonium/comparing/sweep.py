@@ -250,7 +250,7 @@ def sweep(
             `"sweep.KEY=1,5"`; and settings of all, as on the command line.
         out: the folder of all comparisons; what it holds already is continued or simply read.
         allow_unfair: as for `compare`.
-        formats: as for `compare`; plots of a single value are PNG alone if left out.
+        formats: as for `compare`, also for the plots of every value.
         callbacks: as for `compare`.
         settings: settings by name, e.g. `seeds=3, data="digits"`; names of rows are as for
             `compare`.
@@ -286,7 +286,7 @@ def sweep(
                 *asked.at(value),
                 out=place,
                 allow_unfair=allow,
-                formats=formats or look.chosen_formats() or "png",
+                formats=look.study_formats(formats),
                 callbacks=teller,
                 **asked.settings,
             )
@@ -306,7 +306,7 @@ def sweep(
                 *asked.once(),
                 out=folder / LINES,
                 allow_unfair=allow,
-                formats=formats or look.chosen_formats() or "png",
+                formats=look.study_formats(formats),
                 callbacks=labelled(callbacks, f"at every {asked.key}, "),
                 **asked.settings,
             )

@@ -112,11 +112,6 @@ def study_formats(named: str | Sequence[str] | None = None) -> tuple[str, ...]:
     return known_formats(named) if named is not None else _chosen.get() or BY_DEFAULT
 
 
-def chosen_formats() -> tuple[str, ...] | None:
-    """The formats of the `formats` block around the caller, if there is one."""
-    return _chosen.get()
-
-
 def known_formats(chosen: str | Sequence[str]) -> tuple[str, ...]:
     """The formats in the order of `FORMATS`; a name that is none of them is refused.
 
