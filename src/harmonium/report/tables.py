@@ -67,7 +67,7 @@ def table(
     """A table for the terminal; print it with a `rich` console, which respects NO_COLOR.
 
     It takes the width of the console: long texts go on in the next line at the ends of words, and
-    where that does not suffice columns are left out from the right, which a line below says.
+    where that does not suffice, the columns at the right follow in a further table below.
 
     Args:
         rows: the rows.
