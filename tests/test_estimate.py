@@ -111,7 +111,7 @@ def test_what_cannot_be_measured_says_why(home, monkeypatch):
     monkeypatch.setattr("harmonium.data.published.Published.missing", lambda spec: ())
     monkeypatch.setattr("harmonium.data.published.Published.identity", lambda spec: {})
     assert "cifar10 is not decoded" in estimated(Recipe.of("fedavg", "data=cifar10"))
-    assert "views.mean" in estimated(Recipe.of("fedsc", "data=digits"))  # of colour images
+    assert "pad_crop" in estimated(Recipe.of("fedavg", "data=digits", "views.pad_crop=8"))
     assert not (home / "runs").exists()
 
 

@@ -467,8 +467,8 @@ class Recipe(BaseModel):
             whitening=bool(self.evaluate.whiten),
             **self.method.options,
         )
-        self.objective.check_given(method.gives)  # a method that needs another one says so first
-        self.objective.check_views(views)
+        self.objective.check_views(views)  # a method that needs another objective says so first
+        self.objective.check_given(method.gives)
         return method
 
 

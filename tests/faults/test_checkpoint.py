@@ -144,6 +144,8 @@ def test_states_of_real_sites_are_not_looked_for_here(stopped: Path) -> None:
 class Remembers(Method):
     """Keeps in the server's memory what would not be the same after reading it back."""
 
+    remembers = {"table": "statistic", "told": "scalar", "kinds": "public"}
+
     def round(self, server, cohort):  # type: ignore[no-untyped-def]
         got = yield Ask("train", cohort, {"model": server.model})
         table = server.memory.get("table", torch.arange(1000.0).reshape(10, 100))
