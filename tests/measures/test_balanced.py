@@ -225,11 +225,12 @@ def test_clients_have_the_figures_of_scikit_learn(
     assert len(rest) == 3 * (4 + groups)
     for number, name in enumerate(REFERENCES[:3]):
         some = rest[number * (4 + groups) :][: 4 + groups]
+        whole, clients = some[:groups], some[groups:]
         one = plain["references"][name]
-        assert one["personal"] == pytest.approx(mean(some[:4], "accuracy"))
-        assert one["general"] == pytest.approx(mean(some[4:], "accuracy"))
+        assert one["general"] == pytest.approx(mean(whole, "accuracy"))
+        assert one["personal"] == pytest.approx(mean(clients, "accuracy"))
         for key in ("balanced", "auroc"):
-            wanted = {"general": mean(some[4:], key), "personal": mean(some[:4], key)}
+            wanted = {"general": mean(whole, key), "personal": mean(clients, key)}
             assert one[key] == pytest.approx(wanted)
     for key in ("balanced", "auroc"):
         assert plain["generalisation"][key] == pytest.approx(mean(general, key))
