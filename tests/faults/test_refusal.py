@@ -1,5 +1,6 @@
 """A run that is refused leaves its folder to the corrected command."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import harmonium
 from harmonium.callbacks import Callback
+from harmonium.cli import main
 from harmonium.data.sets.digits import Digits
 from harmonium.errors import CallbackError, ConfigError
 from harmonium.objectives.simclr import SimCLR
@@ -111,3 +113,33 @@ def test_an_encoder_of_grey_images_states_one_mean(
     encoder = harmonium.load_encoder(result.folder)
     assert encoder.mean == (pytest.approx((0.4914 + 0.4822 + 0.4465) / 3),)
     assert encoder(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, encoder.features)
+
+
+def test_a_refused_run_is_not_said_to_be_continued(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A WireError is curable once a round is trained; before, there is nothing to continue."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "undeclared_memory.py").write_text(
+        "from dataclasses import replace\n"
+        "from harmonium.federation.method import Method\n"
+        "class Mine(Method):\n"
+        "    def setup(self, server, cohort):\n"
+        "        return replace(server, memory={'secret': 1})\n"
+        "        yield\n"
+    )
+    words = ["undeclared_memory:Mine", *TINY, "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["harmonium", "run", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert "Mine.setup keeps `secret`" in said and "continue with" not in said
+
+
+def test_names_in_messages_are_no_emoji(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["harmonium", "run", "fedavg", "init=no_such_module:x"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "init=no_such_module:x: cannot import" in capsys.readouterr().err
