@@ -124,6 +124,8 @@ def test_a_state_dict_and_a_module_are_given_from_python(source: Any, file: Path
         assert recipe.digest == wanted.digest
         assert Recipe.from_tree(recipe.tree()).init == recipe.init
     assert same(blueprint(init=state), blueprint(init=file))
+    for wrapped in (loaded.state_dict(), {f"module.{name}": one for name, one in state.items()}):
+        assert same(blueprint(init=wrapped), blueprint(init=file))
     whole = committed(source.folder)  # with the projector
     assert same(blueprint(init=whole), whole)
     made = plan(["fedavg", "fedprox", *SMALL], {"init": loaded})

@@ -351,6 +351,25 @@ def test_orchestras_rules_scale_local_training() -> None:
         assert Recipe.of(name, *words, *half).known_method().local.epochs == 4
 
 
+def test_settings_without_effect_are_said() -> None:
+    for words in (["server=adam"], ["transport.up=int8"]):
+        (said,) = Recipe.of("alone", *words).notes
+        assert "alone sends no model" in said and "server" in said and "transport" in said
+    assert Recipe.of("alone").notes == [] == Recipe.of("fedavg", "server=adam").notes
+
+
+def test_what_is_no_recipe_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("method: fedavg\n")
+    (tmp_path / "bare").mkdir()
+    for place, wanted in (
+        (tmp_path, "harmonium resume"),
+        (tmp_path / "bare", "is a folder"),
+        (tmp_path / "encoder.safetensors", "init="),
+    ):
+        with pytest.raises(ConfigError, match=wanted):
+            Recipe.of(str(place))
+
+
 def test_scaled_epochs_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

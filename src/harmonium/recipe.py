@@ -325,14 +325,19 @@ class Recipe(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its settings should know: where other epochs are trained than set."""
+        """What a reader of its settings should know: where one is scaled or has no effect."""
+        found = []
         made, given = self.scaled_local().epochs, self.local
-        if made == given.epochs:
-            return []
-        return [
-            f"local.epochs={given.epochs} is for {counted(given.for_clients or 1, 'client')} "
-            f"(local.for_clients): {counted(made, 'epoch')} with {counted(self.clients, 'client')}"
-        ]
+        if made != given.epochs:
+            found.append(
+                f"local.epochs={given.epochs} is for {counted(given.for_clients or 1, 'client')} "
+                f"(local.for_clients): {counted(made, 'epoch')} with "
+                f"{counted(self.clients, 'client')}"
+            )
+        sends_nothing = self.method.cls.share.get("*") == "local"
+        if sends_nothing and not (isinstance(self.server, Average) and self.transport.is_plain):
+            found.append(f"{self.method.name} sends no model: server and transport have no effect")
+        return found
 
     @property
     def joint_views(self) -> bool:

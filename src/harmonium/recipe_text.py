@@ -62,6 +62,15 @@ def load_tree(name: str) -> dict[str, Any]:
         for words in recipe_tables.layers(name, table, _source(tables()[table])):
             tree = apply_changes(tree, words)
         return tree
+    if (path / "recipe.yaml").is_file():
+        raise ConfigError(
+            f"{name} is a run: continue it with `harmonium resume {name}`, or run its recipe anew, "
+            f"{path / 'recipe.yaml'}"
+        )
+    if path.suffix == ".safetensors":
+        raise ConfigError(f"{name} holds weights: name a method or recipe first, then init={name}")
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder: name a method, a recipe or a YAML file")
     known = {*shipped, *methods.table()}
     raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
 

@@ -174,10 +174,11 @@ def changed_recipe(
     longer = further and any(change.key == "rounds" for change in given)
     same = recipe.changed(rounds=changed.rounds) if longer else recipe
     if changed.digest != same.digest:
+        apart = ", ".join(_apart(same.tree(), changed.tree()))
         raise ConfigError(
-            "a resumed run keeps its recipe, else its result would belong to neither: only "
-            f"engine.*{' and rounds' if further else ''} may change. Start a new run with --out "
-            "instead."
+            f"a resumed run keeps its recipe ({apart}): only "
+            f"engine.*{' and rounds' if further else ''} may change. For other settings start a "
+            "new run"
         )
     if longer:
         check_further(folder, recipe, changed)

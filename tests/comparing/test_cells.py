@@ -68,6 +68,14 @@ def test_references_keep_to_the_budget_of_the_methods(words: list[str], named: s
         plan(["fedavg", *DIGITS, *words])
 
 
+def test_the_advice_on_unequal_budgets_can_be_followed():
+    apart = ["fedavg", "fedprox,split=dirichlet,split.alpha=0.3,encoder.width=8"]
+    with pytest.raises(ConfigError, match="encoder.width=32") as refused:
+        plan(apart)
+    advice = str(refused.value).partition("e.g. ")[2].partition(", or")[0].split()
+    assert "split=iid" in advice and not plan(["fedavg", "fedprox", *advice]).unfair
+
+
 def test_a_reference_with_another_budget_can_be_allowed():
     made = plan(["fedavg", *DIGITS, "centralised,rounds=7"], allow_unfair=True)
     assert made.references["centralised"].rounds == 7 and "rounds (20; 7)" in made.unfair[0]

@@ -452,7 +452,7 @@ def test_balanced_accuracy_and_verdicts_stand_beside(tmp_path: Path):
         written(tmp_path, some)
         .verdicts["fedbyol"]
         .startswith(
-            "Below always naming the commonest class by kNN (43.3 against 52.0 %), though 3 seeds "
-            "cannot tell them apart; "
+            "Below always naming the commonest class by kNN (43.3 against 52.0 %), which 3 seeds "
+            "are too few to confirm; "
         )
     )

@@ -186,14 +186,14 @@ def test_the_sentence_names_the_strongest_reference_that_is_not_beaten() -> None
 def test_few_seeds_do_not_make_a_large_difference_level() -> None:
     one = Difference(0.469, 0.752, margin=0.6, seeds=2, noise=0.03)
     assert sentence({"knn": {"raw pixels": one}}) == (
-        "Below raw pixels by kNN (46.9 against 75.2 %), though 2 seeds cannot tell them apart."
+        "Below raw pixels by kNN (46.9 against 75.2 %), which 2 seeds are too few to confirm."
     )
     more = Difference(0.8, 0.6, margin=0.6, seeds=2, noise=0.03)
     level = Difference(0.74, 0.752, margin=0.6, seeds=2, noise=0.03)
     text = sentence({"knn": {"raw pixels": more}, "linear": {"raw pixels": level}})
     assert text == (
         "No better than raw pixels by a linear probe (74.0 against 75.2 %); above raw pixels by "
-        "kNN (80.0 against 60.0 %), though 2 seeds cannot tell them apart."
+        "kNN (80.0 against 60.0 %), which 2 seeds are too few to confirm."
     )
 
 

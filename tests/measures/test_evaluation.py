@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,25 @@ def test_two_runs_stand_side_by_side(
     kept = json.loads((tmp_path / "figures" / "eval.json").read_text())
     assert set(kept["measures"]["angles"]) == set(labels)
     assert kept["settings"]["angles"]["clients"] == 2 and kept["settings"]["tsne"]["client"] == 0
+
+
+def test_a_run_that_is_not_complete_says_so(
+    fedca: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text, _ = said(fedca, "retrieval", "--out", tmp_path / "whole")
+    assert code == 0 and "of 2" not in text
+    monkeypatch.setattr(Run, "early", property(lambda run: "measured after round 1 of 2"))
+    code, text, _ = said(fedca, "retrieval", "--out", tmp_path / "early")
+    assert code == 0 and "run: measured after round 1 of 2" in text
+
+
+def test_the_round_that_is_measured_is_known(
+    made: Callable[..., Path], opened: Callable[..., Run]
+) -> None:
+    run = opened(made("fedavg"))
+    assert run.early == ""
+    run = replace(run, commit=replace(run.commit, round=1))
+    assert run.early == "measured after round 1 of 2"
 
 
 def test_a_run_that_diverged_does_not_spoil_the_others(

@@ -114,6 +114,12 @@ def test_wrong_words_are_one_clear_line(words: list[str], message: str) -> None:
         plan_from(words)
 
 
+def test_what_cannot_be_used_is_said() -> None:
+    (said, _) = plan_from(["epsilon=3", "examples=5000", "dim=8"]).notes
+    assert "examples and dim" in said and said.endswith("needs mu")
+    assert len(plan_from(["epsilon=3", "examples=5000", "mu=4"]).notes) == 1
+
+
 def test_words_and_names_say_the_same() -> None:
     words = ["epsilon=3", "delta=1e-5", "rounds=200", "examples=5000", "mu=4", "dim=512"]
     named = harmonium.privacy.plan(epsilon=3, rounds=200, examples=5000, mu=4, dim=512)

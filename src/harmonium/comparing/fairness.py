@@ -74,7 +74,8 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
             found.append(f"{base} and {label} differ in {', '.join(words)}")
             keys |= dict.fromkeys(apart)
     if found and not allow:
-        right = [_word(recipes[base], key) for key in keys]
+        held = budget(recipes[base]) | {"local.joint_views": recipes[base].joint_views}
+        right = [_word(recipes[base], key) for key in keys if key in held]  # its split may lack one
         if "local.epochs" in keys and any(one.local.for_clients for one in recipes.values()):
             right.append("local.for_clients=none")  # else epochs are scaled to the clients
         common = " ".join(right)

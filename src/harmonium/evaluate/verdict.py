@@ -5,7 +5,7 @@ when it is larger than what chance would make of the same test images: McNemar's
 continuity correction, at 95 %; where a probe drew its labels several times, the scatter over draws
 is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where
 few seeds make it so wide that it holds a difference beyond the noise of the test part, the sentence
-says that the encoder is above or below, and that the seeds cannot tell.
+says that the encoder is above or below, and that the seeds are too few to confirm it.
 
 Where the encoder is not better, label-free figures may say why: a collapsed representation, too few
 steps, views that have little in common. They make a reason probable, never certain.
@@ -62,7 +62,10 @@ class Difference:
         if abs(apart) <= self.noise:
             return "No better than", ""
         seeds = counted(self.seeds, "seed")
-        return "Below" if apart < 0 else "Above", f", though {seeds} cannot tell them apart"
+        return (
+            "Below" if apart < 0 else "Above",
+            f", which {seeds} {'is' if self.seeds == 1 else 'are'} too few to confirm",
+        )
 
 
 def difference(encoder: Tensor, reference: Tensor) -> Difference:

@@ -31,6 +31,7 @@ def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> Non
     own = {name: value for name, value in given.items() if name.startswith(ENCODER)}
     named = {name.removeprefix(ENCODER): value for name, value in own.items()} or dict(given)
     wanted = encoder.state_dict()
+    named = _unwrapped(named, wanted)
     # BatchNorm's counters do not come with statistics that were measured anew.
     named = {name: value for name, value in wanted.items() if name.endswith(COUNTER)} | named
     faults = {
@@ -50,6 +51,15 @@ def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> Non
             "made with, and images with as many channels",
         )
     encoder.load_state_dict({name: named[name].to(wanted[name].dtype) for name in wanted})
+
+
+def _unwrapped(named: Weights, wanted: Mapping[str, Tensor]) -> Weights:
+    """Weights without the name of a module around the encoder, such as `network.` or `module.`."""
+    outer = {name.partition(".")[0] for name in named}
+    inner = {name.partition(".")[2]: value for name, value in named.items()}
+    return (
+        inner if len(outer) == 1 and not named.keys() & wanted and inner.keys() & wanted else named
+    )
 
 
 def load_other_parts(parts: nn.ModuleDict, given: Mapping[str, Tensor]) -> list[str]:

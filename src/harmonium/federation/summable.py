@@ -91,7 +91,10 @@ def _obstacle(method: Method, declared: Exchange, name: str) -> str:
         return f"aggregation={way} looks at single clients; set aggregation=mean"
     for key, slot in layout.items():
         if slot.rule == "row":
-            return f"{key} has a row for each client, so the server must know whose is whose"
+            return (
+                f"{key} has a row for each client, so the server must know whose it is; leave out "
+                "what has such rows"
+            )
         if not slot.dtype.is_floating_point and not key.endswith(UNREAD):
             return f"{key} is a counter, of which the largest is kept; keep its part at the client"
     return ""

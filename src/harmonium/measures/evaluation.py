@@ -112,7 +112,11 @@ def evaluate_run(
             run.ground(name)
     if out is not None:  # what cannot be written, too
         make_folder(folder)
-    found, lost = dict[str, dict[str, Figures]](), list(unfinished)
+    found = dict[str, dict[str, Figures]]()
+    lost = [
+        *unfinished,
+        *(f"{label}: {early}" for label, run in runs.items() if (early := run.early)),
+    ]
     broken: dict[str, ConfigError | DataError] = {}
     for name in each("evaluation", list(asked), "measures"):
         found[name], broken = {}, {}

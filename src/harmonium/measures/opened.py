@@ -262,6 +262,13 @@ class Run:
         watch = partial(tell, "features")
         return self._sound(embed(encoder, pictures, self.method.views.plain, watch=watch), whose)
 
+    @property
+    def early(self) -> str:
+        """That its last committed round is not the last of its recipe; empty where it is."""
+        if self.commit.round == self.recipe.rounds:
+            return ""
+        return f"measured after round {self.commit.round} of {self.recipe.rounds}"
+
     def _sound(self, found: Tensor, whose: str) -> Tensor:
         if not bool(found.isfinite().all()):
             raise DataError(f"{self.path}: features of {whose} are not finite: its training broke")

@@ -127,7 +127,7 @@ def plan(
         dim=dim,
         noise_norm=spread,
         kept_norm=None if spread is None or dim is None else spread * math.sqrt((1 + 1 / dim) / 2),
-        notes=tuple(_notes(delta, examples, mu, spread)),
+        notes=tuple(_notes(delta, examples, mu, dim, spread)),
     )
 
 
@@ -142,8 +142,17 @@ def plan_from(words: list[str]) -> Plan:
     return plan(**values)
 
 
-def _notes(delta: float, examples: int | None, mu: float | None, spread: float | None) -> list[str]:
+def _notes(
+    delta: float, examples: int | None, mu: float | None, dim: int | None, spread: float | None
+) -> list[str]:
     notes = []
+    matrix = {"examples": examples, "mu": mu, "dim": dim}
+    given = [name for name, value in matrix.items() if value is not None]
+    if given and (lacking := [name for name in ("examples", "mu") if name not in given]):
+        notes.append(
+            f"{' and '.join(given)} describe a correlation matrix, whose noise also needs "
+            f"{' and '.join(lacking)}"
+        )
     if examples is not None and delta >= 1 / examples:
         notes.append(
             f"delta {delta:g} is not below 1 / {examples} examples: to publish one picture as it "

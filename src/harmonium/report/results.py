@@ -23,7 +23,7 @@ def line(result: Result) -> str:
     figures = ", ".join(f"{names[key]} {_percent(value)}" for key, value in probes.items())
     if figures:
         before = ", ".join(_percent(result.untrained.get(key)) for key in probes)
-        figures = f": {figures} % (at initialisation {before} %)"
+        figures = f": {figures} % (untrained {before} %)"
     return f"<Result {_title(result)}{figures}; {result.folder}>"
 
 
@@ -92,7 +92,7 @@ def _table(result: Result) -> tuple[list[str], list[tuple[str, list[str]]]]:
     if result.whitened:
         columns["trained, whitened"] = result.whitened["figures"]
     if result.untrained:
-        columns["at initialisation"] = result.untrained
+        columns["untrained"] = result.untrained
     columns |= result.references
     rows = []
     for probe in _probes(result.figures):
