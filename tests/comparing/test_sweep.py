@@ -130,13 +130,12 @@ def test_a_sweep_is_a_table_and_a_picture(
         harmonium.sweep("fedavg", "sweep.local.epochs=2,3", *words, out=tmp_path / "t")
     monkeypatch.undo()
     monkeypatch.setattr(Life, "play", None)
-    monkeypatch.setattr("harmonium.report.look.BY_DEFAULT", ("pdf", "svg"))
-    assert {path.suffix for path in harmonium.sweep(*go, out=tmp_path / "s").plots} == {
-        ".pdf", ".svg",
-    }  # fmt: skip
-    for name in ("compare.pdf", "compare.svg"):  # each value has what the whole sweep has
-        assert (tmp_path / "s" / "local.epochs=1" / name).stat().st_size > 1000
-    assert harmonium.sweep(*go, out=tmp_path / "s").shown() == found.shown()
+    monkeypatch.setattr("harmonium.report.look.BY_DEFAULT", ("svg",))
+    again = harmonium.sweep(*go, out=tmp_path / "s")
+    assert again.shown() == found.shown()
+    assert {path.suffix for path in again.plots} == {".svg"}
+    # each value has the formats of the whole sweep
+    assert (tmp_path / "s" / "local.epochs=1" / "compare.svg").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("size", ["", "@cpu"])
