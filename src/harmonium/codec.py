@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a frame from elsewhere may hold."""
+
+    frame: int  # bytes of all of it
+    header: int  # bytes of its tree and the shapes of its tensors
 
 
 def encode(tree: Tree) -> bytes:
@@ -67,18 +76,27 @@ def check(tree: Tree) -> None:
     _strip(tree, [])
 
 
-def decode(frame: bytes | bytearray | memoryview) -> Tree:
+def decode(frame: bytes | bytearray | memoryview, limits: Limits | None = None) -> Tree:
     """The tree of a frame; every tensor is a fresh, aligned copy that its owner may change.
 
     Alignment matters: vectorised kernels may round differently on unaligned memory, and the same
-    tensor must give the same bits wherever it was unpacked.
+    tensor must give the same bits wherever it was unpacked. The tree holds each tensor once, so a
+    frame never becomes more tensors than it has bytes for. `limits` are checked before anything is
+    unpacked.
     """
+    size = int.from_bytes(frame[:8], "little")
+    if limits is not None and (len(frame) > limits.frame or size > limits.header):
+        which = "frame" if len(frame) > limits.frame else "header"
+        large, most = (len(frame) if which == "frame" else size), getattr(limits, which)
+        raise WireError(f"its {which} of {large:,} bytes is too large: {most:,} are the most")
     data = bytes(frame)
     try:
         tensors = safetensors.torch.load(data)
         # The parser has checked lengths and offsets by now; it does not hand out the metadata.
-        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
-        return _fill(json.loads(json.loads(header)["__metadata__"]["tree"]), tensors)
+        tree = _fill(json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"]), tensors)
+        if tensors:
+            raise WireError(f"not a Harmonium frame: tensor {next(iter(tensors))} is in no place")
+        return tree
     except (
         safetensors.SafetensorError,
         LookupError,
@@ -136,13 +154,14 @@ def _strip(value: Tree, tensors: list[Tensor]) -> Any:
     )
 
 
-def _fill(value: Any, tensors: Mapping[str, Tensor] | None) -> Tree:
+def _fill(value: Any, tensors: dict[str, Tensor] | None) -> Tree:
+    """The tree of its plain JSON; tensors are taken out of `tensors`, so that none comes twice."""
     if isinstance(value, dict):
         if "$" in value:
             number = value["$"]
             if number < 0:
                 return (math.nan, math.inf, -math.inf)[number + 3]
-            return None if tensors is None else tensors[str(number)].clone()
+            return None if tensors is None else tensors.pop(str(number)).clone()
         if "#" in value:
             return {key: _fill(item, tensors) for key, item in value["#"]}
         return {key: _fill(item, tensors) for key, item in value.items()}

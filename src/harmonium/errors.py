@@ -145,3 +145,17 @@ def counted(count: int, word: str) -> str:
     ('1 seed', '2 seeds', '1,200 pictures')
     """
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+LONGEST = 1000  # letters of what a stranger said
+
+
+def one_line(words: object) -> str:
+    r"""What a stranger said: one short line, without anything that a terminal would obey.
+
+    >>> one_line("no\x1b[2J\nsuch file")
+    'no?[2J such file'
+    """
+    text = " ".join(str(words).split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -66,7 +66,7 @@ def fold(
 
 
 def test_the_median_of_each_coordinate() -> None:
-    three = [upload([1.0, 9.0], 3.0), upload([2.0, -9.0], 1e9), upload([1e6, 0.0], 4.0)]
+    three = [upload([1.0, 9.0], 3.0), upload([2.0, -9.0], 1e5), upload([1e6, 0.0], 4.0)]
     assert fold(Median(), three)["w"].tolist() == [2.0, 0.0]
     assert fold(Median(), three)["norm.mean"].tolist() == [4.0]  # statistics can be poisoned too
     four = [*three, upload([4.0, 2.0])]

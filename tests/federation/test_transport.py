@@ -337,7 +337,10 @@ def test_a_change_is_that_of_the_model_and_the_row_that_a_client_had(
 
     def round(self, server, cohort):  # type: ignore[no-untyped-def]
         for client in cohort:
-            models[client] = {key: (client + 1.7) * v for key, v in server.model.items()}
+            models[client] = {
+                key: v.flip(0) if key == ROWS else (client + 1.7) * v
+                for key, v in server.model.items()
+            }
         yield Ask("train", cohort, {}, {c: {"model": models[c]} for c in cohort})
         return server
 

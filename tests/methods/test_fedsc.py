@@ -272,14 +272,6 @@ def test_exchanges_may_begin_late_and_skip_rounds() -> None:
     assert found.server.memory["asked"] == dict.fromkeys("0123", 2)
 
 
-def test_a_matrix_of_another_shape_is_left_out() -> None:
-    found = trial()
-    server = replace(found.server, round=1, memory={})
-    sent = {0: torch.ones(36), 1: torch.ones(35), 2: torch.ones(36)}
-    last = plan(found.method, server, [0, 1], [sent])[-1]
-    assert torch.equal(last.each[1]["others"], torch.ones(36))
-
-
 # ---- privacy -------------------------------------------------------------------------------------
 def test_noise_on_sent_matrices_is_as_declared() -> None:
     """On the diagonal sigma, off it sigma over root two, both normal."""

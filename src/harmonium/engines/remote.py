@@ -19,15 +19,17 @@ from torch import Tensor
 from harmonium import codec, store
 from harmonium.engines.host import StateRef
 from harmonium.engines.states import States
-from harmonium.errors import EngineError, WireError
+from harmonium.errors import EngineError, WireError, one_line
 from harmonium.federation.drive import Reply, Turn
 from harmonium.federation.wire import Ask, ClientId, Weights
-from harmonium.sites.seal import must_match, nonce, one_line, seal, unseal
+from harmonium.sites.seal import must_match, nonce, seal, unseal
 
 NEEDS_FLOWER = "Flower is not installed: pip install 'harmonium[flower]'"
+REFUSED = "its answer was refused"
 TRIES = 5  # how often a task may be lost with its node before the site is left out
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two looks for answers
 LOOK = 1.0  # seconds between two looks at who is there
+LIMITS = codec.Limits(frame=2**31, header=2**24)  # of an answer of which nothing else is known
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class RemoteEngine(States):
         wanted: Callable[[Ask, Turn], int | None] = lambda ask, turn: None,
         read_state: Callable[[StateRef | None], dict[str, Any]] | None = None,
         note: Callable[[str], None] = lambda text: None,
+        limits: Callable[[str, ClientId], codec.Limits] = lambda step, client: LIMITS,
     ) -> None:
         """Ask `members` over `post`.
 
@@ -124,6 +127,7 @@ class RemoteEngine(States):
             wanted: how many answers of an ask are enough, if fewer than all.
             read_state: how to read what clients keep, where the server can.
             note: told what a reader should know.
+            limits: the most that a client's answer to a step can hold; more is left unread.
         """
         super().__init__()
         self._post = post
@@ -135,6 +139,7 @@ class RemoteEngine(States):
         self._wanted = wanted
         self._read_state = read_state
         self._note = note
+        self._limits = limits
         self._needed: dict[ClientId, list[str]] = {}
         self._away: set[ClientId] = set()
 
@@ -148,7 +153,7 @@ class RemoteEngine(States):
         enough = self._wanted(ask, turn)
         for client, got in self._collect(tasks, enough):
             if isinstance(got, str):
-                yield Reply(client, None, got)
+                yield Reply(client, None, got, unreadable=got.startswith(REFUSED))
                 continue
             state = got.get("state")
             why = "" if got["up"] is not None else got["why"] or "it gave no reason"
@@ -293,12 +298,14 @@ class RemoteEngine(States):
         sealed, bodies = came
         try:
             must_match(unseal("answer", sealed, bodies, self._members[client].key), task.header)
-            got: dict[str, Any] = codec.decode(bodies[0])
+            limits = self._limits(task.header["step"], client)
+            got: dict[str, Any] = codec.decode(bodies[0], limits)
             if not _is_answer(got):
                 raise WireError("the answer is not made as an answer is")
             return {**got, "why": one_line(got["why"])}
-        except (WireError, LookupError) as error:
-            return f"its answer was refused: {one_line(error)}"
+        except Exception as error:  # noqa: BLE001  (a site may send anything)
+            kind = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
+            return f"{REFUSED}: {kind}{one_line(error)}"
 
 
 def _is_answer(got: Any) -> bool:

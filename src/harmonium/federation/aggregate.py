@@ -10,8 +10,10 @@ statistics of a method are combined as it declares.
   are not used, but a client of weight 0 is left out. BatchNorm's statistics are treated like the
   rest, for they can be poisoned too.
 - `norm-bound`: a longer change is shortened to the bound and keeps its direction (Sun et al., Can
-  You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. Only what is
-  trained is measured and shortened; BatchNorm's statistics and EMA twins are averaged plainly.
+  You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. A given bound is
+  for what is trained; BatchNorm's statistics and EMA twins are then averaged plainly. Without one
+  the bound is the median length of the round's changes, and the changes of everything else are
+  bounded by their own median, for statistics can be poisoned too.
 
 `median`, `trimmed` and a norm bound that is not given need all uploads of a round at once: memory
 grows with the number of clients. `mean` and a given norm bound need only one at a time.
@@ -23,7 +25,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +34,13 @@ from harmonium.errors import ConfigError
 from harmonium.federation.wire import Weights
 from harmonium.registry import Registry
 
-Upload = tuple[float, Weights]  # its weight in the mean, and its floating tensors by name
+
+class Upload(NamedTuple):
+    """What one client sent of the tensors that are averaged."""
+
+    weight: float  # in the mean
+    tensors: Weights  # the floating ones, by name
+    factor: float = 1.0  # by which its change was shortened
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Median(Aggregation):
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
         """The one in the middle, or the mean of the two there."""
-        yield 1.0, _middle(uploads, (len(uploads) - 1) // 2)
+        yield Upload(1.0, _middle(uploads, (len(uploads) - 1) // 2))
 
 
 @aggregations("trimmed")
@@ -123,7 +131,7 @@ class Trimmed(Aggregation):
     ) -> Iterator[Upload]:
         """The mean of what is left between the two cuts."""
         cut = self._cut(len(uploads))
-        yield 1.0, _middle(uploads, min(cut, (len(uploads) - 1) // 2))
+        yield Upload(1.0, _middle(uploads, min(cut, (len(uploads) - 1) // 2)))
 
 
 @aggregations("norm-bound")
@@ -146,19 +154,28 @@ class NormBound(Aggregation):
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
         """Each upload in turn, shortened if its change is too long, else as it is."""
-        norms = [_norm(tensors, sent, trained) for _, tensors in uploads]
+        factors = self._factors(uploads, sent, trained)
+        others = {key for one in uploads for key in one.tensors} - set(trained)
+        rest = self._factors(uploads, sent, others) if self.bound is None else [1.0] * len(factors)
+        for (weight, tensors, _), factor, other in zip(uploads, factors, rest, strict=True):
+            shorter = _shortened(tensors, factor, sent, trained)
+            yield Upload(weight, _shortened(shorter, other, sent, others), min(factor, other))
+
+    def _factors(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], keys: Collection[str]
+    ) -> list[float]:
+        """By how much each upload's change of some tensors must shrink; 1: not at all."""
+        norms = [_norm(one.tensors, sent, keys) for one in uploads]
         # Of an even number the lower middle: the upper one may be a liar's.
         bound = statistics.median_low(norms) if self.bound is None else self.bound
-        for (weight, tensors), norm in zip(uploads, norms, strict=True):
-            near = norm <= bound
-            yield weight, tensors if near else _shortened(tensors, bound / norm, sent, trained)
+        return [1.0 if norm <= bound else bound / norm for norm in norms]
 
 
 def _middle(uploads: Sequence[Upload], cut: int) -> Weights:
     """Coordinate-wise mean without the `cut` smallest and the `cut` largest values."""
     middle = {}
-    for key, first in uploads[0][1].items():
-        ordered = torch.stack([tensors[key] for _, tensors in uploads]).sort(dim=0).values
+    for key, first in uploads[0].tensors.items():
+        ordered = torch.stack([one.tensors[key] for one in uploads]).sort(dim=0).values
         kept = ordered[cut : len(uploads) - cut]
         middle[key] = kept.mean(dim=0, dtype=torch.float64).to(first.dtype)
     return middle
@@ -168,18 +185,20 @@ def _change(key: str, tensor: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
     return tensor.double() - sent[key] if key in sent else tensor.double()
 
 
-def _norm(tensors: Weights, sent: Mapping[str, Tensor], trained: Collection[str]) -> float:
-    """The length of all trained changes together, added up in a fixed order."""
-    keys = sorted(set(tensors).intersection(trained))
+def _norm(tensors: Weights, sent: Mapping[str, Tensor], keys: Collection[str]) -> float:
+    """The length of some changes together, added up in a fixed order."""
+    keys = sorted(set(tensors).intersection(keys))
     return math.sqrt(sum(_change(k, tensors[k], sent).square().sum().item() for k in keys))
 
 
 def _shortened(
-    tensors: Weights, factor: float, sent: Mapping[str, Tensor], trained: Collection[str]
+    tensors: Weights, factor: float, sent: Mapping[str, Tensor], keys: Collection[str]
 ) -> Weights:
-    """The upload with its trained changes times `factor`."""
+    """The upload with some of its changes times `factor`."""
+    if factor == 1:
+        return tensors
     shorter = dict(tensors)
-    for key in set(tensors).intersection(trained):
+    for key in set(tensors).intersection(keys):
         change = factor * _change(key, tensors[key], sent)
         shorter[key] = (sent[key] + change if key in sent else change).to(tensors[key].dtype)
     return shorter

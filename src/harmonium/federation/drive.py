@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 import torch
 
 from harmonium import codec, seeds
-from harmonium.errors import Diverged, NotEnoughReplies, WireError, counted, suggest
-from harmonium.federation import contract, spending, transport
+from harmonium.errors import Diverged, NotEnoughReplies, WireError, counted, one_line, suggest
+from harmonium.federation import arrival, contract, spending, transport
 from harmonium.federation.client import Client
 from harmonium.federation.contract import called
 from harmonium.federation.fold import Tally
@@ -22,7 +22,6 @@ from harmonium.federation.summable import Masks
 from harmonium.federation.unmasking import SecureSum
 from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import (
-    NOT_FINITE,
     SCORE,
     STEPS,
     Ask,
@@ -32,6 +31,7 @@ from harmonium.federation.wire import (
     Plan,
     check,
     is_measuring,
+    is_spoiled,
 )
 from harmonium.privacy.mechanisms import Release
 from harmonium.telling import work
@@ -55,9 +55,11 @@ class Reply:
     why: str = ""  # the reason when there is no answer
     releases: tuple[Mapping[str, Any], ...] = ()
     state: Any = None  # the engine's own note of the client's new state
+    unreadable: bool = False  # it did answer, but nothing that could be opened
 
 
-Take = Callable[[Reply, Mapping[str, Any]], str | None]  # counts an answer, or says why not
+Counting = Callable[[], None]  # adds an answer up, once nothing is wrong with it
+Take = Callable[[Reply, Mapping[str, Any]], Counting]  # checks an answer; raises what is wrong
 
 
 class Engine(Protocol):
@@ -173,16 +175,26 @@ class Driver:
         tally = self._tally(ask, declared, server)
         sent = transport.outgoing(self.method.transport, declared, ask)
 
-        def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
+        def take(reply: Reply, up: Mapping[str, Any]) -> Counting:
+            client, examples = reply.client, server.examples[reply.client]
             check(called(self.method), declared, "up", up)
-            up = transport.taken(self.method, declared, ask, sent, reply.client, up)
-            if (refusal := tally.refusal(reply.client, up)) is None:
-                tally.add(reply.client, up)
+            up = transport.taken(self.method, declared, ask, sent, client, up)
+            arrival.refuse_shapes(self.method, declared, examples, up)
+            down = {**ask.down, **ask.each.get(client, {})}
+            why = tally.refusal(client, up) or self.method.reply_fault(ask.step, down, up, examples)
+            if why:
+                raise WireError(why)
+
+            def count() -> None:
+                tally.add(client, up)
                 self.engine.accept(replace(reply, up=up))
-            return refusal
+
+            return count
 
         self._collect(sent, turn, take, server)
-        return tally.result()
+        folded = tally.result()
+        self.reported |= tally.shortened
+        return folded
 
     def _masked(
         self, masks: Masks, ask: Ask, declared: Exchange, turn: Turn, server: Server
@@ -200,11 +212,12 @@ class Driver:
             least=self._least(ask),
         ).steps()
 
-        def take(reply: Reply, up: Mapping[str, Any]) -> str | None:
-            refusal = count(reply.client, up)
-            if refusal is None and part.step == ask.step:
+        def take(reply: Reply, up: Mapping[str, Any]) -> Counting:
+            if (refusal := count(reply.client, up)) is not None:
+                raise WireError(refusal)
+            if part.step == ask.step:
                 held[reply.client] = replace(reply, up={})  # the answer itself is in the sum
-            return refusal
+            return lambda: None
 
         try:
             part, count = next(steps)
@@ -261,18 +274,19 @@ class Driver:
         if paying := [client for client in ask.to if promised[client]]:
             self.announce(turn, ask.step, paying)
 
-        spoiled, silent = 0, list[ClientId]()
+        spoiled, refused, silent = 0, 0, list[ClientId]()
 
         def count(reply: Reply) -> Entry:
-            nonlocal spoiled
+            nonlocal spoiled, refused
             entry = self._count(reply, ask, turn, take, here[reply.client])
             entry.of = of
-            spoiled += entry.outcome == "refused" and entry.why.endswith(NOT_FINITE)
-            if entry.outcome == "no answer":  # it may have left the client all the same
-                silent.append(reply.client)
-                entry.releases = spending.records(promised[reply.client])
-            elif entry.outcome == "answered":
+            spoiled += entry.outcome == "refused" and is_spoiled(entry.why)
+            refused += entry.outcome == "refused" or reply.unreadable
+            silent.extend([reply.client] if entry.outcome == "no answer" else [])
+            if entry.outcome == "answered":
                 entry.releases += more
+            else:  # it may have left the client all the same
+                entry.releases = spending.records(promised[reply.client])
             return entry
 
         with work(ask.step, len(ask.to), "clients") as at:
@@ -295,9 +309,16 @@ class Driver:
         if len(answered) < least and 0 < spoiled == len(ask.to) - len(silent):
             raise Diverged(
                 f"round {turn.round}, `{ask.step}`: the answers of {counted(spoiled, 'client')} "
-                f"hold numbers that are not finite. {self.ledger.last_reason} Training diverged: "
+                "hold numbers that are not finite or beyond any sane range. "
+                f"{self.ledger.last_reason} Training diverged: "
                 "lower local.lr, set local.clip, or look for log(0) and 0/0 in the loss. Resuming "
                 "repeats the same round"
+            )
+        if 2 * refused > len(ask.to) and not is_measuring(of or ask.step, turn.round):
+            raise NotEnoughReplies(
+                f"round {turn.round}, `{ask.step}`: the answers of {refused} of {len(ask.to)} "
+                f"clients were refused, and a round in which most are is not counted. "
+                f"{self.ledger.last_reason}"
             )
         if len(answered) < least:
             raise NotEnoughReplies(
@@ -312,26 +333,36 @@ class Driver:
     def _count(
         self, reply: Reply, ask: Ask, turn: Turn, take: Take, promised: Sequence[Release]
     ) -> Entry:
-        """Take one reply, or say why not; one bad client never spoils the round."""
-        if reply.up is None or ask.step not in STEPS:
-            self.watch(reply)
+        """Take one reply, or say why not: whatever is wrong with it, the round goes on.
+
+        An answer is checked to its end before any of it is added up, so that one which fails
+        leaves nothing behind.
+        """
         entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered")
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
+            self.watch(reply)
             return entry
-        entry.releases = list(reply.releases)
         try:
             if not isinstance(reply.up, Mapping):
                 raise WireError(f"{called(self.method)}.{ask.step} answers with no fields at all")
             if why := spending.fault(promised, reply.releases):
                 raise WireError(f"{called(self.method)}.{ask.step}: it {why}")
             entry.up, entry.parts["up"] = sizes(reply.up), by_part(reply.up)
+            add_up = take(reply, reply.up)
             entry.note = self._note(ask.step, reply.up)
-            refusal = take(reply, reply.up)
-        except WireError as error:  # a client elsewhere may send anything
-            refusal = str(error)
-        if refusal is not None:
-            entry.outcome, entry.why = "refused", refusal
+        except WireError as error:
+            entry.outcome, entry.why = "refused", one_line(error)
+        except Exception as error:  # noqa: BLE001  (a client elsewhere may send anything)
+            why = one_line(f"{type(error).__name__}: {error}")
+            entry.outcome, entry.why = "refused", f"its answer cannot be read: {why}"
+        if entry.outcome == "refused":
+            self.watch(replace(reply, up=None, why=f"its answer was refused: {entry.why}"))
+            return entry
+        if ask.step not in STEPS:
+            self.watch(reply)
+        entry.releases = list(reply.releases)
+        add_up()
         return entry
 
     def _note(self, step: str, up: Mapping[str, Any]) -> str:

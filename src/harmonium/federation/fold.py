@@ -19,6 +19,8 @@ from harmonium.errors import NotEnoughReplies
 from harmonium.federation.aggregate import Aggregation, Mean, Upload
 from harmonium.federation.wire import (
     EXAMPLES,
+    MOST_GROWTH,
+    MOST_VALUE,
     ClientId,
     Exchange,
     Field,
@@ -67,13 +69,16 @@ class Tally:
             examples: what weighs each client.
             uniform: count every client alike wherever its number of examples would weigh it.
             aggregation: how the model parts that are averaged become one.
-            reference: the model that was sent, for aggregations that look at changes.
+            reference: the model that was sent: aggregations look at changes of it, and no sent
+                weight may be many times its largest.
         """
         self._declared = declared
         self._layouts = layouts
         self._examples = examples
         self._uniform = uniform
         self._ids: list[ClientId] = []
+        self._most = most_weight(reference or {})
+        self.shortened: dict[str, float] = {}  # once there is a result: what an aggregation cut off
         trained = layouts.get("parameters", {})
         sent: dict[Of, Mapping[str, Tensor]] = {"model": reference or {}}  # others are changes
         self._sums: dict[str, _Sum] = {
@@ -96,7 +101,8 @@ class Tally:
                 reason = _misfit(value, self._layouts[part.of])
             elif part.fold in ("mean", "sum", "concat"):
                 reason = self._sums[name].misfit(value)
-            if reason := reason or fault(value):
+            most = self._most if part.fold == "parts" else MOST_VALUE
+            if reason := reason or fault(value, most) or _negative_variance(value):
                 return f"`{name}` {reason}"
             weight = 0 if part.by in (None, EXAMPLES) else up[part.by]
             if not 0 <= weight <= self._examples[client]:
@@ -121,6 +127,8 @@ class Tally:
     def result(self) -> Folded:
         """Who answered, and every field combined by its declared rule."""
         combined = {name: total.result() for name, total in self._sums.items()}
+        for total in self._sums.values():
+            self.shortened |= total.shortened() if isinstance(total, _Parts) else {}
         return Folded(ids=list(self._ids), **self._each, **combined)
 
 
@@ -204,6 +212,16 @@ class _Parts(_Sum):
         self._sent = sent
         self._trained = trained
         self._held: list[Upload] = []
+        self._factors: list[float] = []  # by which changes were shortened
+
+    def shortened(self) -> dict[str, float]:
+        """How many changes were shortened, and to what part of their length; empty if none was."""
+        if not self._factors:
+            return {}
+        return {
+            "shortened": len(self._factors),
+            "shortened_to": min(self._factors),  # the one that lost most
+        }
 
     def add(self, client: ClientId, value: Any, weight: float) -> None:
         floats = {}
@@ -216,25 +234,45 @@ class _Parts(_Sum):
                 held = self._total.get(key)
                 self._total[key] = tensor if held is None else torch.maximum(held, tensor)
         if self._aggregation.holds:
-            self._held.append((weight, floats))
+            self._held.append(Upload(weight, floats))
         else:
-            self._settle([(weight, floats)])
+            self._settle([Upload(weight, floats)])
 
     def _settle(self, uploads: Sequence[Upload]) -> None:
-        for weight, tensors in self._aggregation.settle(uploads, self._sent, self._trained):
+        for weight, tensors, factor in self._aggregation.settle(uploads, self._sent, self._trained):
+            self._factors += [factor] if factor < 1 else []
             self._weight += weight
             for key, tensor in tensors.items():
                 self._accumulate(key, tensor, weight)
 
     def result(self) -> Weights:
         if self._held:
-            counted = [upload for upload in self._held if upload[0] > 0]
+            counted = [upload for upload in self._held if upload.weight > 0]
             if not counted:
                 raise NotEnoughReplies(_WEIGHTLESS)
             self._settle(counted)
             self._held.clear()
         self._finish(mean=True)
         return self._total
+
+
+def most_weight(model: Mapping[str, Tensor]) -> float:
+    """How far from 0 a weight may lie that follows from a model.
+
+    >>> most_weight({"w": torch.tensor([0.5, -2.0])})
+    2000000.0
+    """
+    floats = (one for one in model.values() if one.numel() and one.is_floating_point())
+    ends = (torch.aminmax(one.detach()) for one in floats)
+    return MOST_GROWTH * max([1.0, *(float(max(-low, high)) for low, high in ends)])
+
+
+def _negative_variance(value: Any) -> str | None:
+    """Whether a BatchNorm's variance lies below 0, which no images make it."""
+    for key, tensor in value.items() if isinstance(value, dict) else ():
+        if key.endswith("running_var") and bool((tensor < 0).any()):
+            return f"{key} is a variance below 0"
+    return None
 
 
 def _misfit(value: Weights, layout: Layout) -> str | None:

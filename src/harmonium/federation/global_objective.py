@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 KEY = "global_objective"  # in the server's memory and in metrics.jsonl
 CHUNK = 256  # most images whose views are made at once
 MEANS_UP = {
-    "means": statistic("mean", by="images"),
+    "means": statistic(
+        "mean", by="images", shape=lambda method, examples: (method.objective.pooled_size,)
+    ),
     "local_objective": scalar(),
     "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
 }

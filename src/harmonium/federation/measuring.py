@@ -16,13 +16,16 @@ from torch import Tensor
 
 from harmonium.errors import counted
 from harmonium.federation.client import Client, Decline
-from harmonium.federation.wire import Ask, ClientId, Plan, Weights
+from harmonium.federation.wire import Ask, ClientId, Plan, Weights, statistic
 from harmonium.objectives import Objective
 from harmonium.terms import Term
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
 
+MEASURED = statistic(
+    "each", shape=lambda method, examples: (len(method.measured),), dtype=torch.float64
+)
 NEVER = -1  # the round of a client that has not measured yet
 
 

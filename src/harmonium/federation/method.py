@@ -244,7 +244,7 @@ class Method:
             raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
         return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
 
-    @exchange(down={"model": weights()}, up={"measured": statistic("each")})
+    @exchange(down={"model": weights()}, up={"measured": measuring.MEASURED})
     def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Measure what terms want of the received model; nothing is trained."""
         return {"measured": measuring.measured(self, client, got.model)}
@@ -304,12 +304,35 @@ class Method:
         """A word for the ledger on one client's answer, which may still be refused."""
         return ""
 
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """What shows that an answer is not an honest client's; nothing if nothing does.
+
+        Fields, kinds, shapes and ranges have been checked by then. Override it for what only the
+        method knows, such as rows of unit length, and ask `super` as well.
+
+        Args:
+            step: the exchange that it answers.
+            down: what the client was sent.
+            up: what it sent.
+            examples: its registered number of examples.
+        """
+        model: Weights = up.get("model", {})
+        found = (term.reply_fault(model) for term in self.terms)
+        return next((why for why in found if why), None)
+
     @property
     def recalibrates(self) -> bool:
         """Whether statistics are measured anew before an encoder is judged."""
         sent = self.blueprint.rules["encoder"] == "mean"
         known = bool(self.blueprint.statistics("encoder"))
         return self.batch_norm == "recalibrate" and sent and known
+
+    @property
+    def feature_size(self) -> int:
+        """How many features the encoder makes of an image."""
+        return self.encoder.features_for(self.world.channels, self.world.side)
 
     @property
     def has_own_encoders(self) -> bool:
@@ -383,7 +406,7 @@ class Method:
                 given = self.initial.weights()
                 load_encoder_weights(made["encoder"].module, given)
             world = self.world
-            dim = self.encoder.features_for(world.channels, world.side)
+            dim = self.feature_size
             builders: list[tuple[object, str, Builder]] = [
                 (self.objective, "build", lambda made: self.objective.build(made, dim, world)),
                 (self, "extra_parts", lambda made: self.extra_parts(made, dim)),

@@ -26,6 +26,7 @@ from harmonium.federation.appraising import judged_model
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.contract import called
 from harmonium.federation.wire import Ask, Plan, Value, Weights, scalar, statistic
+from harmonium.objectives.triangle import triangle
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
@@ -33,8 +34,18 @@ if TYPE_CHECKING:
 KEY = "whitening"  # in the server's memory
 LEAST = 5  # images; with fewer, a client's moments would nearly be its features
 UP = {
-    "first": statistic("mean", by="images"),  # mean of the features
-    "second": statistic("mean", by="images"),  # mean of their products, of each pair once
+    "first": statistic(  # mean of the features
+        "mean",
+        by="images",
+        shape=lambda method, examples: (method.feature_size,),
+        dtype=torch.float64,
+    ),
+    "second": statistic(  # mean of their products, of each pair once
+        "mean",
+        by="images",
+        shape=lambda method, examples: (triangle(method.feature_size),),
+        dtype=torch.float64,
+    ),
     "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
 }
 EXTENTS = {  # for the card
@@ -91,8 +102,6 @@ def whitening_of(memory: Mapping[str, Any], directions: int | None) -> Whitening
     if not (held := memory.get(KEY)):
         return None
     count, first, second = float(held["images"]), held["first"], held["second"]
-    if second.shape != (len(first) * (len(first) + 1) // 2,):
-        return None  # a client elsewhere may send anything
     try:
         moments = Moments(count, count * first, count * _unpacked(second, len(first)))
         return whitening(moments, directions)

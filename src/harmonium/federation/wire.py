@@ -31,7 +31,12 @@ Of = Literal[
     "model", "encoder", "parameters", "statistics"
 ]  # which tensors a `parts` fold is about
 
+Size = int | range  # how long a tensor is along one axis: exactly, or any length of a range
+Shape = Callable[[Any, int], tuple[Size, ...]]  # by the method and a client's number of examples
+
 STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
+MOST_GROWTH = 1e6  # a sent weight is at most so many times the largest of the model that it follows
+MOST_VALUE = 1e12  # any other number that is sent lies within so much of 0
 SCORE = "appraise"  # the ask for the tuning score
 MEASURING = (SCORE, "measure_objective", "measure_gradient", "measure_moments")  # no method's part
 CALIBRATE = "calibrate"  # the ask for BatchNorm's statistics
@@ -48,6 +53,8 @@ class Field:
     by: str | None = None  # what weights a mean: EXAMPLES, an uploaded scalar, or None (uniform)
     guarded: bool = False  # must come out of Client.release
     of: Of = "model"  # of a `parts` fold: which of the shared tensors
+    shape: Shape | None = field(default=None, compare=False)  # of a tensor that is uploaded
+    dtype: torch.dtype = torch.float32  # of a tensor whose shape is declared
 
 
 def weights(by: str | None = None, *, of: Of = "model") -> Field:
@@ -59,15 +66,28 @@ def weights(by: str | None = None, *, of: Of = "model") -> Field:
 
 
 def statistic(
-    fold: Fold = "mean", *, by: str | None = None, guarded: bool = False, of: Of = "model"
+    fold: Fold = "mean",
+    *,
+    by: str | None = None,
+    guarded: bool = False,
+    of: Of = "model",
+    shape: Shape | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Field:
-    """A tensor computed over many examples, such as a centroid or a correlation matrix."""
-    return Field("statistic", fold, by, guarded, of)
+    """A tensor computed over many examples, such as a centroid or a correlation matrix.
+
+    `shape` says what an uploaded tensor looks like, by the method's settings and the client's
+    registered number of examples: `lambda method, examples: (range(9), method.width)` is a table
+    of at most 8 rows. A real federation runs only methods that declare it.
+    """
+    return Field("statistic", fold, by, guarded, of, shape, dtype)
 
 
-def per_example(fold: Fold = "concat", *, guarded: bool = False) -> Field:
+def per_example(
+    fold: Fold = "concat", *, guarded: bool = False, shape: Shape | None = None
+) -> Field:
     """Rows that each belong to one example: the most revealing thing a method can send."""
-    return Field("per_example", fold, guarded=guarded)
+    return Field("per_example", fold, guarded=guarded, shape=shape)
 
 
 def scalar(fold: Fold = "each", *, by: str | None = None) -> Field:
@@ -222,31 +242,44 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 
 
 NOT_FINITE = "is not finite"
+BEYOND = "lies beyond any sane range"
 
 
-def fault(value: Any) -> str | None:
-    """What is wrong with an uploaded value's numbers, if anything."""
+def fault(value: Any, most: float = math.inf) -> str | None:
+    """What is wrong with an uploaded value's numbers, if anything.
+
+    Args:
+        value: a number, a tensor, or a dict of tensors by name.
+        most: how far from 0 a number may lie; counters may lie within `MOST_VALUE` in any case.
+
+    >>> fault({"w": torch.tensor([1.0, 3e38])}, most=1e6)
+    'w lies beyond any sane range'
+    """
     if isinstance(value, dict):
         for key, item in value.items():
-            if reason := fault(item):
+            if reason := fault(item, most):
                 return f"{key} {reason}"
         return None
     if isinstance(value, Tensor):
         if value.is_complex():
             return "is complex"
-        # One number that is not finite spoils the sum, which is quicker to make than a mask; a
-        # spoiled sum may also come from large numbers, and then the mask decides.
-        finite = (
-            not value.is_floating_point()
-            or math.isfinite(value.sum().item())
-            or bool(torch.isfinite(value).all())
-        )
+        if not value.numel() or value.dtype == torch.bool:
+            return None
+        most = most if value.is_floating_point() else max(most, MOST_VALUE)
+        least, greatest = (float(end) for end in torch.aminmax(value.detach()))  # NaN stays NaN
     else:
         try:
-            finite = math.isfinite(value)
+            least = greatest = float(value)
         except OverflowError:  # a whole number beyond any float
-            finite = False
-    return None if finite else NOT_FINITE
+            return NOT_FINITE
+    if not (math.isfinite(least) and math.isfinite(greatest)):
+        return NOT_FINITE
+    return None if max(-least, greatest) <= most else BEYOND
+
+
+def is_spoiled(why: str) -> bool:
+    """Whether an answer was refused for its numbers, as those of a diverged model are."""
+    return why.endswith((NOT_FINITE, BEYOND))
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -52,6 +52,8 @@ from harmonium.objectives import Seen
 from harmonium.objectives.pseudo import class_probabilities, need
 from harmonium.objectives.supervised import known_cross_entropy
 
+COUNTS = statistic("sum", shape=lambda method, examples: (method.world.classes,))  # by class
+
 
 @methods("cbafed")
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class CBAFed(Method):
         memory = {**server.memory, "accepted": got.accepted}
         return replace(self.merge(server, got.model), memory=memory)
 
-    @exchange(up={"labelled": statistic("sum")})
+    @exchange(up={"labelled": COUNTS})
     def count(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """How many labelled pictures of each class the client has."""
         return {"labelled": self.counts(client.examples.labels())}
@@ -102,7 +104,7 @@ class CBAFed(Method):
             "model": weights(by="used"),
             "loss": scalar("mean", by="used"),
             "used": scalar("sum"),  # pictures with a label, known or accepted
-            "accepted": statistic("sum"),
+            "accepted": COUNTS,
         },
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
@@ -127,6 +129,15 @@ class CBAFed(Method):
         logits = parts["classifier"](torch.cat(seen.h))
         target = given["target"][seen.batch.index].repeat(len(seen.h))
         return len(seen.h) * known_cross_entropy(logits, target)
+
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """No class has fewer than 0 images, and all together no more than the client."""
+        for name in {"labelled", "accepted"} & set(up):
+            if up[name].min() < 0 or up[name].sum() > examples:
+                return f"`{name}` does not count some of the client's {examples} images"
+        return super().reply_fault(step, down, up, examples)
 
     def counts(self, labels: Tensor) -> Tensor:
         """How many labels there are of each class; unknown ones are left out."""

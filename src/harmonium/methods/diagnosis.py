@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from harmonium.diagnosis.features import CHUNK, described
+from harmonium.diagnosis.features import CHUNK, CONTENT, FIELDS, described
 from harmonium.diagnosis.scatter import Sums, group_sums, unpack
 from harmonium.errors import counted
 from harmonium.federation.client import Client, Decline
@@ -29,6 +29,17 @@ from harmonium.federation.wire import (
     statistic,
 )
 from harmonium.methods import methods
+from harmonium.objectives.triangle import triangle
+
+
+def _width(method: Method) -> int:
+    """How many numbers describe an image."""
+    return CONTENT + FIELDS * FIELDS * (method.world.channels + 2)
+
+
+def _matrix(method: Method, examples: int) -> tuple[int]:
+    return (triangle(_width(method)),)
+
 
 LEAST = 5  # pictures; with fewer, a client's sums would nearly be its pictures
 
@@ -57,9 +68,12 @@ class Diagnosis(Method):
     @exchange(
         up={
             "pictures": scalar("sum"),
-            "total": statistic("sum"),  # of the vectors that describe the pictures
-            "within": statistic("sum"),  # their scatter around the client's mean
-            "between": statistic("sum"),  # the mean times itself, times the pictures
+            # of the vectors that describe the images
+            "total": statistic("sum", shape=lambda m, n: (_width(m),), dtype=torch.float64),
+            # their scatter around the client's mean
+            "within": statistic("sum", shape=_matrix, dtype=torch.float64),
+            # the mean times itself, times the number of images
+            "between": statistic("sum", shape=_matrix, dtype=torch.float64),
         }
     )
     def describe(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:

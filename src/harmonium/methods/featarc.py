@@ -167,6 +167,14 @@ class FeatARCClustered(FeatARC):
         memory = {**server.memory, "clusters": clusters, "chosen": chosen}
         return replace(server, **largest, memory=memory)
 
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """A client chooses one of the clusters."""
+        if step == "choose" and up["cluster"] not in range(self.clusters):
+            return f"`cluster` is {up['cluster']:g}, not a whole number below {self.clusters}"
+        return super().reply_fault(step, down, up, examples)
+
     @exchange(down={"clusters": Field("weights")}, up={"cluster": scalar()})
     def choose(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The model whose features agree most with those of the client's own last one."""

@@ -62,6 +62,9 @@ from harmonium.objectives.infonce import InfoNCE
 from harmonium.privacy.mechanisms import Release
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
+ROWS = per_example(
+    "each", shape=lambda method, examples: (range(examples + 1), method.objective.out)
+)
 TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
@@ -162,7 +165,7 @@ class FedCA(Method):
 
     @exchange(
         down={"model": weights(), "dictionary": per_example(), "count": scalar()},
-        up={**TRAINED, "rows": per_example("each"), "ratio": RATIO},
+        up={**TRAINED, "rows": ROWS, "ratio": RATIO},
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all pictures."""
@@ -206,6 +209,13 @@ class FedCA(Method):
         average = client.state["ensemble"] = torch.lerp(z, held, self.momentum)
         some = torch.randperm(len(z), generator=client.rng)[: count * self.group]
         return pool.protected(client, functional.normalize(average[some]), self.noise, self.group)
+
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """Rows are no more than were asked for, of unit length, and of different images."""
+        why = pool.odd_rows(up["rows"], int(down["count"])) if step == "train" else None
+        return why or super().reply_fault(step, down, up, examples)
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """Rows with noise, where there is noise."""

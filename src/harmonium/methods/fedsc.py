@@ -63,6 +63,9 @@ from harmonium.objectives.triangle import pack, positive, triangle, unpack
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
 
+ROUNDING = 1e-3  # of mu: what single precision may add to the eigenvalues of a packed matrix
+CORRELATION = statistic("each", shape=lambda method, n: (triangle(method.spectral.out),))
+
 
 @methods("fedsc")
 @dataclass(frozen=True)
@@ -134,8 +137,7 @@ class FedSC(Method):
             able = [client for client in able if asked.get(str(client), 0) < most]
             able = affordable(self, server, "correlate", able)
             got = yield Ask("correlate", able, {"model": server.model}, least=0)
-            size = triangle(self.spectral.out)
-            held |= {str(c): sent for c, sent in got.corr.items() if sent.shape == (size,)}
+            held |= {str(c): sent for c, sent in got.corr.items()}
             since = {**memory.get("since", {}), **{str(c): server.round for c in got.ids}}
             asked |= {str(c): asked.get(str(c), 0) + 1 for c in able}
             memory |= {"corr": held, "since": since, "asked": asked}
@@ -162,7 +164,31 @@ class FedSC(Method):
         since = server.memory.get("since", {}).values()
         return {"age": server.round - sum(since) / len(since)} if since else {}
 
-    @exchange(down={"model": weights()}, up={"corr": statistic("each")})
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """A matrix is the mean of z z^T with |z|^2 at most mu, plus its noise.
+
+        So its trace and eigenvalues lie within 0 and mu. Noise of N(0, sigma^2) on d x d entries
+        moves the trace by sigma sqrt(d) in the standard deviation, and an eigenvalue by hardly
+        more than 2 sigma sqrt(d); 10 sigma more come to an honest client less than once in 10^20
+        matrices.
+        """
+        if step == "correlate":
+            dim, mu = self.spectral.out, self.spectral.mu
+            sigma = sum(release.scale for release in self.costs(step, examples))
+            values = torch.linalg.eigvalsh(unpack(up["corr"].double(), dim))
+            far = sigma * (2 * math.sqrt(dim) + 10) + ROUNDING * mu
+            wide = 10 * sigma * math.sqrt(dim) + ROUNDING * mu
+            most = mu + (dim * far if self.psd else wide)  # without negative ones to cancel others
+            if not (-far <= values[0] and values[-1] <= mu + far and -wide <= values.sum() <= most):
+                return (
+                    f"`corr` has eigenvalues from {values[0]:.3g} to {values[-1]:.3g} and trace "
+                    f"{values.sum():.3g}; they lie within 0 and mu={mu:g}, but for noise"
+                )
+        return super().reply_fault(step, down, up, examples)
+
+    @exchange(down={"model": weights()}, up={"corr": CORRELATION})
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The mean of z z^T over views of all pictures; no picture moves another's z."""
         parts, count = self.pull(client, got.model).eval(), len(client.examples)
@@ -206,5 +232,5 @@ class FedSC(Method):
         found = super().exchanges()
         if not any(self.exchanging(r) for r in range(1, self.world.rounds + 1)):
             return {name: one for name, one in found.items() if name != "correlate"}
-        up = {"corr": statistic("each", guarded=self.private)}
+        up = {"corr": replace(CORRELATION, guarded=self.private)}
         return {**found, "correlate": replace(found["correlate"], up=up)}

@@ -36,10 +36,10 @@ from harmonium.federation.wire import (
     Ask,
     ClientId,
     Exchange,
+    Kind,
     Plan,
     Value,
     exchange,
-    per_example,
     scalar,
     statistic,
     weights,
@@ -51,7 +51,10 @@ from harmonium.objectives.clustering import Balance, GlobalBalance, Recent
 from harmonium.privacy.kmeans import multiplier, private_centroids, releases
 from harmonium.privacy.mechanisms import Release
 
-CLUSTERED = {"centroids": statistic("each"), "anonymity": scalar()}  # 0: nothing was sent
+CENTROIDS = statistic(
+    "each", shape=lambda m, n: (range((m.local_clusters or m.memory) + 1), m.width)
+)
+CLUSTERED = {"centroids": CENTROIDS, "anonymity": scalar()}  # 0: nothing was sent
 
 
 @methods("orchestra")
@@ -93,6 +96,11 @@ class Orchestra(Method):
             why = "method.evaluated=target and method.epsilon need a target that the server knows"
             raise ConfigError(f"{why}: set objective.target=mean batch_norm=average")
 
+    @property
+    def width(self) -> int:
+        """How many numbers a centroid is: as many as a projection."""
+        return cast(nn.Linear, self.blueprint["rotation"]).in_features
+
     def suits(self, cohort: int) -> None:
         """Refuse more global clusters than there can be local ones."""
         least = self.k_min if self.epsilon is None else 1
@@ -103,8 +111,7 @@ class Orchestra(Method):
         got = yield Ask("cluster", cohort, {"model": server.model})
         if not any(len(sent) for sent in got.centroids.values()):
             raise ConfigError(f"no client has {self.k_min} pictures for a cluster (method.k_min)")
-        width: Any = self.blueprint["rotation"].in_features
-        return self.regroup(server, got, torch.randn(self.clusters, width))
+        return self.regroup(server, got, torch.randn(self.clusters, self.width))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Networks are averaged; centroids of those who answered are clustered."""
@@ -164,6 +171,16 @@ class Orchestra(Method):
         unit = functional.normalize(found)
         return {"centroids": client.released("centroids", unit, told), "anonymity": 0}
 
+    def reply_fault(
+        self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
+    ) -> str | None:
+        """Centroids are unit rows, and each of as many pictures as the client says."""
+        why = None
+        if step in ("cluster", "train"):
+            least = None if self.epsilon is not None else self.k_min if self.local_clusters else 1
+            why = clustering.odd_centroids(up["centroids"], up["anonymity"], examples, least)
+        return why or super().reply_fault(step, down, up, examples)
+
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """Centroids, whenever it clusters or trains."""
         budget = self.epsilon if step in ("cluster", "train") else None
@@ -183,7 +200,8 @@ class Orchestra(Method):
     def exchanges(self) -> dict[str, Exchange]:
         """As declared; rows of single pictures leave without local clusters, or noise guards."""
         found, guarded = super().exchanges(), self.epsilon is not None
-        rows = statistic("each", guarded=guarded) if self.local_clusters else per_example("each")
+        kind: Kind = "statistic" if self.local_clusters else "per_example"
+        rows = replace(CENTROIDS, kind=kind, guarded=guarded)
         for step in ("cluster", "train"):
             found[step] = replace(found[step], up={**found[step].up, "centroids": rows})
         return found

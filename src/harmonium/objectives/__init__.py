@@ -120,6 +120,11 @@ class Objective:
         """Parts that `means` reads; none where the loss is not a function of means over images."""
         return ()
 
+    @property
+    def pooled_size(self) -> int:
+        """How many numbers `means` are."""
+        raise undefined(self, "pooled_size")
+
     def means(self, parts: Parts, seen: Seen) -> Tensor:
         """Means over a batch's images, one vector in double precision, that fix the loss."""
         raise undefined(self, "means")

@@ -165,6 +165,29 @@ def anonymous(
     return (centroids, found) if found >= least else (rows[:0], 0)
 
 
+def odd_centroids(rows: Tensor, anonymity: float, examples: int, least: int | None) -> str | None:
+    """What shows that centroids are not an honest client's; nothing if nothing does.
+
+    Args:
+        rows: the centroids, (count, dim).
+        anonymity: images in the smallest cluster, as the client says; 0 without centroids.
+        examples: the client's images.
+        least: fewest images of a cluster; none: centroids have noise, and no number is told.
+
+    >>> odd_centroids(torch.eye(3), 2.5, 100, 2)
+    '`anonymity` is 2.5, not a whole number of images from 2 to 100'
+    """
+    lengths: Tensor = torch.linalg.vector_norm(rows.double(), dim=1)
+    if bool(((lengths - 1).abs() > 1e-3).any()):
+        return "`centroids` are not of unit length"
+    if least is None or not len(rows):
+        return None if anonymity == 0 else f"`anonymity` is {anonymity:g}, not 0"
+    if not (least <= anonymity <= examples and anonymity == int(anonymity)):
+        wanted = f"a whole number of images from {least} to {examples}"
+        return f"`anonymity` is {anonymity:g}, not {wanted}"
+    return None
+
+
 def in_words(count: int, least: int, epsilon: float | None) -> str:
     """What a server learns of a client's rows, for the card.
 
@@ -180,15 +203,12 @@ def in_words(count: int, least: int, epsilon: float | None) -> str:
 
 
 def gathered(sent: Iterable[Tensor], width: int) -> Tensor:
-    """What clients sent, (n, width); longer rows than unit ones are cut, other shapes left out.
+    """What clients sent, (n, width).
 
-    >>> gathered([torch.ones(1, 4), torch.ones(2, 3), torch.ones(4)], 4)
-    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    >>> gathered([torch.eye(2)[:1], torch.eye(2)], 2).shape
+    torch.Size([3, 2])
     """
-    fit = [rows.float() for rows in sent if rows.ndim == 2 and rows.shape[1] == width]
-    rows = torch.cat([torch.zeros(0, width), *fit])
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / torch.where(lengths > 1.001, lengths, 1.0)
+    return torch.cat([torch.zeros(0, width), *sent])
 
 
 def check(clusters: int, clients: int, local_clusters: int, least: int, memory: int) -> None:

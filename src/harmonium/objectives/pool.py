@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.errors import counted
 from harmonium.federation.client import Client, Decline
 from harmonium.federation.wire import ClientId
 from harmonium.privacy.mechanisms import Release
@@ -69,6 +70,32 @@ def collected(rows: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
     else:
         return whole, owners
     return whole[some], owners[some]
+
+
+def odd_rows(rows: Tensor, most: int) -> str | None:
+    """What shows that rows for the dictionary are not an honest client's; nothing if nothing does.
+
+    Args:
+        rows: what the client sent, (count, dim).
+        most: how many it was asked for.
+
+    Some images may be there twice and have the same row; half of all rows are different in any
+    case.
+
+    >>> odd_rows(torch.ones(2, 3), 2)
+    '`rows` are not of unit length'
+    >>> odd_rows(torch.eye(3)[[0, 0, 0]], 3)
+    '`rows` hold 1 different row in 3'
+    """
+    if len(rows) > most:
+        return f"`rows` are {len(rows)}, but {most} were asked for"
+    lengths: Tensor = torch.linalg.vector_norm(rows.double(), dim=1)
+    if bool(((lengths - 1).abs() > 1e-3).any()):
+        return "`rows` are not of unit length"
+    different = len(torch.unique(rows, dim=0)) if len(rows) else 0
+    if 2 * different < len(rows):
+        return f"`rows` hold {counted(different, 'different row')} in {len(rows)}"
+    return None
 
 
 def public_batches(client: Client, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

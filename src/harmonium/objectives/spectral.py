@@ -32,7 +32,7 @@ from harmonium.federation.parts import Part, Parts
 from harmonium.federation.world import World
 from harmonium.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.objectives.heads import Norm
-from harmonium.objectives.triangle import unpack
+from harmonium.objectives.triangle import triangle, unpack
 
 Form = Literal["haochen", "fedsc", "orchestra"]
 
@@ -97,6 +97,12 @@ class Spectral(Objective):
     def pooled(self) -> tuple[str, ...]:
         """The encoder and all parts of this objective."""
         return ("encoder", "projector", "centroids")
+
+    @property
+    def pooled_size(self) -> int:
+        """One number and one matrix in FedSC's form, two of each in others."""
+        size = self.centroids if self.form == "orchestra" else self.out
+        return (1 if self.form == "fedsc" else 2) * (1 + triangle(size))
 
     def means(self, parts: Parts, seen: Seen) -> Tensor:
         """Tr R+ and R in FedSC's form; Tr R+, the mean (z1 z2)^2 and R of either view in others."""

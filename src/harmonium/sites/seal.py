@@ -22,7 +22,6 @@ from harmonium.store import digest_of
 
 Way = Literal["ask", "answer"]
 LARGEST = 1 << 20  # bytes of a seal; a plan is a few thousand
-LONGEST = 1000  # letters of a reason
 _HASH = ec.ECDSA(hashes.SHA256())
 
 
@@ -71,13 +70,6 @@ def addressed(sealed: bytes) -> dict[str, Any]:
 def nonce() -> str:
     """A number used once, so that no answer fits another ask."""
     return secrets.token_hex(16)
-
-
-def one_line(words: object) -> str:
-    """What a stranger said: one short line, without anything that a terminal would obey."""
-    text = " ".join(str(words).split())
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def must_match(answer: Mapping[str, Any], ask: Mapping[str, Any]) -> None:

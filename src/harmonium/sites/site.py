@@ -32,6 +32,7 @@ from harmonium.errors import (
     StoreError,
     WireError,
     counted,
+    one_line,
 )
 from harmonium.federation.wire import STEPS, ClientId, Exchange
 from harmonium.recipe import Recipe
@@ -39,7 +40,7 @@ from harmonium.report.progress import size_of
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
 from harmonium.sites.policy import Policy
-from harmonium.sites.seal import one_line, seal, unseal
+from harmonium.sites.seal import seal, unseal
 
 ABOUT: Mapping[str, type] = {  # what the header of an ask has
     "federation": str,

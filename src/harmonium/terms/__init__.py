@@ -50,6 +50,10 @@ class Term:
         """The model after a step of the server's optimiser, put right where the term must."""
         return model
 
+    def reply_fault(self, model: Weights) -> str | None:
+        """What shows that the parts of this term in a sent model are not an honest client's."""
+        return None
+
     def note(self, method: Method, cohort: int) -> str:
         """What a user should know of a run in which so many clients take part in a round."""
         return ""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harmonium.federation.method import Method
 
 TABLE = "uv.weight"  # a row a client
+ROUNDED = 0.05  # how far from 1 a row's length may lie after it travelled in few bits
 
 
 class Rows(nn.Module):
@@ -127,6 +128,14 @@ class Verification(Term):
     def at_server(self, model: Weights) -> Weights:
         """Rows back to unit length, as the server's optimiser may have left it."""
         return {**model, TABLE: functional.normalize(model[TABLE])} if TABLE in model else model
+
+    def reply_fault(self, model: Weights) -> str | None:
+        """A client's row is of unit length, as `after_step` leaves it."""
+        if not self.weight or TABLE not in model:
+            return None
+        length = float(torch.linalg.vector_norm(model[TABLE].double()))
+        unit = abs(length - 1) <= ROUNDED
+        return None if unit else f"`model` {TABLE} has length {length:.3g}, not 1"
 
     def note(self, method: Method, cohort: int) -> str:
         """A warning where there is nobody to be told from, or moments move rows of the absent."""

@@ -40,8 +40,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from harmonium.engines.flower import CHUNK
 from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
-from harmonium.errors import EngineError, HarmoniumError
-from harmonium.sites.seal import one_line
+from harmonium.errors import EngineError, HarmoniumError, one_line
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
