@@ -23,7 +23,6 @@ from harmonium.terminal import (
 )
 
 if TYPE_CHECKING:
-    from harmonium.recipe import Recipe
     from harmonium.sites.folder import Federation
     from harmonium.sites.server import Listening
 
@@ -163,12 +162,12 @@ def start(
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
+        from harmonium.sites.plan import federated, planned
         from harmonium.sites.server import start
 
-        recipe, listening = _plan(what, changes or []), _listening(listen, wait, insecure)
+        recipe, listening = federated(what, changes or []), _listening(listen, wait, insecure)
     if dry_run:
         from harmonium.sites.folder import Federation
-        from harmonium.sites.plan import planned
 
         plan, _ = planned(recipe, len(Federation.read(folder).sites))
         if as_json:
@@ -201,14 +200,6 @@ def resume(
     with watched(as_json, "harmonium server resume") as watcher:
         found = resume(run, *(changes or []), watcher=watcher, listening=listening)
     show_result(found, as_json)
-
-
-def _plan(what: str, changes: list[str]) -> Recipe:
-    """The recipe as typed; where it names no data, the pictures are at the sites."""
-    from harmonium.recipe import Recipe
-    from harmonium.recipe_text import changed_tree
-
-    return Recipe.from_tree(changed_tree(what, changes, defaults={"data": "sites"}))
 
 
 def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:
@@ -305,10 +296,10 @@ def check(
 
     with long_work(err, command="checking the plan"):
         from harmonium.sites.kit import Kit
-        from harmonium.sites.plan import frame_of, method_of, planned
+        from harmonium.sites.plan import federated, frame_of, method_of, planned
         from harmonium.sites.policy import Policy
 
-        held, recipe = Kit.read(kit), _plan(what, changes or [])
+        held, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")

@@ -322,7 +322,7 @@ class Life:
             method,
             asked,
             Ledger(),
-            recipe.participation.quorum,
+            recipe.participation.least(min(recipe.training, len(ground.examples))),
             watcher.task,
             masks=recipe.privacy.masks,
         )

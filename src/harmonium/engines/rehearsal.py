@@ -28,6 +28,7 @@ from harmonium.engines.host import Host
 from harmonium.engines.local import environment
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, EngineError, WireError
+from harmonium.federation import arrival
 from harmonium.federation.wire import ClientId
 from harmonium.recipe import Recipe
 from harmonium.sites.plan import frame_of
@@ -78,6 +79,9 @@ def rehearsal(
                 Waits(recipe.engine.deadline, recipe.engine.patience),
                 read_state=host.read_state,
                 note=note,
+                limits=lambda step, client: arrival.limits(
+                    host.method, step, len(host.indices[client]), len(clients)
+                ),
             )
     shutil.rmtree(place, ignore_errors=True)
 

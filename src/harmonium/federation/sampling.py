@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harmonium import seeds
 from harmonium.errors import ConfigError
@@ -26,7 +27,7 @@ class Participation:
 
     fraction: float = 1.0  # share of all clients wanted in a round
     number: int | None = None  # how many, in place of fraction
-    quorum: int = 1  # fewest answers a round needs
+    quorum: int | Literal["majority"] = 1  # fewest answers a round needs; more than half of it
     over: float = 0.0  # share asked beyond those wanted; the first to answer are kept
     dropout: float = 0.0  # chance that a client asked never answers (simulated)
     stragglers: float = 0.0  # share of the clients that are slow throughout the run (simulated)
@@ -37,7 +38,7 @@ class Participation:
         for name, right, words in (
             ("fraction", 0 < self.fraction <= 1, "above 0 and at most 1"),
             ("number", self.number is None or self.number >= 1, "at least 1"),
-            ("quorum", self.quorum >= 1, "at least 1"),
+            ("quorum", self.quorum == "majority" or self.quorum >= 1, "at least 1, or majority"),
             ("over", 0 <= self.over < math.inf, "0 or more and finite"),
             ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
             ("stragglers", 0 <= self.stragglers <= 1, "at least 0 and at most 1"),
@@ -58,11 +59,20 @@ class Participation:
         wanted = self.number if self.number is not None else max(1, round(self.fraction * clients))
         if wanted > clients:
             raise ConfigError(f"participation.number is {wanted}, but there are {clients} clients")
-        if self.quorum > wanted:
+        if self.quorum != "majority" and self.quorum > wanted:
             raise ConfigError(
                 f"participation.quorum is {self.quorum}, but a round asks only {wanted} clients"
             )
         return wanted
+
+    def least(self, clients: int) -> int:
+        """The fewest answers that a round of `clients` needs.
+
+        >>> Participation(quorum="majority").least(clients=4)
+        3
+        """
+        wanted = self.size(clients)
+        return wanted // 2 + 1 if self.quorum == "majority" else self.quorum
 
     def asked(self, clients: int) -> int:
         """How many of `clients` are asked in a round: those wanted and some to spare."""

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from harmonium.life import Result
     from harmonium.recipe import Recipe
 
-LATER = ("objective", "clients", "score", "bytes")  # of a round, after what matters most
+LATER = (
+    "objective",
+    "clients",
+    "score",
+    "shortened",
+    "bytes",
+)  # of a round, after what matters most
 
 
 def watcher_for(console: Console, label: str = "") -> Callback:
@@ -151,7 +157,8 @@ class LiveWatcher(LineWatcher):
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Put the round's figures into the line."""
         self._done = row["round"]
-        self._figures = self._figures | {"clients": "", "score": ""} | figures_of(row)
+        self._figures = self._figures | {"clients": "", "score": "", "shortened": ""}
+        self._figures |= figures_of(row)
         self._left = self._clock.left(self._done)
         self._warn(row)
         self.display.tick(at_once=True)
@@ -231,6 +238,8 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
     told = row.get("reported", {})
     if "align" in told and "unif" in told:
         words["score"] = f"score {tuning_score(told['align'], told['unif']):.3f}"
+    if "shortened" in told:
+        words["shortened"] = f"{told['shortened']:.0f} shortened, to {told['shortened_to']:.2g}"
     words["bytes"] = size_of(row["bytes_up"] + row["bytes_down"])
     return words
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,27 @@ from harmonium.data.sets.sites import Sites
 from harmonium.errors import ConfigError, Key
 from harmonium.federation.method import Method
 from harmonium.recipe import Recipe
+from harmonium.recipe_text import changed_tree
 from harmonium.settings import plain
+
+
+def federated(what: str, changes: Iterable[str]) -> Recipe:
+    """The recipe of a federation as typed, with the defaults that real sites call for.
+
+    Where nothing is said of data, the images are at the sites. Where nothing is said of them, a
+    round needs the answers of a majority, and changes of the model longer than the round's median
+    are shortened to it, so that few sites cannot bend it far. Under masks no single change can be
+    seen, and noise that the server adds is made for the plain mean: both keep the mean.
+    """
+    tree = changed_tree(what, changes, defaults={"data": "sites"})
+    if isinstance(section := tree.get("participation") or {}, dict):
+        tree["participation"] = {"quorum": "majority", **section}
+    recipe = Recipe.from_tree(tree)
+    made = recipe.privacy.updates
+    seen_alone = recipe.privacy.masks is None and (made is None or made.place == "client")
+    if "aggregation" in tree or not seen_alone:
+        return recipe
+    return recipe.changed(aggregation="norm-bound")
 
 
 def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:

@@ -24,6 +24,7 @@ from harmonium.callbacks import Callback
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.errors import ConfigError, NotEnoughReplies, StoreError, counted
+from harmonium.federation import arrival
 from harmonium.federation.drive import Turn
 from harmonium.federation.masking import STEPS
 from harmonium.federation.sampling import Participation
@@ -162,10 +163,12 @@ def _play(
         raise ConfigError(NEEDS_FLOWER) from None
     plan, path = life.recipe, life.path
     note, method = life.watcher.note, method_of(plan)
+    arrival.check_declared(method)
     for text in federation.notes:
         note(text)
     public = load_public(plan, (method.world.side, method.world.side, method.world.channels))
     run, roll = _held_roll(path, federation) if held else (secrets.token_hex(16), [])
+    examples = {one.client: one.examples for one in roll}
     sites = _called(federation, roll) if held else dict(enumerate(federation.sites))
     life.watcher.names = {client: site.name for client, site in sites.items()}
     port = federation.port if listening.port is None else listening.port
@@ -184,6 +187,9 @@ def _play(
             Waits(plan.engine.deadline, plan.engine.patience),
             wanted=lambda ask, turn: _enough(plan.participation, len(roll), ask, turn),
             note=note,
+            limits=lambda step, client: arrival.limits(
+                method, step, examples.get(client, 0), len(sites)
+            ),
         )
         if not held:
             shown = public_digest(public.train if public else None)
@@ -192,6 +198,7 @@ def _play(
             if absent:
                 note(f"{len(roll)} of {len(sites)} sites take part in this run, to its end")
             engine.keep(one.client for one in roll)
+            examples |= {one.client: one.examples for one in roll}
             register(
                 path,
                 plan,
@@ -215,7 +222,7 @@ def _play(
             )
         ground = Ground(
             method,
-            {one.client: one.examples for one in roll},
+            examples,
             dataset,
             public.train.without_labels() if public else None,
             tuple(public_notes(plan, public)),
