@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from harmonium import codec, store
 from harmonium.data.images import Dataset, Images
@@ -33,7 +36,7 @@ from harmonium.federation.drive import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.spending import recount
-from harmonium.federation.wire import MASKS, STEPS, Ask
+from harmonium.federation.wire import MASKS, STEPS, Ask, Exchange, Field
 from harmonium.hosts import load_public, make_host
 from harmonium.privacy.account import Account
 from harmonium.recipe import Recipe
@@ -57,6 +60,25 @@ class ContractError(AssertionError):
     """A method breaks the contract; the message says how to mend it."""
 
 
+@dataclass(frozen=True)
+class Heard:
+    """One ask of a trial and all that was answered."""
+
+    ask: Ask
+    turn: Turn
+    server: Server
+    replies: list[Reply]
+
+    def replayed(self, method: Method, *others: Reply) -> tuple[str, dict[int, dict[str, Any]]]:
+        """What it comes to with other replies of some clients, and the ledger by client."""
+        replies = {reply.client: reply for reply in (*self.replies, *others)}
+        driver = Driver(method, _Replaying(list(replies.values())), Ledger())
+        ask = replace(self.ask, least=0)
+        folded = driver._ask(ask, self.turn, replace(self.server, account=Account()))
+        entries = map(json.loads, driver.ledger.lines)
+        return store.digest_of(codec.encode(vars(folded))), {one["client"]: one for one in entries}
+
+
 @dataclass
 class Trial:
     """One way of running a method for two rounds; `digest` is all that it ends with."""
@@ -73,6 +95,7 @@ class Trial:
     method: Method = field(init=False)
     states: dict[int, dict[str, Any]] = field(init=False, default_factory=dict)
     lines: list[str] = field(init=False, default_factory=list)
+    heard: list[Heard] = field(init=False, default_factory=list)
 
     def go(self) -> Trial:
         """Run setup and the rounds."""
@@ -103,7 +126,8 @@ class Trial:
     def _drive(self, host: Host, engine: Any, server: Server, number: int) -> Server:
         ledger = Ledger()
         masks = self.recipe.privacy.masks
-        driver = Driver(host.method, self.wrap(engine), ledger, masks=masks)
+        hearing = _Hearing(self.wrap(engine), server, self.heard)
+        driver = Driver(host.method, hearing, ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
         server = driver.drive(host.method.play(server, cohort), server)
         if number == 0:
@@ -248,6 +272,107 @@ def _check_dropouts_are_survived(plain: Trial) -> None:
         _need(finite, f"when a client does not answer, {key} is not finite; use only `got.ids`")
 
 
+def lies(
+    declared: Exchange, up: Mapping[str, Any], rng: random.Random
+) -> Iterator[tuple[str, Any]]:
+    """What a hostile client might send in place of an answer, for ever; none of it is honest.
+
+    Args:
+        declared: the exchange that is answered.
+        up: an honest answer.
+        rng: draws which field is changed, and how.
+
+    Yields:
+        What was done, in words, and the answer. A tensor whose shape is not declared keeps its own.
+    """
+    whole: list[tuple[str, Any]] = [
+        *([("nothing", {})] if up else []),
+        ("a list", [1, 2]),
+        ("text", "hello"),
+        ("a field more", {**up, "more": 1.0}),
+        ("a number as a field's name", {**up, 5: 1.0}),
+    ]
+    while True:
+        if not up or rng.random() < 0.1:
+            yield rng.choice(whole)
+            continue
+        name = rng.choice(sorted(up))
+        what, value = _lie(declared.up[name], up[name], rng)
+        others = {key: one for key, one in up.items() if key != name}
+        yield f"`{name}` {what}", others if value is _GONE else {**others, name: value}
+
+
+_GONE = object()
+
+
+def _lie(part: Field, value: Any, rng: random.Random) -> tuple[str, Any]:
+    """Something in place of one field, and what it is."""
+    found: list[tuple[str, Any]] = [
+        ("left out", _GONE),
+        ("none", None),
+        ("text", "x" * 100),
+        ("a list", [value]),
+        ("true", True),
+        ("a number beyond any float", 10**400),
+        ("not a number", math.nan),
+        ("endless", -math.inf),
+        ("a complex tensor", torch.ones(3, dtype=torch.complex64)),
+    ]
+    if isinstance(value, Mapping):
+        key = rng.choice(sorted(value))
+        what, tensor = _lying_tensor(value[key], rng, shaped=True)
+        less = {k: v for k, v in value.items() if k != key}
+        found = [*found, ("without a tensor", less), ("with another", {**value, "more": tensor})]
+        found += 6 * [(f"{key} {what}", {**value, key: tensor})] + [
+            ("no tensor", {**value, key: 1})
+        ]
+    elif isinstance(value, Tensor):
+        found = [*found, *6 * [_lying_tensor(value, rng, shaped=part.shape is not None)]]
+    else:
+        found += [("a tensor", torch.ones(2)), ("beyond any range", 1e300)]
+    return rng.choice(found)
+
+
+def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[str, Tensor]:
+    """A tensor that no honest client sends, and what it is."""
+    found: list[tuple[str, Tensor]] = []
+    if value.numel() and value.is_floating_point():
+        place = rng.randrange(value.numel())
+        for number in (math.nan, math.inf, -3e38, 3e38):
+            spoiled = value.clone()
+            spoiled.view(-1)[place] = number
+            found.append((f"has {number}", spoiled))
+    if shaped or not found:
+        found += [
+            ("of one axis more", value[None]),
+            ("of longer rows", torch.cat([value, value], -1) if value.ndim else value[None]),
+            ("five hundred times", value[None].repeat(500, *[1] * value.ndim)),
+            ("without axes", torch.zeros((), dtype=value.dtype) if value.ndim else value[None]),
+            ("of another type", value.to(torch.int8)),
+        ]
+        found = [one for one in found if one[1].shape != value.shape or one[1].dtype != value.dtype]
+    return rng.choice(found)
+
+
+def _check_lies_are_refused(plain: Trial) -> None:
+    """A client that sends rubbish is refused by name, and the round is as if it had been silent."""
+    if plain.recipe.privacy.masks is not None:  # answers are sums that nobody can look into
+        return
+    exchanges, rng, seen = plain.method.exchanges(), random.Random(7), set[str]()
+    for heard in plain.heard:
+        answers = [reply for reply in heard.replies if reply.up is not None]
+        if heard.ask.step in seen or len(answers) < 3:
+            continue
+        seen.add(heard.ask.step)
+        liar = answers[1]
+        silent, _ = heard.replayed(plain.method, Reply(liar.client, None, "lost"))
+        for what, up in islice(lies(exchanges[heard.ask.step], liar.up or {}, rng), 12):
+            found, entries = heard.replayed(plain.method, replace(liar, up=up))
+            where = f"an answer to `{heard.ask.step}` with {what}"
+            _need(entries[liar.client]["outcome"] == "refused", f"{where} is counted")
+            _need(found == silent, f"{where} is refused, but leaves something behind")
+
+
 def _check_labels_stay_out(plain: Trial) -> None:
     """A method without permission ends with the same bits whatever the labels are."""
     if plain.method.reads_labels:
@@ -298,6 +423,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     _check_order_of_answers_is_irrelevant,
     _check_resume_is_exact,
     _check_dropouts_are_survived,
+    _check_lies_are_refused,
     _check_labels_stay_out,
     _check_state_is_declared,
     _check_settings_are_frozen,
@@ -330,3 +456,41 @@ class _Dropping(_Shuffling):
         lost = ask.to[(turn.round + turn.ask) % len(ask.to)] if own else None
         for reply in self.engine.deliver(ask, turn):
             yield Reply(reply.client, None, "lost") if reply.client == lost else reply
+
+
+@dataclass
+class _Hearing:
+    """An engine that writes down what is asked and answered."""
+
+    engine: Any
+    server: Server
+    heard: list[Heard]
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        replies: list[Reply] = []
+        self.heard.append(Heard(ask, turn, self.server, replies))
+        for reply in self.engine.deliver(ask, turn):
+            replies.append(reply)
+            yield reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@dataclass
+class _Replaying:
+    """An engine without clients, that has its replies already."""
+
+    replies: list[Reply]
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        yield from self.replies
+
+    def accept(self, reply: Reply) -> None:
+        """Nobody has a state here."""
+
+    def snapshot(self) -> codec.Tree:
+        return {}
+
+    def restore(self, snapshot: codec.Tree) -> None:
+        """There is nothing to go back to."""

@@ -59,7 +59,7 @@ from harmonium.federation.wire import (
 from harmonium.methods import methods
 from harmonium.objectives import Seen, check
 from harmonium.objectives.spectral import Spectral, correlation_contrast, shortened
-from harmonium.objectives.triangle import pack, positive, triangle, unpack
+from harmonium.objectives.triangle import is_between, pack, positive, triangle, unpack
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
 
@@ -177,15 +177,13 @@ class FedSC(Method):
         if step == "correlate":
             dim, mu = self.spectral.out, self.spectral.mu
             sigma = sum(release.scale for release in self.costs(step, examples))
-            values = torch.linalg.eigvalsh(unpack(up["corr"].double(), dim))
             far = sigma * (2 * math.sqrt(dim) + 10) + ROUNDING * mu
             wide = 10 * sigma * math.sqrt(dim) + ROUNDING * mu
+            matrix = unpack(up["corr"].double(), dim)
             most = mu + (dim * far if self.psd else wide)  # without negative ones to cancel others
-            if not (-far <= values[0] and values[-1] <= mu + far and -wide <= values.sum() <= most):
-                return (
-                    f"`corr` has eigenvalues from {values[0]:.3g} to {values[-1]:.3g} and trace "
-                    f"{values.sum():.3g}; they lie within 0 and mu={mu:g}, but for noise"
-                )
+            within = is_between(matrix, -far, mu + far) and -wide <= matrix.trace() <= most
+            if not within:
+                return f"`corr` has eigenvalues or a trace beyond 0 and mu={mu:g}, and its noise"
         return super().reply_fault(step, down, up, examples)
 
     @exchange(down={"model": weights()}, up={"corr": CORRELATION})

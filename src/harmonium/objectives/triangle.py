@@ -54,3 +54,19 @@ def positive(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     clean: Tensor = (vectors * values.clamp_min(0)) @ vectors.T
     return clean
+
+
+def is_between(matrix: Tensor, least: float, most: float) -> bool:
+    """Whether all eigenvalues of a symmetric matrix lie between two numbers.
+
+    They do if two shifted matrices have a Cholesky factor, which is quicker to try than eigenvalues
+    are to find.
+
+    >>> is_between(torch.diag(torch.tensor([2.0, 1.0])), 0.5, 2.5)
+    True
+    >>> is_between(torch.diag(torch.tensor([2.0, -1.0])), 0.0, 2.5)
+    False
+    """
+    unit = torch.eye(len(matrix), dtype=matrix.dtype)
+    shifted = torch.stack([matrix - least * unit, most * unit - matrix])
+    return not bool(torch.linalg.cholesky_ex(shifted).info.any())
