@@ -109,6 +109,17 @@ class FedCA(Method):
                 raise ConfigError(f"method.{name} is {value}; it must be at least {least}{below}")
         if self.noise and self.group > 1:
             raise ConfigError("method.noise cannot be counted for means of groups: choose one")
+        if self.noise and self.size and self.source == "trained":
+            raise ConfigError(
+                "method.noise is counted for an image's own row, but a model that was trained on "
+                "all images of a client enters every row: set method.source=received"
+            )
+        if self.noise and self.size and self.strength and self.batch_norm == "recalibrate":
+            raise ConfigError(
+                "method.noise is counted for an image's own row, but with batch_norm=recalibrate "
+                "and alignment statistics of all images of a client enter every row: set "
+                "batch_norm=average or method.strength=0"
+            )
 
     @property
     def needs_public(self) -> bool:
