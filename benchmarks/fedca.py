@@ -48,10 +48,11 @@ ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
     "dictionary+ensembling": ["dictionary+ensembling"],
     "fedca": ["fedca"],
 }
+RECEIVED = ["method.source=received", "privacy.noise=simulated"]  # what noise is counted for
 PROTECTIONS: dict[str, list[str]] = {
-    "noise 0.1": ["method.noise=0.1", "privacy.noise=simulated"],
-    "noise 1": ["method.noise=1", "privacy.noise=simulated"],
-    "noise 10": ["method.noise=10", "privacy.noise=simulated"],
+    "noise 0.1": ["method.noise=0.1", *RECEIVED],
+    "noise 1": ["method.noise=1", *RECEIVED],
+    "noise 10": ["method.noise=10", *RECEIVED],
     "groups of 4": ["method.group=4"],
     "groups of 16": ["method.group=16"],
 }

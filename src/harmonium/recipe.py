@@ -42,7 +42,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.optimiser import Average, ServerOptimiser, optimisers
 from harmonium.federation.parts import BatchNorms
 from harmonium.federation.sampling import Participation
-from harmonium.federation.spending import check_budget
+from harmonium.federation.spending import check_budget, check_noise
 from harmonium.federation.transport import Transport
 from harmonium.federation.world import World
 from harmonium.given_weights import Init
@@ -276,6 +276,7 @@ class Recipe(BaseModel):
             raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
         if recipe.privacy.masks is not None:
             recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
+        check_noise(method)
         if recipe.local.dp_clip is not None:
             dpsgd.check(method)
         if recipe.privacy.updates is not None:

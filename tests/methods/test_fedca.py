@@ -357,7 +357,7 @@ def test_who_chooses_the_rows(sampling: str) -> None:
 
 
 def test_rows_with_noise_are_guarded_and_counted() -> None:
-    found = trial({"noise": 0.5})
+    found = trial({"noise": 0.5, "source": "received"})
     entries = [json.loads(line) for line in found.lines if '"train"' in line]
     for entry in entries:
         (release,) = entry["releases"]
@@ -408,7 +408,7 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
     assert "averaged over" not in said(momentum=0.0)
     every = said(sampling="server")
     assert "as many as pictures, from each client" in every and "rows: 512 bytes a pict" in every
-    noisy = said(noise=0.5)
+    noisy = said(noise=0.5, source="received")
     assert "Noise of 0.5 on each number" in noisy and "Nothing hides these rows" not in noisy
     means = said(group=4)
     assert "of at least 4 similar pictures, as a mean" in means and "there is no epsilon" in means
@@ -529,7 +529,7 @@ def test_a_round_without_targets_is_refused() -> None:
 def test_it_passes_the_contract_with_every_option() -> None:
     for more in (
         {"sampling": "replace", "exclude_own": True},
-        {"noise": 0.1, "sampling": "server"},
+        {"noise": 0.1, "source": "received", "sampling": "server"},
         {"group": 2},
     ):
         checked = check_method("fedca", public=PUBLIC, method={**SMALL, **more})

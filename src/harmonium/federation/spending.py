@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from harmonium.errors import BudgetSpent, ConfigError
 from harmonium.federation import dpsgd
 from harmonium.federation.contract import called
@@ -95,6 +97,59 @@ def check_budget(method: Method) -> None:
                 f"privacy.epsilon cannot be kept: {called(method)} does not say beforehand what "
                 f"`{step}` releases. Its author must add that to `costs`."
             )
+
+
+def check_noise(method: Method) -> None:
+    """Refuse noisy values into which more of a client's images enters than is counted.
+
+    The stated sensitivity of a guarded value holds where each row of it follows from one image and
+    from what the server sent. What a client keeps of its earlier training (`local` tensors, most
+    often BatchNorm's statistics) follows from all of its images, and so does a BatchNorm that
+    normalises by the batch at hand in evaluation mode, too. A noisy model is another matter: the
+    noise of `updates` is for the client as a whole, and `dpsgd.check` looks at each step.
+    """
+    steps = method.declared_exchanges()
+    declared_so = any(field.guarded for one in steps.values() for field in one.up.values())
+    if not declared_so and not any(method.costs(step, 1000) for step in steps):
+        return  # most methods: no model needs to be built to know it
+    noisy = [
+        (step, name)
+        for step, declared in method.exchanges().items()
+        for name, one in declared.up.items()
+        if one.guarded and not (name == "model" and covers(declared))
+    ]
+    if not noisy or not (reason := _private(method)):
+        return
+    for step, name in noisy:
+        if {r.neighbours for r in method.costs(step, 1000) if r.field == name} != {"client"}:
+            raise ConfigError(
+                f"the noise on `{name}` of {called(method)} would be too small: {reason}"
+            )
+
+
+def _private(method: Method) -> str:
+    """What makes the features of an image depend on other images of its client, and a remedy."""
+    parts = method.blueprint
+    instead = "or choose norms without statistics (encoder.norm, objective.norm)"
+    for key, rule, _ in parts.tensors():
+        if rule != "local":
+            continue
+        if key in parts.exceptions:
+            return (
+                f"batch_norm={method.batch_norm} keeps {key}, which follows from all images of a "
+                f"client and enters every row. Set batch_norm=average, {instead}."
+            )
+        return (
+            f"part '{key.partition('.')[0]}' stays at a client and is trained on all of its "
+            "images, so it would enter every row. Share it, or leave the noise out."
+        )
+    for path, module in parts.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            return (
+                f"{path} normalises by the batch at hand, so an image moves the rows of others. "
+                f"Build it with track_running_stats=True, {instead}."
+            )
+    return ""
 
 
 def check_first(method: Method, account: Account, examples: Mapping[ClientId, int]) -> None:

@@ -13,7 +13,8 @@ each client its share by number of pictures (`client`), the server among all row
 sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the trained
 model, as in eq. 9; without moving averages the paper has them by the received one (`source`). Rows
 belong to single pictures: `group` sends means of that many similar rows; `noise` is counted for a
-picture's own rows alone, as the model goes unprotected beside them.
+picture's own rows alone, as the model goes unprotected beside them. It needs rows by the received
+model: one that was trained on all pictures of a client carries each of them into every row.
 
 Alignment is in evaluation mode on both sides. Targets are made once, by a model whose BatchNorm has
 seen all public images; a client's features of the same images must be normalised in the same way,
@@ -93,7 +94,7 @@ class FedCA(Method):
     reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the pictures of a step
     align_batch: int = 128  # public pictures a step
     align_epochs: int = 100  # of the server's training on public pictures
-    noise: float = 0.0  # standard deviation of what is added to each number of a row
+    noise: float = 0.0  # deviation of what is added to each number of a row; with source=received
     group: int = 1  # similar rows in a mean that is sent in their place; 1: rows themselves
     exclude_own: bool = False  # a client's own rows are no negatives of its images
 
@@ -109,6 +110,17 @@ class FedCA(Method):
                 raise ConfigError(f"method.{name} is {value}; it must be at least {least}{below}")
         if self.noise and self.group > 1:
             raise ConfigError("method.noise cannot be counted for means of groups: choose one")
+        if self.noise and self.size and self.source == "trained":
+            raise ConfigError(
+                "method.noise is counted for an image's own row, but a model that was trained on "
+                "all images of a client enters every row: set method.source=received"
+            )
+        if self.noise and self.size and self.strength and self.batch_norm == "recalibrate":
+            raise ConfigError(
+                "method.noise is counted for an image's own row, but with batch_norm=recalibrate "
+                "and alignment statistics of all images of a client enter every row: set "
+                "batch_norm=average or method.strength=0"
+            )
 
     @property
     def needs_public(self) -> bool:

@@ -194,7 +194,10 @@ class FedSC(Method):
         with torch.no_grad():
             for batch in client.batches(self.passes, self.local.batch, least=1):
                 views = self.see(parts, batch).z
-                rows = shortened(torch.cat(views).double(), self.spectral.mu)
+                rows = torch.cat(views).double()
+                if self.private:  # a row that is not finite would tell of its image
+                    rows = rows.nan_to_num(0.0, 0.0, 0.0)
+                rows = shortened(rows, self.spectral.mu)
                 total += rows.T @ rows / len(views)
         matrix = total / (self.passes * count)
         if not self.private:

@@ -116,6 +116,7 @@ def protected(client: Client, rows: Tensor, noise: float, group: int) -> Tensor:
     if not noise:
         return rows
     (by,) = costs(noise)
+    rows = rows.nan_to_num(0.0, 0.0, 0.0)  # a row that is not finite would tell of its image
     return client.release("rows", rows, **by.how, then=functional.normalize)
 
 

@@ -45,6 +45,10 @@ class InsideClasses(Objective):
     uses_labels: ClassVar[bool] = True
     least: ClassVar[int] = 2  # pictures that there is something to compare among
 
+    def alone(self) -> bool:
+        """Images of a class look at each other, whatever the plain objective does."""
+        return False
+
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """The plain objective's parts and a linear classifier."""
         return super().build(made, dim, world) | {"classifier": classifier(self, dim, world)}

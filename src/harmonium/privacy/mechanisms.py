@@ -26,7 +26,8 @@ class Release:
     One picture moves what the noise was added to by at most `sensitivity`: by Euclid's distance
     under Gaussian noise, by the sum of absolute changes of whole numbers under discrete Laplace
     noise. `replace` means one picture in another's place, `add-remove` one picture more or less,
-    `client` any pictures in place of all that a client has.
+    `client` any pictures in place of all that a client has. How many pictures a client has is
+    registered and public: of `add-remove` a missing one adds nothing, and divisors stay.
     """
 
     field: str
