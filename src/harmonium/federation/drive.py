@@ -220,7 +220,8 @@ class Driver:
                 return self._opened(total, ask, turn, server)
             except NotEnoughReplies as error:
                 if isinstance(error, Shut) and tries:
-                    again = spending.affordable(method, server, ask.step, total.again())
+                    again = total.again(last=tries == 1)
+                    again = spending.affordable(method, server, ask.step, again)
                     ask, turn = replace(ask, to=again), replace(turn, ask=fresh(turn.ask))
                 elif ask.least == 0:  # no answer is one as well
                     return self._tally(ask, declared, server).result()

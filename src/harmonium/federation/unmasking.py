@@ -282,11 +282,16 @@ class SecureSum:
             return secret[:SECRET] if secret == marked(secret[:SECRET]) else None
         return secret if public_of(secret) == self._roster.mask_key(owner) else None
 
-    def again(self) -> list[ClientId]:
-        """Whom to ask in another try: no liars, and if none is known, nobody who may be one."""
+    def again(self, *, last: bool) -> list[ClientId]:
+        """Whom to ask in another try: no liars, and if none is known, nobody who may be one.
+
+        The last try does without those who revealed nothing as well, if enough others are left.
+        """
         honest = [client for client in self._ask.to if client not in self.liars]
-        trusted = [client for client in honest if client not in self.doubts]
-        return trusted if not self.liars and len(trusted) >= self._least else honest
+        silent = set(self._counted) - set(self._told) if last else set[ClientId]()
+        apart = silent | (set() if self.liars else set(self.doubts))
+        trusted = [client for client in honest if client not in apart]
+        return trusted if len(trusted) >= self._least else honest
 
     @property
     def _where(self) -> str:
