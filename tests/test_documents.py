@@ -13,7 +13,6 @@ import typer.main
 import yaml
 
 from harmonium.cli import app
-from harmonium.cli_federation import _plan
 from harmonium.comparing.cells import plan
 from harmonium.comparing.sweep import read
 from harmonium.data.datasets import datasets
@@ -22,6 +21,7 @@ from harmonium.measures.evaluation import _asked, _needed
 from harmonium.measures.grounds import sets_of
 from harmonium.overrides import apply_changes, changes_of
 from harmonium.recipe import Recipe, known_keys
+from harmonium.sites.plan import federated
 
 ROOT = Path(__file__).parents[1]
 FILES = {  # a word of the block -> the file that the text calls it
@@ -165,7 +165,7 @@ def test_the_commands_of_a_federation_are_known() -> None:
         if name in ("start", "check") and "what" in context.params:
             changes = list(context.params["changes"] or [])
             if not str(context.params["what"]).endswith(".yaml"):
-                _plan(context.params["what"], changes)
+                federated(context.params["what"], changes)
 
 
 def _begins(words: list[str], place: int) -> bool:

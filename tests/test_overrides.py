@@ -13,7 +13,6 @@ import pytest
 import harmonium
 from harmonium import runs
 from harmonium.cli import main
-from harmonium.cli_federation import _plan
 from harmonium.comparing import cells, sweep
 from harmonium.comparing.study import note_command
 from harmonium.data.splits.dirichlet import Dirichlet
@@ -27,6 +26,7 @@ from harmonium.methods.fedprox import FedProx
 from harmonium.objectives.simclr import SimCLR
 from harmonium.overrides import as_words, changes_of
 from harmonium.recipe import Recipe
+from harmonium.sites.plan import federated
 from harmonium.terms.proximal import Proximal
 from harmonium.tuning import grid, study
 
@@ -179,9 +179,9 @@ def test_words_of_commands_without_a_function_resolve_alike(
     monkeypatch.setattr(sys, "argv", ["harmonium", "run", "fedavg", *WANTED, "--dry-run", "--json"])
     main()
     assert json.loads(capsys.readouterr().out)["digest"] == wanted.digest
-    at_sites = _plan("fedavg", WANTED)
+    at_sites = federated("fedavg", WANTED)
     assert at_sites.changed(data=wanted.data).digest == wanted.digest
-    assert at_sites.data.name == "sites" and _plan("fedavg", ["data=digits"]).data.name == "digits"
+    assert at_sites.data.name == "sites" and federated("fedavg", ["data=digits"]).data.name == "digits"
 
 
 def test_mappings_change_only_the_keys_that_they_name() -> None:

@@ -407,6 +407,38 @@ def test_faults_that_pass_change_no_bit(name: str, build: Callable[..., Federati
     assert again >= 4
 
 
+@dataclass
+class Deaf:
+    """An engine that hears nobody's shares in the first try of round 1."""
+
+    engine: Any
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        for reply in self.engine.deliver(ask, turn):
+            gone = ask.step == "unmask" and turn == Turn(1, 0)
+            yield Reply(reply.client, None, "lost") if gone else reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@pytest.mark.parametrize("where", ["local", "sites"])
+def test_secrets_of_masks_are_kept_and_deleted_alike(
+    where: str, build: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """A sum that stayed shut is tried anew; secrets outlast rounds and go with the run."""
+    fed = build(RECIPES["masks"])
+    local = LocalEngine(fed.host, fed.folder, workers=0)
+    engine = local if where == "local" else fed.engine
+    _, _, lines = play(fed.recipe, fed.host, Deaf(engine), rounds=1)
+    asks = list(dict.fromkeys(json.loads(line)["ask"] for line in lines))
+    assert len(asks) == 2 and asks[0] == 0 < asks[1]
+    held = [path.parent.name for path in tmp_path.rglob("masks.safetensors")]
+    assert sorted(held) == [str(client) for client in range(CLIENTS)]
+    engine.finish({}, {})
+    assert not list(tmp_path.rglob("masks.safetensors"))
+
+
 def test_a_server_that_resumes_gets_the_same_answers_and_costs_no_release_twice(
     build: Callable[..., Federation],
 ) -> None:

@@ -1,6 +1,7 @@
 """Numbers as whole numbers: exact sums, a known range, and clear words about what is no sum."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from harmonium.federation.parts import Part
 from harmonium.federation.summable import (
     KINDS,
     Masks,
+    Reach,
     Weighing,
     bits,
     from_whole,
@@ -150,6 +152,43 @@ def test_a_weight_beyond_a_clients_examples_is_refused(weight: float) -> None:
     said = str(unfit(declared, 0, {"x": torch.ones(1), "n": weight}, ALIKE))
     assert "`n` is" in said and ("not within 0" in said or "not finite" in said)
     assert unfit(declared, 0, {"x": torch.ones(1), "n": 4}, ALIKE) is None
+
+
+# ---- how far ---------------------------------------------------------------------------------
+
+
+MODEL = {
+    "w": torch.full((4,), 2.0),  # of length 4
+    "norm.running_var": torch.tensor([3.0]),
+    "norm.num_batches_tracked": torch.tensor(7),
+}
+
+
+@pytest.mark.parametrize(
+    ("reach", "change", "words"),
+    [
+        (Reach(MODEL, ["w"]), {"w": 20.0}, None),
+        (Reach(MODEL, ["w"]), {"w": 20.1}, "`model` is 40.2 from the one that was sent, beyond 40"),
+        (Reach(MODEL, ["w"]), {"norm.running_var": 29_000.0}, None),
+        (
+            Reach(MODEL, ["w"]),
+            {"norm.running_var": 3e4},
+            r"norm.running_var is 3e\+04, beyond 3e\+04",
+        ),
+        (Reach(MODEL, ["w"]), {"norm.num_batches_tracked": 10**6}, None),
+        (Reach({"w": MODEL["w"]}, ["w"], clip=0.5), {"w": 0.25}, None),
+        (Reach({"w": MODEL["w"]}, ["w"], clip=0.5), {"w": 0.2501}, "is 0.5002 from .* beyond 0.5"),
+        (Reach({"w": MODEL["w"]}, ["w"], clip=0.5, noise=1.0), {"w": 6.2}, None),
+        (Reach({"w": MODEL["w"]}, ["w"], clip=0.5, noise=1.0), {"w": 6.3}, "beyond 12.5"),
+        (Reach({}, ["w"]), {"w": 1e6}, None),
+    ],
+)
+def test_a_model_is_within_reach_or_is_refused(
+    reach: Reach, change: dict[str, float], words: str | None
+) -> None:
+    """Of the change of what is trained the length counts, of statistics the largest number."""
+    up = {"model": {key: tensor + change.get(key, 0) for key, tensor in MODEL.items()}}
+    assert (found := reach.excess(up)) == words or re.search(str(words), str(found))
 
 
 # ---- what is no sum --------------------------------------------------------------------------

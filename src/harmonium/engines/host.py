@@ -20,14 +20,14 @@ from harmonium.engines import shelf
 from harmonium.errors import StoreError
 from harmonium.federation.client import Client, Decline, Examples
 from harmonium.federation.drive import handle
-from harmonium.federation.masking import Keyring
+from harmonium.federation.masking import Keyring, planned
 from harmonium.federation.method import Method
-from harmonium.federation.summable import Masks
+from harmonium.federation.summable import Masks, Reach
 from harmonium.federation.wire import MASKS, STEPS, ClientId
 from harmonium.privacy.mechanisms import Noise, Randomness
 from harmonium.threads import single_thread
 
-KEYS = "masks.safetensors"  # beside a client's states; needed only until its masked ask ends
+KEYS = "masks.safetensors"  # beside a client's states: its secrets, and which sums it is in
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Host:
         up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
         if declared is not None and opened is not None:
             alike = method.server_optimiser.weighting == "uniform"
-            up = opened.mask(declared.up, up, uniform=alike)
+            reach = Reach.of(method, declared, down)
+            up = opened.mask(declared.up, up, reach, uniform=alike)
         return {
             "up": up,
             "releases": [asdict(release) for release in client.releases],
@@ -119,6 +120,11 @@ class Host:
         """The client's secrets of this masked ask; they are no part of its state."""
         run = (self.method.world.seed, task.round, task.ask)
         return Keyring(self.folder / str(task.client) / KEYS, task.client, run, masks)
+
+    def forget_masks(self, client: ClientId) -> None:
+        """Delete a client's secrets: the run is over."""
+        for name in (KEYS, f"{KEYS}.part"):
+            (self.folder / str(client) / name).unlink(missing_ok=True)
 
     def read_state(self, reference: StateRef | None) -> dict[str, Any]:
         """A client's kept state; empty for one that never kept anything."""
@@ -145,6 +151,7 @@ class Host:
         """Shelve a new version beside the old one; the server decides which one counts."""
         if not state and task.state is None:
             return None
-        file = f"{task.client}/{task.round:06d}-{task.ask}-{task.step}.safetensors"
+        number = planned(task.ask)  # of several tries only one counts
+        file = f"{task.client}/{task.round:06d}-{number}-{task.step}.safetensors"
         digest = shelf.write(self.folder / file, state, before)
         return {"file": file, "digest": self._told(digest)}

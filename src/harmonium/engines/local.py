@@ -103,14 +103,15 @@ class LocalEngine(States):
         """Delete every version that none of these snapshots needs."""
         needed = {held["file"] for snapshot in snapshots for held in snapshot.values()}
         for folder in self.host.folder.glob("[0-9]*"):
-            for path in folder.iterdir():
-                apart = path.name.startswith(shelf.APART)
-                if not apart and f"{folder.name}/{path.name}" not in needed:
+            for path in folder.glob("[0-9]*"):  # not what lies apart, nor secrets
+                if f"{folder.name}/{path.name}" not in needed:
                     path.unlink(missing_ok=True)
             shelf.tidy(folder)
 
     def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
-        """Nobody takes anything home: all of it is here."""
+        """Nobody takes anything home, for all of it is here; secrets of masks are deleted."""
+        for folder in self.host.folder.glob("[0-9]*"):
+            self.host.forget_masks(int(folder.name))
 
 
 class _Pool:

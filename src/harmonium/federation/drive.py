@@ -17,9 +17,10 @@ from harmonium.federation.client import Client
 from harmonium.federation.contract import called
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
+from harmonium.federation.masking import fresh
 from harmonium.federation.method import Method, Server
-from harmonium.federation.summable import Masks
-from harmonium.federation.unmasking import SecureSum
+from harmonium.federation.summable import Masks, Reach
+from harmonium.federation.unmasking import TRIES, SecureSum, Shut
 from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import (
     SCORE,
@@ -199,18 +200,41 @@ class Driver:
     def _masked(
         self, masks: Masks, ask: Ask, declared: Exchange, turn: Turn, server: Server
     ) -> SimpleNamespace:
-        """Have the sum of answers that nobody sees; states count once the sum is open."""
-        method, held = self.method, dict[ClientId, Reply]()
-        steps = SecureSum(
-            masks,
-            ask,
-            declared,
-            method.blueprint.layouts(),
-            server.examples,
-            run=(method.world.seed, turn.round, turn.ask),
-            uniform=_counts_alike(method),
-            least=self._least(ask),
-        ).steps()
+        """Have the sum of answers that nobody sees; if need be anew, with new keys and no liars."""
+        method, least, tries = self.method, self._least(ask), TRIES
+        reach = Reach.of(method, declared, ask.down)
+        while True:
+            total = SecureSum(
+                masks,
+                ask,
+                declared,
+                method.blueprint.layouts(),
+                server.examples,
+                run=(method.world.seed, turn.round, turn.ask),
+                reach=reach,
+                uniform=_counts_alike(method),
+                least=least,
+            )
+            tries -= 1
+            try:
+                return self._opened(total, ask, turn, server)
+            except NotEnoughReplies as error:
+                if isinstance(error, Shut) and tries:
+                    again = total.again(last=tries == 1)
+                    again = spending.affordable(method, server, ask.step, again)
+                    ask, turn = replace(ask, to=again), replace(turn, ask=fresh(turn.ask))
+                elif ask.least == 0:  # no answer is one as well
+                    return self._tally(ask, declared, server).result()
+                elif isinstance(error, Shut):
+                    why = f"{error}, and so in {TRIES} tries. {self.ledger.last_reason}"
+                    raise NotEnoughReplies(why.rstrip()) from None
+                else:
+                    raise
+
+    def _opened(self, total: SecureSum, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
+        """One try of a masked ask; states count once the sum is open. Liars are named."""
+        held, before = dict[ClientId, Reply](), set(self.ledger.answered)
+        steps = total.steps()
 
         def take(reply: Reply, up: Mapping[str, Any]) -> Counting:
             if (refusal := count(reply.client, up)) is not None:
@@ -226,14 +250,22 @@ class Driver:
                 answered = self._collect(part, turn, take, server, at_once=True, of=of)
                 part, count = steps.send(answered)
         except StopIteration as stop:
-            for reply in held.values():
-                self.engine.accept(reply)
             folded: SimpleNamespace = stop.value
+            self.ledger.answered &= before | set(folded.ids)
+            for client in folded.ids:
+                self.engine.accept(held[client])
             return folded
-        except NotEnoughReplies:
-            if ask.least != 0:  # else no answer is one as well
-                raise
-            return self._tally(ask, declared, server).result()
+        except Shut:
+            self.ledger.answered &= before
+            raise
+        finally:
+            for client, why in total.liars.items():
+                self.watch(Reply(client, None, why))
+                entry = Entry(turn.round, turn.ask, "unmask", client, "refused", why, of=ask.step)
+                self.ledger.write(entry, aside=True)
+            for client, note in total.doubts.items():
+                entry = Entry(turn.round, turn.ask, "unmask", client, "answered", of=ask.step)
+                self.ledger.write(replace(entry, note=note), aside=True)
 
     def _tally(self, ask: Ask, declared: Exchange, server: Server) -> Tally:
         return Tally(

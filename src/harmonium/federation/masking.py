@@ -13,8 +13,15 @@ for a server that is curious but keeps to the protocol. One masked ask is four:
 Every step but the first gives the same answer to the same message, so a client that was stopped is
 simply asked again. Another message for the same step is declined: it would use a mask twice. When a
 whole ask is made again, with new masks, its answers are the same; so a client reveals shares for
-the same sum only, for two sums that differ by one client would show that client's answer.
-Secrets come from the operating system. They cancel, so a result does not depend on them.
+the same sum only, for two sums that differ by one client would show that client's answer. A sum
+that cannot be opened is therefore tried anew under another number (`fresh`), with new keys and with
+other random draws in training, as in another round.
+
+A client does not trust its peers. A share that does not open is not held against the client that
+received it: it takes part, reveals nothing in that place, and the server compares what everybody
+says (`unmasking`). Secrets come from the operating system. They cancel, so a result does not depend
+on them. A client deletes them when it has revealed its shares, when it makes new ones, and at the
+end of the run, on every engine.
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ from harmonium import codec, store
 from harmonium.errors import WireError
 from harmonium.federation import shamir
 from harmonium.federation.client import Decline
-from harmonium.federation.summable import Masks, Weighing, kind_of, to_whole, unfit
+from harmonium.federation.summable import Masks, Reach, Weighing, kind_of, to_whole, unfit
 from harmonium.federation.wire import MASKS, ClientId, Field
 from harmonium.federation.wire import STEPS as STEPS
 
@@ -53,6 +60,25 @@ _CHUNK = 1 << 17  # numbers of a mask that are made at once: they stay in the ca
 _ZEROS = bytes(8 * _CHUNK)
 _NONCE = bytes(12)  # one for all: every key is used once
 _SUMS = 32  # of the last so many answers a client knows in which sum they are
+_NUMBERS = 1 << 12  # more than a round has asks
+_TRIES = 1 << 18  # numbers that another try of an ask may get
+
+
+def fresh(ask: int) -> int:
+    """A number for another try of an ask, by which its keys and random draws are others.
+
+    It is drawn at random, because a server that was killed does not know which were used before.
+    """
+    return planned(ask) + _NUMBERS * (1 + secrets.randbelow(_TRIES))
+
+
+def planned(ask: int) -> int:
+    """The number that an ask has in its method's plan, whichever try it is.
+
+    >>> planned(2), planned(fresh(2))
+    (2, 2)
+    """
+    return ask % _NUMBERS
 
 
 @dataclass(frozen=True)
@@ -85,6 +111,11 @@ class Roster:
         """What all keys of this ask are bound to."""
         facts = {**self.tree(), "run": list(self.run), "threshold": self.threshold}
         return hashlib.sha256(codec.encode(facts)).digest()
+
+    @property
+    def liars(self) -> int:
+        """How many clients may keep to other rules: as many as the sum can do without, or one."""
+        return max(1, len(self.clients) - self.threshold)
 
     def place(self, client: ClientId) -> int:
         """Where a client stands; its shares are those at the point after that."""
@@ -148,7 +179,7 @@ class Keyring:
         halves = chance[: len(chance) // 2], chance[len(chance) // 2 :]
         both = (
             shamir.split(secret, count, roster.threshold, half)
-            for secret, half in zip((seed, masking), halves, strict=True)
+            for secret, half in zip((marked(seed), masking), halves, strict=True)
         )
         dealt = list(zip(*both, strict=True))
         rows = [
@@ -181,13 +212,18 @@ class Keyring:
             raise Decline(
                 f"only {len(peers)} of {len(roster.clients)} are left: too few to hide in"
             )
-        sealing, shares = bytes.fromhex(held["sealing"]), {}
+        sealing = bytes.fromhex(held["sealing"])
+        shares, shut = dict[ClientId, str](), list[ClientId]()
         for peer, row in zip(peers, rows, strict=True):
             box = _box(sealing, roster, self.client, peer, self.client)
             try:
-                shares[peer] = box.decrypt(_NONCE, row.numpy().tobytes(), None).hex()
-            except InvalidTag:
-                raise Decline(f"the share of client {peer} was changed on its way") from None
+                pair = box.decrypt(_NONCE, row.numpy().tobytes(), None)
+            except InvalidTag:  # its sender's fault, or the carrier's: the others need not suffer
+                shut.append(peer)
+                pair = bytes(2 * shamir.WIDTH)
+            shares[peer] = pair.hex()
+        if len(shut) > roster.liars:
+            raise Decline(f"the shares of clients {shut} do not open: its keys are others, or lost")
         self._must_be_same(held, "message", [asked, list(peers)])
         self._write({**held, "message": [asked, list(peers)], "shares": shares})
         masking, seed = bytes.fromhex(held["masking"]), bytes.fromhex(held["seed"])
@@ -259,11 +295,11 @@ class Opened:
     seed: bytes
 
     def mask(
-        self, declared: Mapping[str, Field], up: Mapping[str, Any], *, uniform: bool
+        self, declared: Mapping[str, Field], up: Mapping[str, Any], reach: Reach, *, uniform: bool
     ) -> dict[str, Any]:
         """The answer as whole numbers under masks; a value that cannot be summed declines."""
         weighing = self.roster.weighing({self.client: self.examples}, uniform)
-        if reason := unfit(declared, self.client, up, weighing):
+        if reason := unfit(declared, self.client, up, weighing) or reach.excess(up):
             raise Decline(reason)
         vector = to_whole(declared, self.client, up, weighing)
         add_stream(vector, self.seed, 1)
@@ -344,6 +380,11 @@ def add_stream(vector: np.ndarray, key: bytes, way: int) -> None:
 def stream(key: bytes, count: int) -> bytes:
     """So many bytes that follow from a key."""
     return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(count))
+
+
+def marked(seed: bytes) -> bytes:
+    """A seed as it is shared out: with a digest, by which shares are known to belong together."""
+    return seed + hashlib.sha256(b"harmonium seed" + seed).digest()
 
 
 def digest_of(share: bytes) -> bytes:

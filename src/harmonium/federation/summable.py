@@ -8,7 +8,7 @@ the order of adding does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,15 @@ from torch import Tensor
 from harmonium.errors import ConfigError
 from harmonium.federation.aggregate import Mean
 from harmonium.federation.contract import called
+from harmonium.federation.updates import covers
 from harmonium.federation.wire import EXAMPLES, ClientId, Exchange, Field, fault
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method
 
 FEWEST = 3  # in a sum of two, each of them learns the other's
+FAR = 10.0  # longest change of what is trained, in lengths of the model that was sent
+WIDE = 1e4  # largest number in the rest of a model, in sizes of the largest one that was sent
 ROOM = 62  # bits that a sum may fill; with more its sign would be lost
 UNREAD = "num_batches_tracked"  # BatchNorm's counter, which no step reads: its mean will do
 _SUMMED = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
@@ -140,6 +143,54 @@ class Weighing:
         return math.fsum(self.share(part, client, {}) for client in counted)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far training may take a model. A client holds to it, and so does the mean of clients.
+
+    A mean is at most as far from the model that was sent as the furthest of its clients, so the
+    server can tell from the mean alone that somebody went further, but not who.
+    """
+
+    sent: Mapping[str, Tensor]  # the model that clients began with; none: nothing is known
+    trained: Collection[str]
+    clip: float | None = None  # what clients shorten their changes to
+    noise: float = 0.0  # standard deviation of what clients add to every number
+
+    @classmethod
+    def of(cls, method: Method, declared: Exchange, down: Mapping[str, Any]) -> Reach:
+        """The reach of an exchange, by what is sent to clients."""
+        sent = down.get("model", {}) if covers(declared) else {}
+        trained, made = method.blueprint.layouts()["parameters"], method.updates
+        if made is None:
+            return cls(sent, trained)
+        return cls(sent, trained, made.clip, 2 * made.clip * made.noise if made.guards else 0.0)
+
+    def excess(self, up: Mapping[str, Any]) -> str | None:
+        """Where an upload, or the mean of uploads, goes too far; None if it does not."""
+        model = up.get("model", {})
+        floats = [k for k, t in self.sent.items() if t.is_floating_point() and k in model]
+        moved = [key for key in floats if self.clip is not None or key in self.trained]
+        length = _length(self.sent[key].double() for key in moved)
+        limit = FAR * max(1.0, length)
+        if self.clip is not None:  # the length of noise is close to its mean in many dimensions
+            count = sum(self.sent[key].numel() for key in moved)
+            limit = self.clip + self.noise * (math.sqrt(count) + 10)
+        change = _length(model[key].double() - self.sent[key] for key in moved)
+        if change > limit + 1e-5 * (length + limit):  # and rounding
+            return f"`model` is {change:.4g} from the one that was sent, beyond {limit:.4g}"
+        largest = max((size_of(self.sent[key]) for key in floats), default=0.0)
+        limit = WIDE * max(1.0, largest)
+        for key in sorted(set(floats) - set(moved)):
+            if (size := size_of(model[key])) > limit:
+                return f"`model` {key} is {size:.4g}, beyond {limit:.4g}"
+        return None
+
+
+def _length(tensors: Iterator[Tensor]) -> float:
+    """The norm of all of them together."""
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
+
+
 def pieces(declared: Mapping[str, Field], up: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Every tensor or number of an upload with its field and its name, in a fixed order."""
     for name in declared:
@@ -159,7 +210,7 @@ def unfit(
             return f"{where} is {value.dtype}, which cannot be summed"
         if reason := fault(value):
             return f"{where} {reason}"
-        size, limit = _size(value), most(declared[name], weighing.began)
+        size, limit = size_of(value), most(declared[name], weighing.began)
         if size > limit:
             return f"{where} is {size:g}, beyond {limit:g}, the most secure aggregation can carry"
     for by in {part.by for part in declared.values()} - {None, EXAMPLES}:
@@ -174,7 +225,7 @@ def kind_of(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _size(value: Any) -> float:
+def size_of(value: Any) -> float:
     """The largest distance from 0."""
     if not isinstance(value, Tensor):
         return abs(float(value))

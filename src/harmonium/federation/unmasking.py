@@ -2,6 +2,22 @@
 
 The server never holds a client's answer without a mask. It takes the seeds of those who answered
 and the masking keys of those who left, takes their masks away from the sum, and has the sum.
+
+A client may lie in each of the four answers. What the server can see, and what it does:
+
+    mask_keys    no key at all: refused. Another's key: its owner cannot open what is sealed for it
+    mask_shares  shares that do not open, or are not those of the digests: a contradiction between
+                 the client that dealt a share and the one that reveals it
+    (the ask)    not cut as the answers of the majority are: left out of the sum. False numbers or
+                 masks: the sum is out of range (`_means`), or it is not and nobody can tell
+    unmask       a share that was not dealt: the same contradiction
+
+Every share is known by the digest that its dealer sent, and only shares that agree with it are
+used. Two clients that keep to the protocol never contradict each other. So whoever contradicts more
+clients than may lie (`Roster.liars`) is a liar, and so is whoever dealt shares that agree with
+their digests but not with each other. Of two clients that contradict only one another nobody can
+tell which one lies. Liars are named. The sum is opened without their shares if enough others are
+left; else the ask is tried anew, without them and with new keys (`Shut`).
 """
 
 from __future__ import annotations
@@ -9,7 +25,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,6 +42,7 @@ from harmonium.federation.masking import (
     Roster,
     add_stream,
     digest_of,
+    marked,
     pair_key,
     public_of,
     sign,
@@ -33,15 +51,24 @@ from harmonium.federation.masking import (
 from harmonium.federation.summable import (
     FEWEST,
     KINDS,
-    ROOM,
     Masks,
+    Reach,
+    bits,
     from_whole,
+    most,
     pieces,
+    size_of,
 )
-from harmonium.federation.wire import MASKS, Ask, ClientId, Exchange, Folded
+from harmonium.federation.wire import EXAMPLES, MASKS, Ask, ClientId, Exchange, Folded
 
 Take = Callable[[ClientId, Mapping[str, Any]], str | None]  # counts an answer, or says why not
 Steps = Generator[tuple[Ask, Take], list[ClientId], Folded]
+Shapes = dict[str, Mapping[str, torch.Size]]  # by field and tensor
+TRIES = 3  # how often an ask is made whose sum cannot be opened
+
+
+class Shut(NotEnoughReplies):
+    """The shares of a masked ask do not open its sum; with new keys another try may."""
 
 
 class SecureSum:
@@ -56,6 +83,7 @@ class SecureSum:
         examples: Mapping[ClientId, int],
         *,
         run: tuple[int, ...],
+        reach: Reach,
         uniform: bool,
         least: int,
     ) -> None:
@@ -68,18 +96,22 @@ class SecureSum:
             layouts: what model parts look like.
             examples: what weighs each client.
             run: the run's seed, the round and the ask.
+            reach: how far a model may be from the one that was sent.
             uniform: count every client alike wherever its number of examples would weigh it.
             least: fewest answers that the sum needs for other reasons.
         """
         self._masks, self._ask, self._up = masks, ask, declared.up
         self._layouts, self._examples, self._run = layouts, examples, run
-        self._uniform, self._least = uniform, max(FEWEST, least)
+        self._reach, self._uniform, self._least = reach, uniform, max(FEWEST, least)
+        self.liars: dict[ClientId, str] = {}  # who provably kept to other rules, and how
+        self.doubts: dict[ClientId, str] = {}  # of whom that is possible
         self._keys: dict[ClientId, Tensor] = {}
         self._rows: dict[ClientId, Tensor] = {}  # sealed shares by sender
         self._digests: dict[ClientId, Tensor] = {}
         self._told: dict[ClientId, Tensor] = {}  # revealed shares by who reveals
-        self._shapes: dict[str, Mapping[str, torch.Size]] | None = None  # as the first answer's
-        self._total = np.zeros(0, dtype=np.uint64)
+        self._cuts: list[Shapes] = []  # those of the answers, each once
+        self._sums: list[np.ndarray] = []  # of the answers that are cut so
+        self._cut_as: dict[ClientId, int] = {}
 
     def steps(self) -> Steps:
         """The four asks; send back who answered each, in the order of asking."""
@@ -100,11 +132,11 @@ class SecureSum:
         joined = yield Ask("mask_shares", began, down, own, least), self._take_shares
         each = {c: {**self._ask.each.get(c, {}), MASKS: self._mail(c, joined)} for c in joined}
         masked = replace(self._ask, to=joined, each=each, least=least)
-        counted = yield masked, self._take_masked
-        down = {"counted": torch.tensor(counted)}
-        self._joined, self._counted = joined, counted
-        telling = yield Ask("unmask", counted, down, least=threshold), self._take_told
-        self._unmask(telling[:threshold])
+        answered = yield masked, self._take_masked
+        self._joined, self._counted = joined, self._alike(answered, least)
+        down = {"counted": torch.tensor(self._counted)}
+        yield Ask("unmask", self._counted, down, least=0), self._take_told
+        self._unmask(self._secrets())
         return self._folded()
 
     def _mail(self, client: ClientId, joined: Sequence[ClientId]) -> dict[str, Tensor]:
@@ -130,26 +162,42 @@ class SecureSum:
         return None
 
     def _take_masked(self, client: ClientId, up: Mapping[str, Any]) -> str | None:
-        """Add a masked answer to the sum, if it is cut like the model and the answers before."""
+        """Add a masked answer to the sum of those that are cut like it."""
         shapes = self._cut(up)
-        if self._shapes is None:
+        if shapes not in self._cuts:
             size = sum(shape.numel() for cut in shapes.values() for shape in cut.values())
-            self._shapes, self._total = shapes, np.zeros(size, dtype=np.uint64)
-        for name, cut in shapes.items():
-            if cut != self._shapes[name]:
-                return f"`{name}` is {_shown(cut)}, others {_shown(self._shapes[name])}"
+            self._cuts.append(shapes)
+            self._sums.append(np.zeros(size, dtype=np.uint64))
+        which = self._cut_as[client] = self._cuts.index(shapes)
         start = 0
         for _, _, value in pieces(self._up, up):
             flat = value.reshape(-1).numpy().view(np.uint64)
-            self._total[start : start + len(flat)] += flat
+            self._sums[which][start : start + len(flat)] += flat
             start += len(flat)
         return None
 
-    def _cut(self, up: Mapping[str, Any]) -> dict[str, Mapping[str, torch.Size]]:
+    def _alike(self, answered: Sequence[ClientId], least: int) -> list[ClientId]:
+        """Those whose answers are cut as most are, for one sum; the others are named."""
+        which = max(range(len(self._cuts)), key=list(self._cut_as.values()).count)
+        self._shapes, self._total = self._cuts[which], self._sums[which]
+        for client in answered:
+            for name, cut in self._cuts[self._cut_as[client]].items():
+                if cut != self._shapes[name]:
+                    others = _shown(self._shapes[name])
+                    self.liars[client] = f"`{name}` is {_shown(cut)}, others {others}"
+        alike = [client for client in answered if client not in self.liars]
+        if len(alike) < least:
+            raise NotEnoughReplies(
+                f"{self._where}: {len(alike)} of {len(answered)} answers are cut alike, fewer than "
+                f"the {least} it needs"
+            )
+        return alike
+
+    def _cut(self, up: Mapping[str, Any]) -> Shapes:
         """The shapes of a masked answer by field; WireError if it is none."""
         if set(up) != set(self._up):
             raise WireError(f"it sends {', '.join(map(str, up))}, not {', '.join(self._up)}")
-        shapes: dict[str, Mapping[str, torch.Size]] = {}
+        shapes: Shapes = {}
         for name, part in self._up.items():
             value = up[name] if isinstance(up[name], Mapping) else {"": up[name]}
             whole = (isinstance(t, Tensor) and t.dtype == torch.int64 for t in value.values())
@@ -169,31 +217,89 @@ class SecureSum:
         return shapes
 
     def _take_told(self, client: ClientId, up: Mapping[str, Any]) -> str | None:
-        """Keep revealed shares, if they are those that were dealt."""
-        rows = tensor_of(up, "shares", torch.uint8, (len(self._joined), shamir.WIDTH))
-        place = self._roster.place(client)
-        for owner, row in zip(self._joined, rows, strict=True):
-            kind = 0 if owner in self._counted else 1
-            if digest_of(_bytes(row)) != _bytes(self._digests[owner][place, kind]):
-                return f"its share of client {owner} is not the one that client dealt"
-        self._told[client] = rows
+        shape = (len(self._joined), shamir.WIDTH)
+        self._told[client] = tensor_of(up, "shares", torch.uint8, shape)
         return None
 
     # ---- the sum -----------------------------------------------------------------------------
-    def _unmask(self, telling: Sequence[ClientId]) -> None:
+    def _secrets(self) -> dict[ClientId, bytes]:
+        """The seeds of those who are counted and the masking keys of those who left."""
+        needed, secrets = self._roster.threshold, dict[ClientId, bytes]()
+        for owner, shares in self._agreed().items():
+            if len(shares) < needed:
+                continue
+            points = sorted(shares)[:needed]
+            secret = self._joined_up(owner, {point: shares[point] for point in points})
+            if secret is None:
+                self.liars[owner] = "it dealt shares that do not belong together"
+            else:
+                secrets[owner] = secret
+        if len(secrets) == len(self._joined):
+            return secrets
+        if len(self._told) < needed:
+            why = (
+                f"round {self._run[1]}, `unmask`: {len(self._told)} of {len(self._counted)} "
+                f"clients answered, fewer than the {needed} it needs"
+            )
+        else:
+            shut = sorted(set(self._joined) - set(secrets))
+            why = f"{self._where}: the shares of clients {shut} do not open the sum"
+        raise Shut(why)
+
+    def _agreed(self) -> dict[ClientId, dict[int, bytes]]:
+        """Of each client's secret the shares that agree with their digests, by point.
+
+        Who contradicts whom follows from the others.
+        """
+        agreed: dict[ClientId, dict[int, bytes]] = {owner: {} for owner in self._joined}
+        against: dict[ClientId, set[ClientId]] = {client: set() for client in self._joined}
+        for teller, rows in self._told.items():
+            place = self._roster.place(teller)
+            for owner, row in zip(self._joined, rows, strict=True):
+                kind = 0 if owner in self._counted else 1
+                if digest_of(_bytes(row)) == _bytes(self._digests[owner][place, kind]):
+                    agreed[owner][place + 1] = _bytes(row)
+                else:
+                    against[owner].add(teller)
+                    against[teller].add(owner)
+        for client, others in against.items():
+            if client in others or len(others) > self._roster.liars:
+                named = _named(sorted(others))
+                self.liars[client] = f"it dealt or revealed false shares: it contradicts {named}"
+        for client, others in against.items():
+            if client not in self.liars and (left := sorted(others - set(self.liars))):
+                self.doubts[client] = f"it and {_named(left)} contradict each other about a share"
+        return agreed
+
+    def _joined_up(self, owner: ClientId, shares: Mapping[int, bytes]) -> bytes | None:
+        """A secret from as many shares as it takes; None if they do not belong together."""
+        counted = owner in self._counted
+        try:
+            secret = shamir.join(shares, _pulls(tuple(shares)), (2 if counted else 1) * SECRET)
+        except OverflowError:
+            return None
+        if counted:
+            return secret[:SECRET] if secret == marked(secret[:SECRET]) else None
+        return secret if public_of(secret) == self._roster.mask_key(owner) else None
+
+    def again(self, *, last: bool) -> list[ClientId]:
+        """Whom to ask in another try: no liars, and if none is known, nobody who may be one.
+
+        The last try does without those who revealed nothing as well, if enough others are left.
+        """
+        honest = [client for client in self._ask.to if client not in self.liars]
+        silent = set(self._counted) - set(self._told) if last else set[ClientId]()
+        apart = silent | (set() if self.liars else set(self.doubts))
+        trusted = [client for client in honest if client not in apart]
+        return trusted if len(trusted) >= self._least else honest
+
+    @property
+    def _where(self) -> str:
+        return f"round {self._run[1]}, `{self._ask.step}`"
+
+    def _unmask(self, secrets: Mapping[ClientId, bytes]) -> None:
         """Take away the masks of all who took part."""
-        points = {client: self._roster.place(client) + 1 for client in telling}
-        counts = shamir.pulls(list(points.values()))
-        for place, owner in enumerate(self._joined):
-            shares = {points[c]: _bytes(self._told[c][place]) for c in telling}
-            try:
-                secret = shamir.join(shares, counts, SECRET)
-                if owner not in self._counted and public_of(secret) != self._roster.mask_key(owner):
-                    raise OverflowError
-            except OverflowError:
-                raise NotEnoughReplies(
-                    f"client {owner} dealt shares that do not belong together: the sum stays shut"
-                ) from None
+        for owner, secret in secrets.items():
             if owner in self._counted:
                 add_stream(self._total, secret, -1)
                 continue
@@ -203,33 +309,65 @@ class SecureSum:
 
     def _folded(self) -> Folded:
         """Who answered, and every field combined by its declared rule."""
-        signed, room = self._total.view(np.int64), 2**ROOM + len(self._counted)  # and rounding
-        if len(signed) and not -room <= signed.min() <= signed.max() <= room:
-            raise NotEnoughReplies("the masks did not cancel: some client keeps to other rules")
         sums, start = {}, 0
-        for name, cut in (self._shapes or {}).items():
+        for name, cut in self._shapes.items():
             for key, shape in cut.items():
                 end = start + shape.numel()
                 values = from_whole(self._total[start:end], self._up[name])
                 sums[name, key] = values.reshape(shape)
                 start = end
-        weights = {name: value for (name, key), value in sums.items() if key == ""}
-        weighing = self._roster.weighing(self._examples, self._uniform)
+        means = self._means(sums)
         result: dict[str, Any] = {}
         for name, part in self._up.items():
-            whole = weighing.whole(part, self._counted, weights)
-            if not whole > 0:
-                raise NotEnoughReplies("every answer has weight 0: no client trained on anything")
-            means = {key: value / whole for (n, key), value in sums.items() if n == name}
             if part.fold == "parts":
                 layout = self._layouts[part.of]
                 result[name] = {
-                    key: _typed(means[key], slot.dtype, "sum") for key, slot in layout.items()
+                    key: _typed(means[name][key], slot.dtype, "sum") for key, slot in layout.items()
                 }
                 continue
-            ((kind, value),) = means.items()
+            ((kind, value),) = means[name].items()
             result[name] = value.item() if kind == "" else _typed(value, KINDS[kind], part.fold)
         return Folded(ids=list(self._counted), **result)
+
+    def _means(self, sums: Mapping[tuple[str, str], Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Every field's sum or mean, provided that clients who keep to the rules can have it."""
+        weights = {name: float(value) for (name, key), value in sums.items() if key == ""}
+        weighing = self._roster.weighing(self._examples, self._uniform)
+        began, count = len(self._roster.clients), len(self._counted)
+        most_weight = sum(self._examples[client] for client in self._counted)
+        means: dict[str, dict[str, Tensor]] = {}
+        for name, part in self._up.items():
+            by = part.by if part.by not in (None, EXAMPLES) else None
+            if by is not None and not -1e-6 <= weights[by] <= most_weight + 1e-6:
+                self._refuse(f"weight `{by}` is {weights[by]:.4g}, not within 0 and {most_weight}")
+            whole = weighing.whole(part, self._counted, weights)
+            limit = most(part, began) * (count if part.fold == "sum" else whole)
+            limit += (count + 1) * 2.0 ** -bits(part) + 1e-9 * limit  # rounding
+            for key, value in ((key, value) for (n, key), value in sums.items() if n == name):
+                if (size := size_of(value)) > limit:
+                    where = f"`{name}` {key}".rstrip()
+                    self._refuse(f"{where} is {size:.4g}, beyond {limit:.4g}")
+            if not whole > 0:
+                raise NotEnoughReplies("every answer has weight 0: no client trained on anything")
+            means[name] = {key: value / whole for (n, key), value in sums.items() if n == name}
+        if why := self._reach.excess(means):
+            self._refuse(why)
+        return means
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise NotEnoughReplies(
+            f"{self._where}: the sum over clients {self._counted} is out of range: {why}. At least "
+            "one of them sent false numbers or masks; a sum cannot tell which"
+        )
+
+
+@lru_cache(maxsize=64)
+def _pulls(points: tuple[int, ...]) -> dict[int, int]:
+    return shamir.pulls(points)
+
+
+def _named(clients: Sequence[ClientId]) -> str:
+    return f"client {clients[0]}" if len(clients) == 1 else f"clients {list(clients)}"
 
 
 def _typed(value: Tensor, dtype: torch.dtype, fold: str) -> Tensor:

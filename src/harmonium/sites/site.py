@@ -157,6 +157,7 @@ class Site:
         if header["step"] == "finish":
             kept = host.read_state(self._task(header, bodies, host).state)
             self.finish(recipe, host, folder, codec.decode(bodies[1]), kept)
+            host.forget_masks(header["client"])
             return {"up": {}, "why": ""}, {"outcome": "finished"}
         declared = host.method.exchanges().get(header["step"])
         anew = header["step"] == STEPS[0]  # keys whose shares were dealt already serve nobody
