@@ -20,6 +20,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.diagnosis import finding
 from harmonium.errors import ConfigError, UnknownSetting
 from harmonium.evaluate.judge import Evaluation
+from harmonium.federation.aggregate import Mean, NormBound
 from harmonium.federation.method import Method
 from harmonium.measures.evaluation import _asked
 from harmonium.methods.fedprox import FedProx
@@ -180,8 +181,28 @@ def test_words_of_commands_without_a_function_resolve_alike(
     main()
     assert json.loads(capsys.readouterr().out)["digest"] == wanted.digest
     at_sites = federated("fedavg", WANTED)
-    assert at_sites.changed(data=wanted.data).digest == wanted.digest
-    assert at_sites.data.name == "sites" and federated("fedavg", ["data=digits"]).data.name == "digits"
+    alike = at_sites.changed(data=wanted.data, aggregation="mean", participation={})
+    assert alike.digest == wanted.digest
+    assert at_sites.data.name == "sites"
+    assert federated("fedavg", ["data=digits"]).data.name == "digits"
+
+
+def test_a_real_federation_has_defaults_of_its_own_unless_told_otherwise() -> None:
+    """Changes are bounded and a majority must answer; masks and the server's noise need the mean."""
+    assert (
+        Recipe.of("fedavg").aggregation == Mean() and Recipe.of("fedavg").participation.quorum == 1
+    )
+    made = federated("fedavg", ["participation.fraction=0.5"])
+    assert made.aggregation == NormBound() and made.participation.quorum == "majority"
+    assert made.participation.fraction == 0.5
+    told = federated("fedavg", ["aggregation=mean", "participation.quorum=2"])
+    assert told.aggregation == Mean() and told.participation.quorum == 2
+    for words in (
+        ["privacy.secure_aggregation=true"],
+        ["privacy.update_clip=1", "privacy.update_noise=1", "privacy.update_place=server"],
+    ):
+        made = federated("fedavg", ["encoder.norm=group", "objective.norm=none", *words])
+        assert made.aggregation == Mean() and made.participation.quorum == "majority"
 
 
 def test_mappings_change_only_the_keys_that_they_name() -> None:

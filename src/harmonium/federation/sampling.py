@@ -27,7 +27,7 @@ class Participation:
 
     fraction: float = 1.0  # share of all clients wanted in a round
     number: int | None = None  # how many, in place of fraction
-    quorum: int | Literal["majority"] = 1  # fewest answers a round needs; more than half of it
+    quorum: int | Literal["majority"] = 1  # fewest answers; majority: of over half
     over: float = 0.0  # share asked beyond those wanted; the first to answer are kept
     dropout: float = 0.0  # chance that a client asked never answers (simulated)
     stragglers: float = 0.0  # share of the clients that are slow throughout the run (simulated)
