@@ -371,7 +371,7 @@ def test_what_a_site_keeps_is_for_its_owner_alone(bench: Bench) -> None:
     bench.say()
     files = [path for path in bench.folder.rglob("*") if path.is_file()]
     kept = [path for path in files if path.suffix != ".lock"]
-    assert len(kept) == 4  # the log, the state, the answer and what it was to
+    assert len(kept) == 5  # log, state, answer, what it was to, and which model the run began with
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
