@@ -71,13 +71,14 @@ class Examples:
 class Reading:
     """How often a task went over the client's images, whatever for."""
 
-    most: float = math.inf  # passes; one that goes beyond is refused before it has the images
+    most: float = math.inf  # passes; what goes beyond is refused before it has the images
+    beyond: str = "it goes over the images too often"  # what is said then
     passes: float = 0.0
 
     def add(self, share: float) -> None:
         """Count some of the images; WireError if that is too much."""
         if self.passes + share > self.most + 1e-6:  # shares of batches add up to 1 but for rounding
-            raise WireError(f"the task wants more than {self.most:g} passes over the images")
+            raise WireError(self.beyond)
         self.passes += share
 
 
@@ -85,9 +86,9 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
-def counted_reading(most: float = math.inf) -> Iterator[Reading]:
-    """Count the passes over a client's images, of whatever kind, and stop them at a limit."""
-    reading = Reading(most)
+def counted_reading() -> Iterator[Reading]:
+    """Count the passes over a client's images, of whatever kind; they end at `Reading.most`."""
+    reading = Reading()
     token = _reading.set(reading)
     try:
         yield reading

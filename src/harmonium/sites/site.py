@@ -205,6 +205,10 @@ class Site:
         if policy is not None and header["step"] not in STEPS:
             past, run = self.log.entries(), header["run"]
             reading.most = policy.check_answer(past, run, header["round"], header["step"])
+            reading.beyond = (
+                "the site's policy refuses this task: it goes over the pictures more than "
+                f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
+            )
             if declared is not None:
                 self._check_received(header, opened, declared, bodies[1], task)
         result = host.perform(task, bodies[1])
