@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -312,19 +312,19 @@ class Policy:
             _refuse(f"has {name}={wanted}", f"`{key}` is {most}")
 
     def check_answer(
-        self, past: Iterable[Mapping[str, Any]], run: str, round: int, step: str
+        self, past: Callable[[], Iterable[Mapping[str, Any]]], run: str, round: int, step: str
     ) -> float:
         """Refuse an answer by those before it; how many passes over the pictures it may take.
 
         Args:
-            past: the entries of the site's log.
+            past: gives the entries of the site's log, which are read only for limits.
             run: that the answer belongs to.
             round: of the run.
             step: the exchange that is asked for.
         """
         if self.rounds is self.answers is self.answers_in_all is self.epochs is None:
             return math.inf
-        entries = list(past)
+        entries = list(past())
         sent = [e for e in entries if e.get("outcome") == "sent" and e.get("step") not in STEPS]
         here = [entry for entry in sent if entry.get("run") == run]
         alike = [e for e in here if e["step"] == step and bool(e["round"]) == bool(round)]

@@ -203,8 +203,8 @@ class Site:
             return stored, {"outcome": "stored answer sent again", "up": up}
         task = self._task(header, bodies, host)
         if policy is not None and header["step"] not in STEPS:
-            past, run = self.log.entries(), header["run"]
-            reading.most = policy.check_answer(past, run, header["round"], header["step"])
+            turn = (header["run"], header["round"], header["step"])
+            reading.most = policy.check_answer(self.log.entries, *turn)
             reading.beyond = (
                 "the site's policy refuses this task: it goes over the pictures more than "
                 f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
