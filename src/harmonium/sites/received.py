@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harmonium.errors import DataError, WireError
@@ -44,10 +45,9 @@ def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> N
     """Refuse an ask with other fields than declared, strange tensors or numbers beyond belief."""
     sent = {name: value for name, value in down.items() if name != MASKS}
     check(called(method), declared, "down", sent)
-    blueprint = method.blueprint
-    began = blueprint.shared()
-    known = {*began, *(blueprint.statistics(ENCODER[:-1]) if method.recalibrates else ())}
-    largest = max((float(t.abs().max()) for t in began.values() if _counts(t)), default=1.0) or 1.0
+    began = _shared(method)
+    known = {*began, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
+    largest = max((_size(tensor) for tensor in began.values() if _counts(tensor)), default=0) or 1.0
     for name, value in sent.items():
         if reason := fault(value):
             raise WireError(f"the ask's `{name}` {reason}")
@@ -58,7 +58,7 @@ def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> N
             if not isinstance(tensor, Tensor) or not _counts(tensor):
                 continue
             base = largest if declared.down[name].kind == "weights" else max(1.0, largest)
-            if (found := float(tensor.abs().max())) > MOST_GROWTH * base:
+            if (found := _size(tensor)) > MOST_GROWTH * base:
                 raise WireError(
                     f"the ask's `{name}` {key} has values up to {found:.3g}, more than "
                     f"{MOST_GROWTH:g} times those of the model as it began"
@@ -88,7 +88,7 @@ def fault_of_first(
         start = found
     if start is not None:
         method = replace(method, initial=start)
-    began = method.blueprint.shared()
+    began = _shared(method)
     for name, one in declared.down.items():
         if one.kind != "weights":
             continue
@@ -140,6 +140,17 @@ def is_file(name: str) -> bool:
     return Path(name).is_absolute()
 
 
+def _shared(method: Method) -> Weights:
+    """What is sent of the model that a run begins with; not copied, for it may be large."""
+    kept = method.blueprint.tensors()
+    return {key: tensor for key, rule, tensor in kept if rule in ("mean", "row")}
+
+
+def digest_of_first(method: Method) -> str:
+    """SHA-256 of the model that a run begins with, as far as it is sent."""
+    return digest_of(_shared(method))
+
+
 def _plain(key: str) -> str:
     """The name of a tensor; where several models come at once, each has its number before it."""
     return key.rpartition("/")[2]
@@ -149,10 +160,14 @@ def _counts(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0
 
 
+def _size(tensor: Tensor) -> float:
+    """The largest absolute value."""
+    return max(float(tensor.max()), -float(tensor.min()))
+
+
 def _same(expected: Tensor | None, got: Tensor) -> bool:
     if expected is None or expected.shape != got.shape or expected.dtype != got.dtype:
         return False
-    if not _counts(got):
-        return bool((expected == got).all())
-    far = (expected.double() - got.double()).abs().max()
-    return bool(far <= CLOSE * expected.double().abs().max())
+    if torch.equal(expected, got):
+        return True
+    return _counts(got) and _size(expected.float() - got.float()) <= CLOSE * _size(expected)

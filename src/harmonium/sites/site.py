@@ -38,7 +38,6 @@ from harmonium.errors import (
 )
 from harmonium.federation.client import Reading, counted_reading
 from harmonium.federation.wire import STEPS, ClientId, Exchange
-from harmonium.given_weights import digest_of
 from harmonium.recipe import Recipe
 from harmonium.report.progress import size_of
 from harmonium.sites import received
@@ -275,7 +274,7 @@ class Site:
             return
         if not opened.seeded:
             given = "" if recipe.init is None else recipe.init.digest
-            opened.seeded = digest_of(method.blueprint.shared()) + given
+            opened.seeded = received.digest_of_first(method) + given
         path = self._run(header) / "began.txt"
         if path.is_file() and path.read_text(encoding="ascii") == opened.seeded:
             return
