@@ -22,10 +22,9 @@ from harmonium.federation import transport
 from harmonium.federation.contract import called
 from harmonium.federation.method import Method
 from harmonium.federation.start import ENCODER, Start
-from harmonium.federation.wire import MASKS, Ask, Exchange, Weights, check, fault
+from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, Weights, check, fault
 from harmonium.given_weights import Init, digest_of
 
-MOST_GROWTH = 1e6  # of a value over the largest weight of the model as it began
 CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last bits of a draw
 
 
@@ -47,7 +46,7 @@ def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> N
     check(called(method), declared, "down", sent)
     began = _shared(method)
     known = {*began, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
-    largest = max((_size(tensor) for tensor in began.values() if _counts(tensor)), default=0) or 1.0
+    largest = max([1.0, *(_size(tensor) for tensor in began.values() if _counts(tensor))])
     for name, value in sent.items():
         if reason := fault(value):
             raise WireError(f"the ask's `{name}` {reason}")
@@ -57,8 +56,7 @@ def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> N
                 raise WireError(f"the ask's `{name}` has `{key}`, which is not sent to clients")
             if not isinstance(tensor, Tensor) or not _counts(tensor):
                 continue
-            base = largest if declared.down[name].kind == "weights" else max(1.0, largest)
-            if (found := _size(tensor)) > MOST_GROWTH * base:
+            if (found := _size(tensor)) > MOST_GROWTH * largest:
                 raise WireError(
                     f"the ask's `{name}` {key} has values up to {found:.3g}, more than "
                     f"{MOST_GROWTH:g} times those of the model as it began"
