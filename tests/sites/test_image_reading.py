@@ -186,7 +186,7 @@ def test_rounding_of_another_machine_is_no_other_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        (Policy(steps=1), "no change in view 1, but `views` asks for any"),
+        (Policy(steps=1), "no change in view 1, but `views` asks for crop"),
         (Policy(views=()), "sends weights of 1 step by the exchange train, but `steps` is 2"),
         (Policy(views=(), steps=1, lr=0.01), "local.lr=0.05, but `lr` is 0.01"),
         (Policy(views=(), steps=1, batch=217), "steps of 216 pictures, but `batch` is 217"),
@@ -211,6 +211,10 @@ def test_what_a_site_cannot_know_is_as_the_page_says(tmp_path: Path) -> None:
     assert attack.reads(round=2) > 0.5
     late = Attack(tmp_path / "late", Policy(steps=1, lr=None, views=(), join_late=True))
     assert late.reads(round=1) == 0 and late.reads(round=2) > 0.5
+    views = {"name": "none", "crop_min": 0.5, "flip": 0.5}
+    cropped = Attack(tmp_path / "cropped", Policy(steps=1), views=views)
+    assert cropped.ask(cropped.seeded)["up"]
+    assert cropped.reads(round=2) < 0.1  # of whole images: it gets crops
     with_noise = {"update_clip": 1.0, "update_noise": 1.0}
     policy = Policy(steps=1, views=(), guarded=("weights",), epsilon=None)
     noisy = Attack(tmp_path / "noisy", policy, privacy=with_noise)

@@ -540,7 +540,8 @@ def test_changes_of_a_view_must_be_likely_and_strong_to_count() -> None:
     for faint in (
         {"flip": 0.01},
         {"jitter": 1.0, "brightness": 0.01, "contrast": 0, "saturation": 0, "hue": 0.0},
-        {"crop_min": 0.99},
+        {"crop_min": 0.6},
+        {"pad_crop": 1},
         {"rotate": 0.1},
         {"randaugment": 2, "randaugment_magnitude": 0},
     ):

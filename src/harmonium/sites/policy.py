@@ -41,6 +41,7 @@ CHANCES = ("flip", "jitter", "gray", "blur", "solarise")  # changes of a view by
 CHANGES = (*CHANCES, "crop", "rotate", "quarter_turn", "randaugment")
 ANY = "any"  # of these
 LIKELY, STRONG = 0.1, 0.05  # least chance and strength of a change that counts
+CROPPED, PADDED = 0.5, 2  # a crop keeps at times so little of the area, or moves by so many pixels
 
 TEMPLATE = """\
 # What this site accepts. The server cannot change this file, and a plan that wants more is refused.
@@ -69,7 +70,7 @@ batch: 2
 steps: 2
 lr: 1.0
 # Random changes that every view of a plan must have, e.g. [crop, jitter]; any: at least one.
-views: [any]
+views: [crop]
 # Weights that a plan may start from: digests, or files of this site by their full paths. The first
 # model of any other plan must be the one that the plan's seed gives.
 initial_weights: []
@@ -115,7 +116,7 @@ class Policy:
     batch: int = 2  # fewest pictures of a step
     steps: int = 2  # fewest behind trained weights; 1: gradients may leave
     lr: float | None = 1.0  # largest learning rate; none: no limit
-    views: tuple[str, ...] = ("any",)  # random changes that every view must have
+    views: tuple[str, ...] = ("crop",)  # random changes that every view must have
     initial_weights: tuple[str, ...] = ()  # digests or files that a plan may start from
     join_late: bool = False  # a run's first model may come after round 1, unseen by the seed
     epsilon: float | None = 10.0  # most that all guarded releases may spend; none: no limit
@@ -459,7 +460,7 @@ def changes_of(view: View) -> set[str]:
     found = {name for name in CHANCES if getattr(view, name) >= LIKELY}
     if max(view.brightness, view.contrast, view.saturation, view.hue) < STRONG:
         found -= {"jitter"}
-    crops = view.crop_min <= 1 - STRONG if not view.pad_crop else True
+    crops = view.pad_crop >= PADDED if view.pad_crop else view.crop_min <= CROPPED
     more = {"crop": crops, "rotate": view.rotate >= 1, "quarter_turn": view.quarter_turn}
     more["randaugment"] = view.randaugment >= 1 and view.randaugment_magnitude >= 1
     return found | {name for name, there in more.items() if there}
