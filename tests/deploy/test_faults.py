@@ -117,6 +117,7 @@ def test_a_hanging_site_is_named(stage, seen):
 def test_the_slowest_of_a_cohort_is_not_waited_for(stage, seen):
     """Over-selection: two of three are wanted, the slowest is left out by name."""
     stage.init()
+    stage.allow("join_late: false", "join_late: true", "west")
     server = stage.server("participation.number=2", "participation.over=0.5", "rounds=2")
     sites = [stage.site("north"), stage.site("south")]
     slow = stage.site("west")

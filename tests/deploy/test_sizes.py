@@ -23,6 +23,7 @@ def test_resnet_50_passes(stage, seen):
         "encoder=resnet50",
         "encoder.width=64",
         "rounds=1",
+        "local.batch=8",  # a policy asks for two steps, and sites have few images
     )
     sites = [stage.site(name, "data.limit=24") for name in ("north", "south", "west")]
     server.ends(seconds=600)
@@ -35,7 +36,7 @@ def test_resnet_50_passes(stage, seen):
 def test_500_megabytes_pass(stage, children, seen):
     """A model of 500 MB to one site and back."""
     stage.init(sites=("north",))
-    large = ("objective.hidden=11100", "objective.out=11100", "rounds=1")
+    large = ("objective.hidden=11100", "objective.out=11100", "rounds=1", "local.batch=12")
     server = stage.server("data=sites", "data.size=8", "data.channels=1", *large)
     site = stage.site("north", "data.limit=24", once=False)
     site.says("the run is over", seconds=900)

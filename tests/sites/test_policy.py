@@ -1,6 +1,7 @@
 """A site's policy: no plan gets more than it allows, and no odd plan does any harm."""
 
 import copy
+import json
 import math
 import re
 import sys
@@ -14,20 +15,30 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harmonium import codec
+from harmonium.data.partition import make_split
+from harmonium.data.splits.iid import IID
+from harmonium.data.view import View
+from harmonium.engines.host import Task
 from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal
+from harmonium.federation.client import counted_reading
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import exchange, per_example, statistic, weights
+from harmonium.hosts import make_host
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.settings import Privacy
 from harmonium.recipe import Recipe
-from harmonium.sites.policy import MOST_DEPTH, TEMPLATE, Policy
+from harmonium.sites.plan import frame_of, method_of, planned
+from harmonium.sites.policy import MOST_DEPTH, TEMPLATE, Policy, changes_of
+from harmonium.testing import TINY
 
 PAGE = Path(__file__).parents[2] / "docs" / "site-policy.md"
 CANARY = "planted_canary"
 CODE = f"{CANARY}:Thing"
 PLAN = Recipe().tree()
 SMALL = (8, 8, 1)
+NORMED = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
 RELEASE = {"field": "corr", "mechanism": "gaussian", "sensitivity": 1.0, "sigma": 1.0}
 
 
@@ -83,9 +94,18 @@ def test_a_policy_is_written_and_read_back(tmp_path: Path) -> None:
         methods=("fedavg", "mine.own:Method"),
         exchanges=("train",),
         kinds=("weights",),
+        guarded=("weights",),
         epochs=3,
         rounds=50,
+        answers=100,
+        answers_in_all=500,
         pictures=20,
+        batch=16,
+        steps=5,
+        lr=0.1,
+        views=("crop", "jitter"),
+        initial_weights=("2" * 64, "/srv/weights.safetensors"),
+        join_late=True,
         epsilon=None,
         delta=1e-7,
         simulated_noise=True,
@@ -118,6 +138,17 @@ def test_a_policy_is_written_and_read_back(tmp_path: Path) -> None:
         ("own_code: [fedavg]", "write it as module:Class"),
         ("public: [digit]", "did you mean 'digits'"),
         ("plans: [abc]", "a digest is 64"),
+        ("answers: 0", "policy.answers is 0; it must be at least 1"),
+        ("answers_in_all: -1", "policy.answers_in_all is -1"),
+        ("batch: 1", "policy.batch is 1; it must be at least 2"),
+        ("steps: 0", "policy.steps is 0"),
+        ("lr: 0", "policy.lr is 0"),
+        ("views: [crops]", "did you mean 'crop'"),
+        ("guarded: [weight]", "policy.guarded"),
+        (
+            "initial_weights: [encoder.st]",
+            "write a digest of 64 digits of 0-9a-f, or the full path",
+        ),
         ("labels: perhaps", "should be true or false"),
         ("epochs: 1\nepochs: 2", "epochs is given twice"),
         ("1: 2", "has the key 1"),
@@ -392,6 +423,12 @@ def test_any_plan_is_a_recipe_or_one_clear_error(canary: Path, plan: Any) -> Non
         (Policy(pictures=101), {}, r"runs on 100 pictures, but `pictures` asks for 101"),
         (Policy(), {"objective": "supervised"}, "reads labels, but `labels` is false"),
         (Policy(plans=("0" * 64,)), {}, "has the digest .* but `plans` does not list it"),
+        (Policy(lr=0.01), {}, "has local.lr=0.05, but `lr` is 0.01"),
+        (Policy(batch=65), {}, "has local.batch=64, but `batch` is 65"),
+        (Policy(batch=101), {"local": {"batch": 512}}, "steps of 100 pictures, but `batch` is 101"),
+        (Policy(steps=5), {}, "sends weights of 4 steps by the exchange train, but `steps` is 5"),
+        (Policy(views=("crop", "blur")), {}, "has crop, flip, .* in view 1, but .* asks for blur"),
+        (Policy(guarded=("weights",)), {}, "`model` of the kind weights .* without noise, but `gu"),
         (Policy(secure_aggregation=True), {}, "single answers, but `secure_aggregation` is true"),
         (Policy(), {"public": "digits"}, "reads the data set 'digits', but `public` allows none"),
         (
@@ -411,6 +448,106 @@ def test_a_plan_that_wants_more_is_refused(
     lifted = {field.name: field.default for field in fields(Policy)}
     lifted |= {"labels": True, "public": ("digits",)}
     check_plan(Policy(**lifted), recipe)  # the key that is named is the one that refused
+
+
+@pytest.mark.parametrize(
+    ("limit", "words", "message"),
+    [
+        (
+            9,
+            ["fedsc", "evaluate.objective=false"],
+            "over the pictures 5 by correlate and 5 by train in a round, but `epochs`",
+        ),
+        (5, ["fedsc", "method.passes=1000000000"], "1e.09 by correlate"),
+        (15, ["fedstyle"], "16 by train"),
+        (19, ["fedx"], "20 by train"),
+        (2, ["fedavg", "encoder.norm=batch", "batch_norm=recalibrate"], "2 by train and 1 by cal"),
+        (3, ["fedrep"], "4 by train"),
+        (9, ["fedavg", "local.epochs=10"], "has local.epochs=10"),
+    ],
+)
+def test_passes_of_every_kind_count(limit: int, words: list[str], message: str) -> None:
+    recipe = Recipe.of(*words)
+    with pytest.raises(PolicyRefusal, match=message):
+        check_plan(Policy(epochs=limit), recipe)
+    if "1e" not in message:
+        check_plan(Policy(epochs=limit + 1), recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "settings"),
+    [
+        ("fedavg", "train", {}),
+        ("fedavg", "calibrate", {"encoder": NORMED, "batch_norm": "recalibrate"}),
+        ("fedsc", "correlate", {}),
+        ("fedstyle", "train", {"method": {"name": "fedstyle", "style_epochs": 2}}),
+        ("fedrep", "train", {"encoder": NORMED, "batch_norm": "recalibrate"}),
+        ("fedx", "train", {}),
+        ("featarc", "train", {}),
+        ("ditto", "train", {}),
+        ("orchestra", "cluster", {}),
+    ],
+)
+def test_no_answer_takes_more_passes_than_its_method_says(
+    tmp_path: Path, name: str, step: str, settings: dict[str, Any]
+) -> None:
+    own = [f"{key}={value}" for key, value in settings.items() if isinstance(value, str)]
+    recipe = Recipe.of(name, "clients=4", *own).changed(
+        data=TINY["data"],
+        encoder=settings.get("encoder", TINY["encoder"]),
+        local={"epochs": 2, "batch": 6},
+        **{key: value for key, value in settings.items() if key == "method"},
+    )
+    dataset = recipe.data.load()
+    host = make_host(recipe, dataset, make_split(IID(), dataset, None, 4, 0), tmp_path)
+    model = host.method.blueprint.shared()
+    if step == "calibrate":
+        down = {"encoder": {k: v for k, v in model.items() if k.startswith("encoder.")}}
+    else:
+        down = {"model": model}
+    with counted_reading() as reading:
+        done = host.perform(Task(step, 0, 1, 0, {}, None), codec.encode(down))
+    assert done["up"] is not None  # type: ignore[index,call-overload]
+    said = host.method.passes_of(step)
+    assert 0.5 * said <= reading.passes <= said + 1e-6
+
+
+def test_what_may_be_of_one_picture_is_per_example() -> None:
+    for words in (["method.k_min=1"], ["method.k_min=1", "method.local_clusters=100"]):
+        recipe = Recipe.of("orchestra", *words)
+        with pytest.raises(PolicyRefusal, match="sends `centroids` of the kind per_example"):
+            check_plan(Policy(), recipe)
+    check_plan(Policy(), Recipe.of("orchestra"))
+    guarded = Recipe.of("orchestra", "method.k_min=1", "method.epsilon=1", "privacy.noise=system")
+    check_plan(Policy(), guarded)
+    with pytest.raises(PolicyRefusal, match="sends `total` of the kind per_example"):
+        check_plan(Policy(), Recipe.of("diagnosis"), pictures=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg", "fedsimclr", "fedsc", "orchestra", "fedstyle", "orchestra/c10-silo/orchestra@cpu"],
+)
+def test_ordinary_plans_are_within_the_default_policy(name: str) -> None:
+    recipe = Recipe.of(name, "data=sites", "data.size=8", "data.channels=1")
+    plan, _ = planned(recipe, recipe.clients)
+    policy = Policy()
+    policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), 50)
+
+
+def test_changes_of_a_view_must_be_likely_and_strong_to_count() -> None:
+    still = {"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0}
+    for faint in (
+        {"flip": 0.01},
+        {"jitter": 1.0, "brightness": 0.01, "contrast": 0, "saturation": 0, "hue": 0.0},
+        {"crop_min": 0.6},
+        {"pad_crop": 1},
+        {"rotate": 0.1},
+        {"randaugment": 2, "randaugment_magnitude": 0},
+    ):
+        assert not changes_of(View(**{**still, **faint}))
+    assert changes_of(View(**still, pad_crop=4)) == {"crop"}
+    assert changes_of(View(**still, quarter_turn=True)) == {"quarter_turn"}
 
 
 def test_a_plan_within_all_limits_passes() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from safetensors.torch import save_file
 
 from harmonium import codec, store
 from harmonium.data.images import Dataset
@@ -24,6 +25,7 @@ from harmonium.errors import ConfigError, DataError, HarmoniumError, StoreError,
 from harmonium.federation.client import Decline
 from harmonium.federation.method import Method
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
+from harmonium.given_weights import Init
 from harmonium.hosts import make_host
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe import Recipe
@@ -100,7 +102,7 @@ class Bench:
     """A server's hand and one site; `restart` is the site's process beginning anew."""
 
     folder: Path
-    policy: Policy | None = POLICY
+    policy: Policy | Path | None = POLICY
     recipe: Recipe = PLAN
     open_host: Callable[[Recipe, Path, int], Host] | None = None
     finished: list[Any] = field(default_factory=list)
@@ -371,7 +373,7 @@ def test_what_a_site_keeps_is_for_its_owner_alone(bench: Bench) -> None:
     bench.say()
     files = [path for path in bench.folder.rglob("*") if path.is_file()]
     kept = [path for path in files if path.suffix != ".lock"]
-    assert len(kept) == 4  # the log, the state, the answer and what it was to
+    assert len(kept) == 5  # log, state, answer, what it was to, and which model the run began with
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
@@ -622,6 +624,117 @@ def test_without_a_policy_nothing_is_refused_but_what_is_no_ask(tmp_path: Path) 
     assert bench.say()["up"]
     refused(bench, "another federation", *bench.ask(about={"federation": "e" * 32}))
     assert "the plan cannot be read" in bench.refusal(text=b"{")
+
+
+# ---- limits that count what was done ----------------------------------------------------------
+
+
+def many(bench: Bench, times: int, **about: Any) -> list[str]:
+    """Asks for as many different trainings; why each was refused, if it was."""
+    model, found = codec.decode(bench.bodies()[1])["model"], []
+    for number in range(times):
+        down = {"model": model, "fault": 10 + number}
+        found.append(bench.say(about={"ask": number, **about}, down=down)["why"])
+    return found
+
+
+def test_rounds_count_answers_and_not_what_a_header_says(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, replace(POLICY, rounds=2), plan(rounds=2))
+    *first, third = many(bench, 3, round=1)
+    assert first == ["", ""] and "2 answers to `train` of this run, but `rounds` is 2" in third
+    bench.restart()
+    assert all("`rounds` is 2" in why for why in many(bench, 2, round=2))
+    assert many(bench, 1, round=1, run="1" * 32) == [""]
+
+
+def test_answers_count_in_a_run_and_in_all_of_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, replace(POLICY, answers=2, answers_in_all=3))
+    assert ["`answers` is 2" in why for why in many(bench, 3)] == [False, False, True]
+    bench.restart()
+    found = many(bench, 2, run="1" * 32)
+    assert found[0] == "" and "3 answers to all runs, but `answers_in_all` is 3" in found[1]
+    assert "`answers_in_all` is 3" in many(bench, 1, run="2" * 32)[0]
+    assert bench.say(about={"step": "hello"})["up"]  # which tells of no picture
+
+
+def test_passes_over_the_pictures_count_whatever_they_are_for(tmp_path: Path) -> None:
+    """The method goes over all pictures once, and says nothing of it anywhere."""
+    bench = Bench(tmp_path, replace(POLICY, epochs=2))
+    *first, third = many(bench, 3)
+    assert first == ["", ""] and "more than 2 times in round 1, but `epochs` is 2" in third
+    assert [entry.get("passes") for entry in bench.site.log.entries()] == [1.0, 1.0, None]
+    bench.restart()
+    assert "`epochs` is 2" in many(bench, 1, ask=9)[0]
+    assert many(bench, 1, round=2) == [""]
+
+
+def test_the_policy_is_read_at_every_ask_and_its_digest_is_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY.yaml())
+    bench = Bench(tmp_path / "kept", path)
+    assert bench.say()["up"]
+    assert bench.last["policy"] == store.digest_of(path.read_bytes())
+    path.write_text(replace(POLICY, rounds=1).yaml())
+    assert "has rounds=5, but `rounds` is 1" in bench.refusal(about={"round": 2})
+    assert bench.last["policy"] == store.digest_of(path.read_bytes())
+    path.write_text("rounds: [")
+    for step in ("train", "hello"):
+        told = bench.refusal(about={"round": 3, "step": step})
+        assert told == "DataError at the site, whose log says more"
+        assert "nothing is answered until the policy can be read" in bench.last["why"]
+        assert str(path) in bench.last["why"] and "policy" not in bench.last
+    path.unlink()
+    assert bench.refusal(about={"round": 3}) and "No such file" in bench.last["why"]
+    path.write_text(POLICY.yaml())
+    assert bench.say(about={"round": 4})["up"] and len(bench.opened) == 1
+
+
+# ---- the first model --------------------------------------------------------------------------
+
+
+def other(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value + 0.01 for key, value in model.items()}
+
+
+def test_a_site_that_began_goes_on_with_any_model_also_after_a_kill(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Host, "perform", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bench.say()
+    monkeypatch.undo()
+    bench.restart()
+    model = codec.decode(bench.bodies()[1])["model"]
+    later = {"model": other(model), "fault": 0}
+    assert bench.say(about={"round": 2}, down=later)["up"]
+    assert "`join_late` is false" in bench.refusal(about={"round": 2, "run": "1" * 32}, down=later)
+    # Another model under the name of the same run begins anew.
+    bench.recipe = plan(encoder={"name": "cnn-small", "width": 8, "out": 16})
+    model = codec.decode(bench.bodies()[1])["model"]
+    down = {"model": other(model), "fault": 0}
+    assert "must be the one that the plan begins with" in bench.refusal(down=down)
+
+
+def test_a_plan_starts_from_given_weights_that_the_policy_names(tmp_path: Path) -> None:
+    method = PLAN.method_for((12, 12, 3), 0)
+    file = tmp_path / "weights.safetensors"
+    given = {k: v + 0.1 for k, v in method.blueprint["encoder"].state_dict().items()}
+    save_file({key: value.contiguous() for key, value in given.items()}, file)
+    init = Init(str(file)).resolved()
+    recipe = plan(init={"digest": init.digest})
+    started = replace(method, initial=init).blueprint.shared()
+    right, wrong = ({"model": one, "fault": 0} for one in (started, other(started)))
+    bench = Bench(tmp_path / "none", POLICY, recipe)
+    assert f"starts from the weights {init.digest}, but `initial_weights`" in bench.refusal()
+    for number, name in enumerate((init.digest, str(file))):
+        policy = replace(POLICY, initial_weights=("0" * 64, name))
+        bench = Bench(tmp_path / str(number), policy, recipe)
+        for down in (wrong, {"model": method.blueprint.shared(), "fault": 0}):
+            assert "refuses this model" in bench.refusal(down=down)
+        assert bench.say(down=right)["up"]
 
 
 # ---- faults ----------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Examples:
     def pixels(self, index: Tensor | None = None) -> Tensor:
         """Pictures as uint8 (n, height, width, channels); all of them without an index."""
         rows = self._index if index is None else self._index[index.numpy()]
+        if (reading := _reading.get()) is not None:
+            reading.add(len(rows) / max(1, len(self)))
         return torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
 
     def labels(self, index: Tensor | None = None) -> Tensor:
@@ -63,6 +65,35 @@ class Examples:
             )
         rows = self._index if index is None else self._index[index.numpy()]
         return torch.from_numpy(np.asarray(self._images.labels[rows], dtype=np.int64))
+
+
+@dataclass
+class Reading:
+    """How often a task went over the client's images, whatever for."""
+
+    most: float = math.inf  # passes; what goes beyond is refused before it has the images
+    beyond: str = "it goes over the images too often"  # what is said then
+    passes: float = 0.0
+
+    def add(self, share: float) -> None:
+        """Count some of the images; WireError if that is too much."""
+        if self.passes + share > self.most + 1e-6:  # shares of batches add up to 1 but for rounding
+            raise WireError(self.beyond)
+        self.passes += share
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def counted_reading() -> Iterator[Reading]:
+    """Count the passes over a client's images, of whatever kind; they end at `Reading.most`."""
+    reading = Reading()
+    token = _reading.set(reading)
+    try:
+        yield reading
+    finally:
+        _reading.reset(token)
 
 
 _enough: ContextVar[Callable[[int], bool] | None] = ContextVar("enough", default=None)
@@ -311,6 +342,12 @@ class Local:
         if self.for_fraction is not None:
             lr *= math.sqrt(fraction / self.for_fraction)
         return replace(self, epochs=epochs, lr=lr, for_clients=None, for_fraction=None)
+
+    def steps(self, images: int) -> int:
+        """Steps of a training on so many images, of which short batches are some."""
+        full, rest = divmod(images, self.batch)
+        short = rest >= 2 and not (self.drop_last and full)
+        return self.epochs * (full + short)
 
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""

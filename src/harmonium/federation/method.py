@@ -157,6 +157,10 @@ class Method:
         """Passes over the pictures that training takes, for each of local.epochs."""
         return 1.0
 
+    def passes_of(self, step: str) -> float:
+        """Passes over a client's images that one answer to a step takes at most, of any kind."""
+        return self.workload * self.local.epochs if step == "train" else 1.0
+
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
         """The encoder to judge: the federation's, or a client's own given its state."""
         if self.recalibrates and "statistics" not in server.memory:

@@ -124,6 +124,10 @@ class CBAFed(Method):
             "accepted": self.counts(guess),
         }
 
+    def passes_of(self, step: str) -> float:
+        """One more accepts labels."""
+        return super().passes_of(step) + (1 if step == "train" else 0)
+
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """Cross-entropy of known and accepted labels, summed over the views."""
         logits = parts["classifier"](torch.cat(seen.h))

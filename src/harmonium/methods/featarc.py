@@ -90,6 +90,10 @@ class FeatARC(Method):
         done = self.fit(parts, client, anchor=got.model, targets=targets)
         return {"model": self.push(client, parts), "loss": done.loss}
 
+    def passes_of(self, step: str) -> float:
+        """One more makes the targets."""
+        return super().passes_of(step) + (1 if step == "train" and self.strength else 0)
+
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
         """The objective and the alignment."""
         loss = super().score(parts, seen, given)
@@ -197,6 +201,10 @@ class FeatARCClustered(FeatARC):
         client.state["mine"] = {key: value for key, value in sent.items() if of(key) == "mean"}
         client.state["cluster"] = got.cluster
         return up
+
+    def passes_of(self, step: str) -> float:
+        """To choose, a client looks with its own model and with every cluster's."""
+        return 1.0 + self.clusters if step == "choose" else super().passes_of(step)
 
     def known(self, server: Server, client: ClientId) -> Mapping[str, Any]:
         """Whose cluster is which."""

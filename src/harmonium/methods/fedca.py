@@ -229,6 +229,15 @@ class FedCA(Method):
         why = pool.odd_rows(up["rows"], int(down["count"])) if step == "train" else None
         return why or super().reply_fault(step, down, up, examples)
 
+    def passes_of(self, step: str) -> float:
+        """One more describes all images, another measures BatchNorm's statistics."""
+        if step == "align":
+            return 0.0
+        more = (
+            1 + (self.strength > 0 and self.batch_norm == "recalibrate") if step == "train" else 0
+        )
+        return super().passes_of(step) + more
+
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """Rows with noise, where there is noise."""
         return pool.costs(self.noise) if step == "train" and self.size else ()

@@ -46,6 +46,10 @@ class FedRep(Method):
         """Those of the heads, and those of the encoder."""
         return 1 + (self.head_epochs or self.local.epochs) / self.local.epochs
 
+    def passes_of(self, step: str) -> float:
+        """One more measures BatchNorm's statistics."""
+        return super().passes_of(step) + (1 if step == "train" and self.recalibrates else 0)
+
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the heads, then the encoder; the loss is the latter's."""

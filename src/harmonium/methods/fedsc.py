@@ -159,6 +159,10 @@ class FedSC(Method):
         alpha = own / (own + total) if self.coefficient == "share" else line
         return {"others": cast(Tensor, mean).float(), "alpha": alpha}
 
+    def passes_of(self, step: str) -> float:
+        """A matrix has passes of its own."""
+        return self.passes if step == "correlate" else super().passes_of(step)
+
     def noted(self, server: Server) -> dict[str, float]:
         """How many rounds old matrices are, in the mean."""
         since = server.memory.get("since", {}).values()

@@ -105,6 +105,11 @@ class FedStyle(Method):
         done = self.fit(parts, client, train=moving, anchor=got.model, styles=styles)
         return {"model": self.push(client, parts), "loss": done.loss}
 
+    def passes_of(self, step: str) -> float:
+        """The first time also those of the style; each time one for style features."""
+        more = self.style_epochs + (1 if self.strength else 0) if step == "train" else 0
+        return super().passes_of(step) + more
+
     def learn_style(self, parts: Parts, client: Client) -> None:
         """Tell pictures from their Sobel copies (Algorithm 2), whatever the round."""
         if not self.style_epochs:

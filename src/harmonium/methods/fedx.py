@@ -104,6 +104,11 @@ class FedX(Method):
         done = self.fit(parts, client, anchor=got.model, received=received)
         return {"model": self.push(client, parts), "loss": done.loss}
 
+    def passes_of(self, step: str) -> float:
+        """As many other images are drawn where relations count."""
+        doubled = step == "train" and (self.local_relation or self.global_relation)
+        return super().passes_of(step) * (2 if doubled else 1)
+
     def see(self, parts: Parts, batch: Batch) -> Seen:
         """The views, and as many pictures of the client drawn without regard to them."""
         if not (self.local_relation or self.global_relation):

@@ -181,6 +181,11 @@ class Orchestra(Method):
             why = clustering.odd_centroids(up["centroids"], up["anonymity"], examples, least)
         return why or super().reply_fault(step, down, up, examples)
 
+    def passes_of(self, step: str) -> float:
+        """Private centroids are of one more pass."""
+        more = 1 if step == "train" and self.epsilon is not None else 0
+        return super().passes_of(step) + more
+
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """Centroids, whenever it clusters or trains."""
         budget = self.epsilon if step in ("cluster", "train") else None
@@ -198,9 +203,10 @@ class Orchestra(Method):
         return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
 
     def exchanges(self) -> dict[str, Exchange]:
-        """As declared; rows of single pictures leave without local clusters, or noise guards."""
+        """As declared; noise guards, or clusters that may be of one image are single images."""
         found, guarded = super().exchanges(), self.epsilon is not None
-        kind: Kind = "statistic" if self.local_clusters else "per_example"
+        several = guarded or (self.local_clusters and self.k_min > 1)
+        kind: Kind = "statistic" if several else "per_example"
         rows = replace(CENTROIDS, kind=kind, guarded=guarded)
         for step in ("cluster", "train"):
             found[step] = replace(found[step], up={**found[step].up, "centroids": rows})

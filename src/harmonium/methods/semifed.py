@@ -76,6 +76,10 @@ class SemiFed(Method):
         done = self.fit(parts, client, among=everything, anchor=got.model, q=q, guess=guess)
         return {"model": self.push(client, parts), "loss": done.loss}
 
+    def passes_of(self, step: str) -> float:
+        """One more predicts labels."""
+        return super().passes_of(step) + (1 if step == "train" else 0)
+
     def see(self, parts: Parts, batch: Batch) -> SeenStrongly:
         """Features of two views of every picture, and of a strong one of those without a label."""
         first, second, strong = batch.make.pipelines

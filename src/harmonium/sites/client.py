@@ -157,7 +157,7 @@ def attend(
         from harmonium.engines.flower.node import attend as attend_node
     except ImportError:
         raise ConfigError(NEEDS_FLOWER) from None
-    policy = Policy.read(kit.policy)
+    Policy.read(kit.policy)  # a mistake is told at once; then it is read at every ask
     address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure speaks to loopback only, not to {address}")
@@ -175,7 +175,7 @@ def attend(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
         kit.folder / KEPT,
         lambda plan, folder, client: open_host(pictures, plan, folder, client, secret, note),
-        policy,
+        kit.policy,
         finish,
         note,
     )

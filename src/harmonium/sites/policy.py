@@ -7,8 +7,9 @@ counted before the answer leaves.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,13 +18,16 @@ import yaml
 
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.styles import is_archive
+from harmonium.data.view import View
 from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, counted, suggest
-from harmonium.federation.wire import Exchange, Kind
+from harmonium.federation.wire import MEASURING, STEPS, Exchange, Kind
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml
 from harmonium.settings import check_fields
+from harmonium.sites.received import is_file, start_of
+from harmonium.store import digest_of
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method
@@ -33,6 +37,11 @@ MOST_DEPTH = 8  # of sections within sections; a recipe has three
 MOST_TEXT = 1_000  # letters of a key or a value
 MOST_NUMBER = 2**63  # whole numbers beyond it are no settings
 FILES = ("path", "root")  # settings that name files
+CHANCES = ("flip", "jitter", "gray", "blur", "solarise")  # changes of a view by their chance
+CHANGES = (*CHANCES, "crop", "rotate", "quarter_turn", "randaugment")
+ANY = "any"  # of these
+LIKELY, STRONG = 0.1, 0.05  # least chance and strength of a change that counts
+CROPPED, PADDED = 0.5, 2  # a crop keeps at times so little of the area, or moves by so many pixels
 
 TEMPLATE = """\
 # What this site accepts. The server cannot change this file, and a plan that wants more is refused.
@@ -44,11 +53,29 @@ methods: none
 exchanges: none
 # Kinds of fields that may leave; per_example, rows of single pictures, is left out on purpose.
 kinds: [weights, statistic, scalar, public]
-# Most passes over the pictures in a round, and most rounds of a plan; none: no limit.
+# Kinds that may leave only with noise of this site's own, e.g. [weights]; []: none has to.
+guarded: []
+# Most passes over the pictures in a round, of any kind; most rounds of a plan, and most answers
+# to each exchange in a run. none: no limit.
 epochs: none
 rounds: none
-# Fewest pictures with which this site takes part.
+# Most answers in one run, and in all runs of this site's log; none: no limit.
+answers: none
+answers_in_all: none
+# Fewest pictures with which this site takes part, and of a step of training.
 pictures: 1
+batch: 2
+# Fewest steps behind trained weights, and the largest learning rate: what one step changes is a
+# gradient, from which pictures can be computed. none: no limit.
+steps: 2
+lr: 1.0
+# Random changes that every view of a plan must have, e.g. [crop, jitter]; any: at least one.
+views: [crop]
+# Weights that a plan may start from: digests, or files of this site by their full paths. The first
+# model of any other plan must be the one that the plan's seed gives.
+initial_weights: []
+# true: a run's first model may reach this site after round 1, when it cannot be compared.
+join_late: false
 # Most that all noisy (guarded) releases of this site's log may reveal together: epsilon at delta,
 # for one picture in another's place.
 # none: no limit; 0: no guarded release at all. delta must be at most 1 / number of pictures.
@@ -80,9 +107,18 @@ class Policy:
     methods: tuple[str, ...] | None = None  # that may run; none: any that comes with Harmonium
     exchanges: tuple[str, ...] | None = None  # that may run; none: any of an allowed method
     kinds: tuple[Kind, ...] = ("weights", "statistic", "scalar", "public")  # that may leave
+    guarded: tuple[Kind, ...] = ()  # that may leave only with noise of this site's own
     epochs: int | None = None  # most passes over the pictures in a round; none: no limit
-    rounds: int | None = None  # most rounds of a plan; none: no limit
+    rounds: int | None = None  # most of a plan, and answers to an exchange in a run; none: any
+    answers: int | None = None  # most in one run; none: no limit
+    answers_in_all: int | None = None  # most in all runs; none: no limit
     pictures: int = 1  # fewest with which this site takes part
+    batch: int = 2  # fewest pictures of a step
+    steps: int = 2  # fewest behind trained weights; 1: gradients may leave
+    lr: float | None = 1.0  # largest learning rate; none: no limit
+    views: tuple[str, ...] = ("crop",)  # random changes that every view must have
+    initial_weights: tuple[str, ...] = ()  # digests or files that a plan may start from
+    join_late: bool = False  # a run's first model may come after round 1, unseen by the seed
     epsilon: float | None = 10.0  # most that all guarded releases may spend; none: no limit
     delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of pictures
     simulated_noise: bool = False  # noise that follows from the run's seed is enough
@@ -96,7 +132,16 @@ class Policy:
         for name, right, words in (
             ("epochs", self.epochs is None or self.epochs >= 1, "at least 1, or none"),
             ("rounds", self.rounds is None or self.rounds >= 1, "at least 1, or none"),
+            ("answers", self.answers is None or self.answers >= 1, "at least 1, or none"),
+            (
+                "answers_in_all",
+                self.answers_in_all is None or self.answers_in_all >= 1,
+                "at least 1, or none",
+            ),
             ("pictures", self.pictures >= 1, "at least 1"),
+            ("batch", self.batch >= 2, "at least 2"),
+            ("steps", self.steps >= 1, "at least 1"),
+            ("lr", self.lr is None or self.lr > 0, "above 0, or none"),
             ("epsilon", self.epsilon is None or self.epsilon >= 0, "0 or more, or none"),
             ("delta", 0 < self.delta < 1, "above 0 and below 1, e.g. 0.00001"),
         ):
@@ -107,6 +152,13 @@ class Policy:
                 raise ConfigError(f"policy.own_code has '{name}'; write it as module:Class")
         _check_names("methods", self.methods or (), {*methods.table(), *self.own_code})
         _check_names("public", self.public, {*datasets.table(), *self.own_code})
+        _check_names("views", self.views, {ANY, *CHANGES})
+        for name in self.initial_weights:
+            if not (re.fullmatch(r"[0-9a-f]{64}", name) or is_file(name)):
+                raise ConfigError(
+                    f"policy.initial_weights has '{name}'; write a digest of 64 digits of 0-9a-f, "
+                    "or the full path of a file"
+                )
         for digest in self.plans or ():
             if not re.fullmatch(r"[0-9a-f]{64}", digest):
                 raise ConfigError(f"policy.plans has '{digest}'; a digest is 64 digits of 0-9a-f")
@@ -114,8 +166,14 @@ class Policy:
     @classmethod
     def read(cls, path: Path) -> Policy:
         """The policy in a YAML file; keys that are left out have their defaults."""
+        return cls.read_with_digest(path)[0]
+
+    @classmethod
+    def read_with_digest(cls, path: Path) -> tuple[Policy, str]:
+        """The policy in a file, and the SHA-256 of what the file holds."""
         try:
-            tree = read_yaml(path.read_text(encoding="utf-8"), str(path), "policy")
+            text = path.read_bytes()
+            tree = read_yaml(text.decode("utf-8"), str(path), "policy")
         except OSError as error:
             raise ConfigError(f"cannot read policy {path}: {error.strerror}") from None
         except ConfigError as error:
@@ -124,7 +182,7 @@ class Policy:
             raise ConfigError(f"policy {path} cannot be read: it is no plain YAML") from None
         if odd := [key for key in tree if not isinstance(key, str)]:
             raise ConfigError(f"policy {path} has the key {odd[0]!r}: {suggest('', _KEYS)}")
-        return cls(**check_fields(cls, tree, "policy"))
+        return cls(**check_fields(cls, tree, "policy")), digest_of(text)
 
     def yaml(self) -> str:
         """The policy as a file with its explanations; `read` reads it back."""
@@ -200,30 +258,105 @@ class Policy:
         if method.reads_labels and not self.labels:
             _refuse("reads labels", "`labels` is false")
         self._at_most("rounds", "rounds", recipe.rounds)
-        self._at_most("epochs", "local.epochs", method.local.epochs)
-        for key, value in recipe.method.options.items():
-            if key.endswith("epochs") and isinstance(value, int | float):
-                self._at_most("epochs", f"method.{key}", value)
+        self._check_training(recipe, method, pictures)
+        if recipe.init is not None and start_of(recipe.init.digest, self.initial_weights) is None:
+            _refuse(
+                f"starts from the weights {recipe.init.digest}",
+                "`initial_weights` does not name them",
+            )
         if self.secure_aggregation and not getattr(recipe.privacy, "secure_aggregation", False):
             _refuse("lets the server see single answers", "`secure_aggregation` is true")
         exchanges = method.exchanges()
-        self._check_exchanges(exchanges)
+        self._check_exchanges(exchanges, pictures)
         if any(field.guarded for one in exchanges.values() for field in one.up.values()):
             self._check_guard(recipe.privacy.noise, pictures)
+
+    def _check_training(self, recipe: Recipe, method: Method, pictures: int | None) -> None:
+        """Refuse work that is too much, or so little that an answer is close to a gradient."""
+        self._at_most("epochs", "local.epochs", method.local.epochs)
+        self._at_most("lr", "local.lr", method.local.lr)
+        for key, value in recipe.method.options.items():
+            if isinstance(value, int | float):
+                for limit, ending in (("epochs", "epochs"), ("lr", "lr")):
+                    if key.endswith(ending):
+                        self._at_most(limit, f"method.{key}", value)
+        exchanges = method.exchanges()
+        passes = {step: method.passes_of(step) for step in exchanges}
+        if self.epochs is not None and not sum(passes.values()) <= self.epochs:
+            parts = " and ".join(f"{count:g} by {step}" for step, count in passes.items() if count)
+            _refuse(f"goes over the pictures {parts} in a round", f"`epochs` is {self.epochs}")
+        for number, view in enumerate(method.views.pipelines, 1):
+            changes = changes_of(view)
+            has = changes | {ANY} if changes else set()
+            missing = [one for one in self.views if one not in has]
+            if missing:
+                words = ", ".join(sorted(changes)) or "no change"
+                _refuse(f"has {words} in view {number}", f"`views` asks for {missing[0]}")
+        if not any(trains(one) for one in exchanges.values()):
+            return
+        if method.local.batch < self.batch:
+            _refuse(f"has local.batch={method.local.batch}", f"`batch` is {self.batch}")
+        if pictures is not None and pictures < self.batch:
+            _refuse(f"takes steps of {counted(pictures, 'picture')}", f"`batch` is {self.batch}")
+        for step, one in exchanges.items():
+            steps = method.local.steps(pictures) if pictures is not None else self.steps
+            steps = 1 if step in MEASURING else steps  # a gradient is one step
+            if trains(one) and steps < self.steps:
+                _refuse(
+                    f"sends weights of {counted(steps, 'step')} by the exchange {step}",
+                    f"`steps` is {self.steps}",
+                )
 
     def _at_most(self, key: str, name: str, wanted: float) -> None:
         most = getattr(self, key)
         if most is not None and not wanted <= most:
             _refuse(f"has {name}={wanted}", f"`{key}` is {most}")
 
-    def _check_exchanges(self, exchanges: Mapping[str, Exchange]) -> None:
+    def check_answer(
+        self, past: Callable[[], Iterable[Mapping[str, Any]]], run: str, round: int, step: str
+    ) -> float:
+        """Refuse an answer by those before it; how many passes over the pictures it may take.
+
+        Args:
+            past: gives the entries of the site's log, which are read only for limits.
+            run: that the answer belongs to.
+            round: of the run.
+            step: the exchange that is asked for.
+        """
+        if self.rounds is self.answers is self.answers_in_all is self.epochs is None:
+            return math.inf
+        entries = list(past())
+        sent = [e for e in entries if e.get("outcome") == "sent" and e.get("step") not in STEPS]
+        here = [entry for entry in sent if entry.get("run") == run]
+        alike = [e for e in here if e["step"] == step and bool(e["round"]) == bool(round)]
+        for key, what, found in (
+            ("rounds", f"`{step}` of this run", alike),
+            ("answers", "this run", here),
+            ("answers_in_all", "all runs", sent),
+        ):
+            most = getattr(self, key)
+            if most is not None and len(found) >= most:
+                had = counted(len(found), "answer")
+                _refuse(f"wants one more after {had} to {what}", f"`{key}` is {most}")
+        if self.epochs is None:
+            return math.inf
+        mine = (e for e in entries if e.get("run") == run and e.get("round") == round)
+        return self.epochs - math.fsum(entry.get("passes", 0.0) for entry in mine)
+
+    def _check_exchanges(self, exchanges: Mapping[str, Exchange], pictures: int | None) -> None:
         for name, declared in exchanges.items():
             if self.exchanges is not None and name not in self.exchanges:
                 _refuse(f"asks for the exchange {name}", _listed("exchanges", self.exchanges))
             for field, about in declared.up.items():
-                if about.kind not in self.kinds:
-                    wants = f"sends `{field}` of the kind {about.kind} by the exchange {name}"
+                alone = about.kind == "statistic" and pictures == 1  # which is of that one picture
+                kind = "per_example" if alone else about.kind
+                wants = f"sends `{field}` of the kind {kind} by the exchange {name}"
+                if kind not in self.kinds:
                     _refuse(wants, _listed("kinds", self.kinds))
+                if kind in self.guarded and not about.guarded:
+                    _refuse(
+                        f"{wants} without noise", _listed("guarded", self.guarded, "asks it of")
+                    )
 
     def _check_guard(self, noise: str, pictures: int | None) -> None:
         """Refuse guarded fields whose noise protects nothing, or that could never be sent."""
@@ -310,8 +443,31 @@ def _refuse(wants: str, allowed: str) -> NoReturn:
     raise PolicyRefusal(f"the site's policy refuses this plan: it {wants}, but {allowed}")
 
 
-def _listed(key: str, allowed: Sequence[str]) -> str:
-    return f"`{key}` allows only {', '.join(allowed)}" if allowed else f"`{key}` allows none"
+def trains(declared: Exchange) -> bool:
+    """Whether an exchange sends what training, or a gradient, made of a model."""
+    return any(
+        one.kind == "weights" and one.fold == "parts" and one.of != "statistics"
+        for one in declared.up.values()
+    )
+
+
+def changes_of(view: View) -> set[str]:
+    """The random changes of a view that are likely and strong enough to count, by name.
+
+    >>> sorted(changes_of(View(flip=0.001, blur=0.5)))
+    ['blur', 'crop', 'gray', 'jitter']
+    """
+    found = {name for name in CHANCES if getattr(view, name) >= LIKELY}
+    if max(view.brightness, view.contrast, view.saturation, view.hue) < STRONG:
+        found -= {"jitter"}
+    crops = view.pad_crop >= PADDED if view.pad_crop else view.crop_min <= CROPPED
+    more = {"crop": crops, "rotate": view.rotate >= 1, "quarter_turn": view.quarter_turn}
+    more["randaugment"] = view.randaugment >= 1 and view.randaugment_magnitude >= 1
+    return found | {name for name, there in more.items() if there}
+
+
+def _listed(key: str, allowed: Sequence[str], word: str = "allows only") -> str:
+    return f"`{key}` {word} {', '.join(allowed)}" if allowed else f"`{key}` allows none"
 
 
 def _shown(text: object) -> str:

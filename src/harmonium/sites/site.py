@@ -1,7 +1,9 @@
 """One site: a sealed ask comes in, a sealed answer goes out, and a line says what left.
 
-Before anything else the ask must be signed by the server, for this site, and new. The plan must be
-within the site's policy before any picture is read. What an answer releases is counted and written
+Before anything else the ask must be signed by the server, for this site, and new. The policy is
+read anew at every ask, and the plan must be within it before any picture is read. The first model
+of a run must be the plan's own, later ones must be sane, and the work must be within what the log
+leaves of the policy's limits. What an answer releases is counted and written
 down before it is sent. The answer is kept until the next one: when the server asks for the same
 again, because it was killed or the answer was lost, the same bytes go out and no noise is drawn
 anew.
@@ -34,9 +36,11 @@ from harmonium.errors import (
     counted,
     one_line,
 )
+from harmonium.federation.client import Reading, counted_reading
 from harmonium.federation.wire import STEPS, ClientId, Exchange
 from harmonium.recipe import Recipe
 from harmonium.report.progress import size_of
+from harmonium.sites import received
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
 from harmonium.sites.policy import Policy
@@ -70,18 +74,31 @@ class Identity:
 
 
 @dataclass
+class _Opened:
+    """A plan that the policy let in, with what performs it."""
+
+    tree: Any  # as it came
+    recipe: Recipe
+    host: Host
+    policy: Policy | None  # that let it in last
+    seeded: str = ""  # digest of the model that it begins with, once somebody asked
+
+
+@dataclass
 class Site:
     """What answers for one client."""
 
     identity: Identity
     folder: Path  # the site's own: its log, and what it keeps of each run
     open_host: Callable[[Recipe, Path, ClientId], Host]  # for a plan, in a run's folder
-    policy: Policy | None = None  # none: a rehearsal on the server's own machine
+    policy: Policy | Path | None = (
+        None  # or its file; none: a rehearsal on the server's own machine
+    )
     finish: Callable[[Recipe, Host, Path, Mapping[str, Any], Mapping[str, Any]], None] = (
         lambda *_: None  # told the plan, the run's folder, what the server said, what was kept
     )
     note: Callable[[str], None] = lambda text: None
-    _hosts: dict[str, tuple[Recipe, Host]] = field(default_factory=dict)
+    _hosts: dict[str, _Opened] = field(default_factory=dict)
     _seen: set[str] | None = None  # nonces of the log, once it was read
 
     def __post_init__(self) -> None:
@@ -90,11 +107,14 @@ class Site:
     def answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
         """The answer to an ask; one that is not for this site, or not new, is refused."""
         header = self._opened(sealed, bodies)
-        began = time.monotonic()
+        began, reading = time.monotonic(), None
         entry = {key: header[key] for key in ("run", "plan", "round", "ask", "step", "nonce")}
         entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         try:
-            tree, more = self._answered(header, bodies)
+            policy, digest = self._policy()
+            entry |= {"policy": digest} if digest else {}
+            with counted_reading() as reading:
+                tree, more = self._answered(header, bodies, policy, reading)
         except Exception as error:  # whatever an ask breaks, the site goes on
             kind, why = type(error).__name__, one_line(error)
             if not isinstance(error, HarmoniumError):
@@ -105,6 +125,8 @@ class Site:
             tree = {"client": header["client"], "up": None, "why": told}
             more = {"outcome": "refused", "why": why}
             self.note(f"refused: {why}")
+        if reading is not None and reading.passes:
+            entry |= {"passes": round(reading.passes, 3)}
         self.log.append({**entry, **more, "seconds": round(time.monotonic() - began, 3)})
         body = tree if isinstance(tree, bytes) else codec.encode(tree)
         if more["outcome"] == "sent":
@@ -136,11 +158,25 @@ class Site:
         self._seen.add(header["nonce"])
         return header
 
+    def _policy(self) -> tuple[Policy | None, str]:
+        """The policy as it is now, and the digest of its file if it has one."""
+        if not isinstance(self.policy, Path):
+            return self.policy, ""
+        try:
+            return Policy.read_with_digest(self.policy)
+        except ConfigError as error:  # an old policy is none that the site still wants
+            raise DataError(f"nothing is answered until the policy can be read: {error}") from None
+
     def _answered(
-        self, header: Mapping[str, Any], bodies: list[bytes]
+        self,
+        header: Mapping[str, Any],
+        bodies: list[bytes],
+        policy: Policy | None,
+        reading: Reading,
     ) -> tuple[codec.Tree | bytes, dict[str, Any]]:
         """What to say, and what to write down about it."""
-        recipe, host = self._host(header, bodies[0])
+        opened = self._open(header, bodies[0], policy)
+        recipe, host = opened.recipe, opened.host
         folder = self._run(header)
         if header["round"] > recipe.rounds:  # else a policy's rounds would bound nothing
             raise WireError(f"the ask is for round {header['round']} of {recipe.rounds}")
@@ -164,12 +200,22 @@ class Site:
         if not anew and (stored := self._stored(header, bodies)) is not None:
             up = _sizes(codec.decode(stored)["up"], declared, host.masks is not None)
             return stored, {"outcome": "stored answer sent again", "up": up}
-        result = host.perform(self._task(header, bodies, host), bodies[1])
+        task = self._task(header, bodies, host)
+        if policy is not None and header["step"] not in STEPS:
+            turn = (header["run"], header["round"], header["step"])
+            reading.most = policy.check_answer(self.log.entries, *turn)
+            reading.beyond = (
+                "the site's policy refuses this task: it goes over the pictures more than "
+                f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
+            )
+            if declared is not None:
+                self._check_received(header, opened, declared, bodies[1], task)
+        result = host.perform(task, bodies[1])
         if result["up"] is None:
             return result, {"outcome": "declined", "why": result["why"]}
         releases = result.get("releases", [])
-        if self.policy is not None:
-            self.policy.check_release(self.log.releases(), releases)
+        if policy is not None:
+            policy.check_release(self.log.releases(), releases)
         return result, {
             "outcome": "sent",
             "up": _sizes(result["up"], declared, host.masks is not None),
@@ -177,31 +223,78 @@ class Site:
             "releases": releases,
         }
 
-    def _host(self, header: Mapping[str, Any], plan: bytes) -> tuple[Recipe, Host]:
-        """The host of a plan that the policy lets in; pictures are read once a plan and run."""
+    def _open(self, header: Mapping[str, Any], plan: bytes, policy: Policy | None) -> _Opened:
+        """A plan that the policy lets in; pictures are read once a plan and run."""
         digest, client = header["plan"], header["client"]
         name = f"{header['run']}/{client}/{digest}/{store.digest_of(plan)}"
-        if name not in self._hosts:
-            try:
-                tree = json.loads(plan)
-            except (ValueError, RecursionError):
-                raise WireError("the plan cannot be read") from None
-            recipe = Recipe.from_tree(tree) if self.policy is None else self.policy.open_plan(tree)
-            if recipe.digest != digest:
-                raise WireError("the plan is not the one that the ask names")
-            if client >= recipe.clients:
-                raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
-            if self.policy is not None:  # before any picture is read
-                self.policy.check_plan(recipe, method_of(recipe))
-            try:
-                host = self.open_host(recipe, self._run(header), client)
-            except ConfigError as error:  # of the site's own settings, which are not the server's
-                raise DataError(str(error)) from None
-            if self.policy is not None:
-                pictures = len(host.indices[client])
-                self.policy.check_plan(recipe, host.method, pictures)
-            self._hosts = {name: (recipe, host)}  # one at a time: pictures may be many
-        return self._hosts[name]
+        if (held := self._hosts.get(name)) is not None:
+            if policy is not None and policy != held.policy:  # its file has changed meanwhile
+                policy.check_tree(held.tree)
+                policy.check_plan(held.recipe, held.host.method, len(held.host.indices[client]))
+                held.policy = policy
+            return held
+        try:
+            tree = json.loads(plan)
+        except (ValueError, RecursionError):
+            raise WireError("the plan cannot be read") from None
+        recipe = Recipe.from_tree(tree) if policy is None else policy.open_plan(tree)
+        if recipe.digest != digest:
+            raise WireError("the plan is not the one that the ask names")
+        if client >= recipe.clients:
+            raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
+        if policy is not None:  # before any picture is read
+            policy.check_plan(recipe, method_of(recipe))
+        try:
+            host = self.open_host(recipe, self._run(header), client)
+        except ConfigError as error:  # of the site's own settings, which are not the server's
+            raise DataError(str(error)) from None
+        if policy is not None:
+            policy.check_plan(recipe, host.method, len(host.indices[client]))
+        opened = _Opened(tree, recipe, host, policy)
+        self._hosts = {name: opened}  # one at a time: pictures may be many
+        return opened
+
+    def _check_received(
+        self,
+        header: Mapping[str, Any],
+        opened: _Opened,
+        declared: Exchange,
+        broadcast: bytes,
+        task: Task,
+    ) -> None:
+        """Refuse values that no training sends, and a first model that is not the plan's own.
+
+        That the first model was the plan's is written down before it is trained, so that a kill
+        meanwhile does not make the site a late one.
+        """
+        method, policy, recipe = opened.host.method, opened.policy, opened.recipe
+        down = {**codec.decode(broadcast), **task.down}
+        received.check_sane(method, declared, down)
+        if policy is None or not received.brings_model(declared):
+            return
+        if not opened.seeded:
+            given = "" if recipe.init is None else recipe.init.digest
+            opened.seeded = received.digest_of_first(method) + given
+        path = self._run(header) / "began.txt"
+        if path.is_file() and path.read_text(encoding="ascii") == opened.seeded:
+            return
+        start = None
+        if recipe.init is not None:
+            start = received.start_of(recipe.init.digest, policy.initial_weights)
+        why = received.fault_of_first(method, declared, down, start)
+        if not why:
+            store.write_atomic(path, opened.seeded.encode(), private=True)
+        elif header["round"] < 2:
+            raise PolicyRefusal(
+                "the site's policy refuses this model: the first of a run must be the one that "
+                f"the plan begins with, and `{header['step']}` brings one that {why}"
+            )
+        elif not policy.join_late:
+            raise PolicyRefusal(
+                "the site's policy refuses this model: it is the first that this site gets of the "
+                f"run, in round {header['round']}, where it cannot be compared with the one that "
+                "the plan begins with, and `join_late` is false"
+            )
 
     def _task(self, header: Mapping[str, Any], bodies: list[bytes], host: Host) -> Task:
         facts = codec.decode(bodies[2])

@@ -1,0 +1,171 @@
+"""What a server sends to a site: whether the first model is the plan's, and later ones are sane.
+
+A server that may choose the weights of a model can choose them so that one step of training writes
+single images into the answer. The first model of a run is therefore no choice of the server's: it
+follows from the plan's seed, or from weights that the site's policy names, and the site builds it
+itself. Of later models, which come out of other sites' training, a site can only say whether their
+numbers are finite and of a likely size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.errors import DataError, WireError
+from harmonium.federation import transport
+from harmonium.federation.contract import called
+from harmonium.federation.method import Method
+from harmonium.federation.start import ENCODER, Start
+from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, Weights, check, fault
+from harmonium.given_weights import Init, digest_of
+
+CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last bits of a draw
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """Weights that came with a model and have the digest that a policy names."""
+
+    digest: str
+    held: Weights
+
+    def weights(self) -> Weights:
+        """The weights themselves."""
+        return self.held
+
+
+def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
+    """Refuse an ask with other fields than declared, strange tensors or numbers beyond belief."""
+    sent = {name: value for name, value in down.items() if name != MASKS}
+    check(called(method), declared, "down", sent)
+    began = _shared(method)
+    known = {*began, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
+    largest = max([1.0, *(_size(tensor) for tensor in began.values() if _counts(tensor))])
+    for name, value in sent.items():
+        if reason := fault(value):
+            raise WireError(f"the ask's `{name}` {reason}")
+        tensors = value if isinstance(value, dict) else {"": value}
+        for key, tensor in tensors.items():
+            if declared.down[name].kind == "weights" and _plain(key) not in known:
+                raise WireError(f"the ask's `{name}` has `{key}`, which is not sent to clients")
+            if not isinstance(tensor, Tensor) or not _counts(tensor):
+                continue
+            if (found := _size(tensor)) > MOST_GROWTH * largest:
+                raise WireError(
+                    f"the ask's `{name}` {key} has values up to {found:.3g}, more than "
+                    f"{MOST_GROWTH:g} times those of the model as it began"
+                )
+
+
+def brings_model(declared: Exchange) -> bool:
+    """Whether an ask comes with weights."""
+    return any(one.kind == "weights" for one in declared.down.values())
+
+
+def fault_of_first(
+    method: Method, declared: Exchange, down: Mapping[str, Any], start: Start | str | None
+) -> str:
+    """Why an ask's weights are not those that a run begins with; empty where they are.
+
+    Args:
+        method: the plan's, at a random initialisation.
+        declared: the exchange that is asked for.
+        down: what came.
+        start: given weights that the policy allows, or their digest; none: the seed decides.
+    """
+    if isinstance(start, str):
+        found = _vouched(start, declared, down)
+        if found is None:
+            return f"does not hold the weights {start[:8]}… (name their file in the policy)"
+        start = found
+    if start is not None:
+        method = replace(method, initial=start)
+    began = _shared(method)
+    for name, one in declared.down.items():
+        if one.kind != "weights":
+            continue
+        expected = began
+        if one.of == "parameters":  # variates and the like begin with nothing
+            expected = {key: tensor.new_zeros(tensor.shape) for key, tensor in began.items()}
+        ask = Ask(declared.name, (), {name: expected})
+        sent: Any = transport.outgoing(method.transport, declared, ask).down[name]
+        for key, value in down[name].items():
+            if not _same(sent.get(_plain(key)), value):
+                return f"differs from it in `{key}`"
+    return ""
+
+
+def _vouched(digest: str, declared: Exchange, down: Mapping[str, Any]) -> Vouched | None:
+    """The weights of a digest among those that came, by the names that a file may give them."""
+    for name, one in declared.down.items():
+        if one.kind != "weights" or one.of == "parameters":
+            continue
+        model: Weights = down[name]
+        encoder = {key: value for key, value in model.items() if key.startswith(ENCODER)}
+        bare = {key.removeprefix(ENCODER): value for key, value in encoder.items()}
+        for held in (bare, encoder, model):
+            if digest_of(held) == digest:
+                return Vouched(digest, dict(held))
+    return None
+
+
+def start_of(digest: str, allowed: Iterable[str]) -> Start | str | None:
+    """What a policy knows of given weights: their file, their digest, or nothing."""
+    if digest in (names := list(allowed)):
+        return digest
+    for file in (name for name in names if is_file(name)):
+        try:
+            found = Init(file, digest)
+            found.weights()
+        except DataError:  # of other weights, or not there
+            continue
+        return found
+    return None
+
+
+def is_file(name: str) -> bool:
+    """Whether a word of the policy names a file, and not a digest.
+
+    >>> is_file("/srv/encoder.safetensors"), is_file("a" * 64)
+    (True, False)
+    """
+    return Path(name).is_absolute()
+
+
+def _shared(method: Method) -> Weights:
+    """What is sent of the model that a run begins with; not copied, for it may be large."""
+    kept = method.blueprint.tensors()
+    return {key: tensor for key, rule, tensor in kept if rule in ("mean", "row")}
+
+
+def digest_of_first(method: Method) -> str:
+    """SHA-256 of the model that a run begins with, as far as it is sent."""
+    return digest_of(_shared(method))
+
+
+def _plain(key: str) -> str:
+    """The name of a tensor; where several models come at once, each has its number before it."""
+    return key.rpartition("/")[2]
+
+
+def _counts(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest absolute value."""
+    return max(float(tensor.max()), -float(tensor.min()))
+
+
+def _same(expected: Tensor | None, got: Tensor) -> bool:
+    if expected is None or expected.shape != got.shape or expected.dtype != got.dtype:
+        return False
+    if torch.equal(expected, got):
+        return True
+    return _counts(got) and _size(expected.float() - got.float()) <= CLOSE * _size(expected)
