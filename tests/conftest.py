@@ -1,5 +1,6 @@
 """Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,12 @@ torch.set_num_threads(1)  # two tests run at once on two cores
 # Compiled files stay: else every process, and there are many, would compile the package anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share stays to the end, so that the collector need not look at it again."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
