@@ -52,3 +52,11 @@ def undrawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harmonium.life.Life._picture", lambda life: None)
         yield
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made but not rendered, which takes most of their time: their files hold nothing."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))
