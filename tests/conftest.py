@@ -34,6 +34,14 @@ def _one_format() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced() -> Iterator[None]:
+    """No test loses power, so nothing waits for the disk; a file must still be an open one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _drawn_alike() -> None:
     """A test draws the same numbers alone and after any other."""

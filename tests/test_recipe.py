@@ -371,7 +371,10 @@ def test_what_is_no_recipe_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_scaled_epochs_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    undrawn: None,
 ) -> None:
     said = "local.epochs=10 is for 100 clients (local.for_clients): 1 epoch with 10 clients"
     assert Recipe.of("orchestra").notes == [said]

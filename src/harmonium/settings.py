@@ -89,7 +89,8 @@ def check_fields(
         raise UnknownSetting(
             f"{section} is {options!r}; it takes settings such as {section}.key=value"
         )
-    hints = _hints(cls)
+    kept: Any = cls  # mypy takes no class for hashable
+    hints = _hints(kept)
     known = [name for name in _names(cls) if name not in skip]
     checked = {}
     for key, value in options.items():
@@ -110,17 +111,17 @@ def check_fields(
             raise UnknownSetting(
                 unknown(f"{section}.{key}", (f"{section}.{name}" for name in known))
             )
-        checked[key] = _read(f"{section}.{key}", hints[key], _adapter(cls, key), value)
+        checked[key] = _read(f"{section}.{key}", hints[key], _adapter(kept, key), value)
     return checked
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
 @functools.cache  # an adapter takes a hundred times as long to make as to use
-def _adapter(cls: type[Any], field: str) -> pydantic.TypeAdapter[Any]:
+def _adapter(cls: Any, field: str) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(_counting(_hints(cls)[field]))
 
 

@@ -362,7 +362,9 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     assert b"\x1b[3" not in shown.replace(b"\x1b[3A", b"")  # NO_COLOR: no colours
 
 
-def test_comparing_files_and_pictures_without_labels(tmp_path: Path, call: Call) -> None:
+def test_comparing_files_and_pictures_without_labels(
+    tmp_path: Path, call: Call, undrawn: None
+) -> None:
     for name, method in (("a", "fedavg"), ("b", "fedprox")):
         (tmp_path / f"{name}.yaml").write_text(f"method: {method}\n")
     files = [str(tmp_path / f"{name}.yaml") for name in ("a", "b")]
