@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/harmonium demo
 
 test: .venv/ready lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # All deployments, kills and sizes: about a quarter of an hour. nginx and, as root, ip are used if they are here.
 test-deploy: .venv/ready

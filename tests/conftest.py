@@ -1,5 +1,6 @@
 """Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,12 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_collection_finish() -> None:
+    """What all tests share stays to the end, so that the collector need not look at it again."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HARMONIUM_HOME"] = str(tmp_path_factory.mktemp("home"))
@@ -24,6 +31,14 @@ def _one_format() -> Iterator[None]:
     """Studies draw in one format, unless a test names others: three take three times as long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harmonium.report.look.BY_DEFAULT", ("png",))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced() -> Iterator[None]:
+    """No test loses power, so nothing waits for the disk; a file must still be an open one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
         yield
 
 
@@ -45,3 +60,11 @@ def undrawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harmonium.life.Life._picture", lambda life: None)
         yield
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made but not rendered, which takes most of their time: their files hold nothing."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))

@@ -18,7 +18,7 @@ from harmonium.methods.fedavg import FedAvg
 from harmonium.methods.fedprox import FedProx
 from harmonium.objectives.simclr import SimCLR
 from harmonium.recipe import Recipe
-from harmonium.recipe_text import shipped_recipes
+from harmonium.recipe_text import read_yaml, shipped_recipes
 from harmonium.runs import _begin, run
 from harmonium.terms.proximal import Proximal
 
@@ -370,8 +370,18 @@ def test_what_is_no_recipe_says_what_it_is(tmp_path: Path) -> None:
             Recipe.of(str(place))
 
 
+def test_what_was_read_is_the_readers_own() -> None:
+    """Texts are parsed once, and trees are changed by those who read them."""
+    text = "local: {lr: 0.1}"
+    read_yaml(text, "mine")["local"]["lr"] = 7
+    assert read_yaml(text, "mine") == {"local": {"lr": 0.1}}
+
+
 def test_scaled_epochs_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    undrawn: None,
 ) -> None:
     said = "local.epochs=10 is for 100 clients (local.for_clients): 1 epoch with 10 clients"
     assert Recipe.of("orchestra").notes == [said]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,7 @@ def _yaml_files(*path: str) -> dict[str, Any]:
 def read_yaml(text: str, name: str, kind: str = "recipe") -> dict[str, Any]:
     """The settings in a recipe's text, or another `kind`; `name` is what messages call it."""
     try:
-        tree = _StrictLoader(text).get_single_data()
+        tree = deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
@@ -148,6 +149,11 @@ def read_yaml(text: str, name: str, kind: str = "recipe") -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{kind} {name} holds no settings: write lines such as `rounds: 20`")
     return tree
+
+
+@lru_cache(maxsize=64)  # the recipe of a run is read several times
+def _parsed(text: str) -> Any:
+    return _StrictLoader(text).get_single_data()
 
 
 class _StrictLoader(yaml.SafeLoader):

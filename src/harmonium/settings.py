@@ -89,7 +89,8 @@ def check_fields(
         raise UnknownSetting(
             f"{section} is {options!r}; it takes settings such as {section}.key=value"
         )
-    hints = typing.get_type_hints(cls)
+    kept: Any = cls  # mypy takes no class for hashable
+    hints = _hints(kept)
     known = [name for name in _names(cls) if name not in skip]
     checked = {}
     for key, value in options.items():
@@ -110,8 +111,18 @@ def check_fields(
             raise UnknownSetting(
                 unknown(f"{section}.{key}", (f"{section}.{name}" for name in known))
             )
-        checked[key] = coerce(f"{section}.{key}", hints[key], value)
+        checked[key] = _read(f"{section}.{key}", hints[key], _adapter(kept, key), value)
     return checked
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+@functools.cache  # an adapter takes a hundred times as long to make as to use
+def _adapter(cls: Any, field: str) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(_counting(_hints(cls)[field]))
 
 
 def _names(cls: type[Any]) -> list[str]:
@@ -120,9 +131,12 @@ def _names(cls: type[Any]) -> list[str]:
 
 def coerce(key: str, wanted: Any, value: Any) -> Any:
     """A plain value as the wanted type."""
+    return _read(key, wanted, pydantic.TypeAdapter(_counting(wanted)), value)
+
+
+def _read(key: str, wanted: Any, kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("none", "null", "") and _takes_none(wanted):
         value = None
-    kind = pydantic.TypeAdapter(_counting(wanted))
     try:
         return kind.validate_python(value)
     except pydantic.ValidationError as error:

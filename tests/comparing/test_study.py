@@ -39,7 +39,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def home(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(compared: Path, unrendered: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARMONIUM_HOME", str(compared.parent / "home"))
 
 

@@ -42,6 +42,7 @@ def found(labelled: bool = True) -> Found:
     return made
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_figures_over_seeds_are_summed_up(tmp_path: Path):
     made = written(tmp_path, found())
     rows = {row["encoder"]: row for row in made.rows}
@@ -132,6 +133,7 @@ def words(svg: str) -> list[str]:
     return [word.strip() for word in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_every_probe_is_tested_as_knn_is(tmp_path: Path):
     some = found()
     for (label, seed), its in list(some.figures.items()):
@@ -166,6 +168,7 @@ def test_every_probe_is_tested_as_knn_is(tmp_path: Path):
     assert held["linear_10"]["rows"]["fedprox"]["difference"]["seeds"] == 3
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_best_is_bold_and_what_a_test_cannot_tell_from_it_underlined(tmp_path: Path):
     made = written(tmp_path, found())
     tests = made.details["tests"]["knn"]
@@ -180,6 +183,7 @@ def test_the_best_is_bold_and_what_a_test_cannot_tell_from_it_underlined(tmp_pat
     assert "**58.0 ± 1.5**" in page and "*43.3 ± 14.5*" in page and "in italics" in page
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_equal_means_are_all_bold_and_a_single_seed_has_no_underlines(tmp_path: Path):
     some = found()
     some.figures = {cell: its for cell, its in some.figures.items() if cell[1] == 0}
@@ -292,6 +296,7 @@ def words_of(path: Path) -> list[str]:
     return words(path.read_text())
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_means_of_other_seeds_are_told(tmp_path: Path):
     some = found()
     del some.figures["fedprox", 1]
@@ -311,6 +316,7 @@ def test_means_of_other_seeds_are_told(tmp_path: Path):
     assert apart == pytest.approx((0.05 + 0.06) / 2)  # of seeds 0 and 2
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_differences_stand_where_no_seed_is_common_to_all(tmp_path: Path):
     some = found()
     for seed in (0, 1):
@@ -321,6 +327,7 @@ def test_differences_stand_where_no_seed_is_common_to_all(tmp_path: Path):
     assert rows["fedprox"]["mean rank"] is None and "fedbyol" not in rows
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_cost_and_published_figures_stand_beside(tmp_path: Path):
     made = written(tmp_path, found())
     cost = made.costs()[0]
@@ -352,6 +359,7 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
         assert "by component, down / up" in (tmp_path / name).read_text()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_diverged_run_has_its_line_and_its_costs(tmp_path: Path):
     one = found()
     one.figures["fedavg", 1] = {"knn": None, "linear": None, "health": {"warnings": ["broken"]}}
@@ -424,6 +432,7 @@ def test_no_byte_is_lost_where_two_fields_have_the_same_parts(tmp_path: Path):
     assert sent["down"] == {"encoder": 67, "head": 40}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_balanced_accuracy_and_verdicts_stand_beside(tmp_path: Path):
     some = found()
     for (label, seed), figures in list(some.figures.items()):

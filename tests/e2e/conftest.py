@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from harmonium.cli import main
+from harmonium.life import Life
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test draw no plot of themselves; studies do."""
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def refused(call: Call) -> Callable[..., str]:
     return refusal
 
 
-def test_a_run_from_start_to_encoder(tmp_path: Path) -> None:
+def test_a_run_from_start_to_encoder(tmp_path: Path, call: Call) -> None:
     folder = tmp_path / "run"
     done = harmonium("run", "fedavg", *WORKER, "--out", str(folder))
     assert "kNN" in done.stdout and str(folder) in done.stdout
@@ -67,10 +67,10 @@ def test_a_run_from_start_to_encoder(tmp_path: Path) -> None:
     assert {*wanted.split(), "result.json", "run.png"} <= names
     about = json.loads((folder / "about.json").read_text())
     assert len(about["recipe"]) == 64 and any("encoder mean" in line for line in about["card"])
-    again = harmonium("resume", str(folder), "--json")
-    assert again.stderr == ""
-    assert json.loads(again.stdout)["recipe"] == about["recipe"]
-    assert json.loads(again.stdout)["figures"]["knn"] >= 0
+    said, told = call("resume", str(folder), "--json")
+    assert told == ""
+    assert json.loads(said)["recipe"] == about["recipe"]
+    assert json.loads(said)["figures"]["knn"] >= 0
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path, call: Call) -> None:
@@ -92,7 +92,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path, call: Call) -> No
     assert all(word in shown for word in words)
 
 
-def test_the_encoder_can_be_used_elsewhere(tmp_path: Path, call: Call) -> None:
+def test_the_encoder_can_be_used_elsewhere(tmp_path: Path, call: Call, undrawn: None) -> None:
     import torch
 
     from harmonium import load_encoder
@@ -133,7 +133,7 @@ def test_pictures_in_a_folder_without_labels(tmp_path: Path, call: Call) -> None
     assert "needs labels" in told
 
 
-def test_comparisons_hold_the_references(tmp_path: Path, call: Call) -> None:
+def test_comparisons_hold_the_references(tmp_path: Path, call: Call, undrawn: None) -> None:
     words = ["compare", "fedavg", *SMALL, "--out", str(tmp_path / "c")]
     said, _ = call(*words, "--json")
     rows = {row["encoder"]: row for row in json.loads(said)["rows"]}
@@ -221,9 +221,11 @@ def test_without_a_command_the_help_is_shown(words: list[str], call: Call) -> No
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("flag", [[], ["--json"]])
-def test_ctrl_c_stops_with_130_and_loses_nothing(tmp_path: Path, flag: list[str]) -> None:
-    words = ["run", "fedavg", *WORKER, "rounds=500", "--out", str(tmp_path / "run"), *flag]
+@pytest.mark.parametrize(("flag", "small"), [([], WORKER), (["--json"], SMALL)])
+def test_ctrl_c_stops_with_130_and_loses_nothing(
+    tmp_path: Path, flag: list[str], small: list[str]
+) -> None:
+    words = ["run", "fedavg", *small, "rounds=500", "--out", str(tmp_path / "run"), *flag]
     words.remove("rounds=2")
     process = subprocess.Popen(
         [sys.executable, "-m", "harmonium", *words],
@@ -360,7 +362,9 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     assert b"\x1b[3" not in shown.replace(b"\x1b[3A", b"")  # NO_COLOR: no colours
 
 
-def test_comparing_files_and_pictures_without_labels(tmp_path: Path, call: Call) -> None:
+def test_comparing_files_and_pictures_without_labels(
+    tmp_path: Path, call: Call, undrawn: None
+) -> None:
     for name, method in (("a", "fedavg"), ("b", "fedprox")):
         (tmp_path / f"{name}.yaml").write_text(f"method: {method}\n")
     files = [str(tmp_path / f"{name}.yaml") for name in ("a", "b")]

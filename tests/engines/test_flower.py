@@ -167,8 +167,12 @@ def test_clients_keep_their_state_over_flower(together: Together) -> None:
     [
         {"objective": "byol", "participation": {"number": 2}},
         {"objective": {"name": "simclr", "norm": "none"}, "privacy": {"secure_aggregation": True}},
-        {"objective": "moco"},
-        {"batch_norm": "recalibrate", "encoder": {"name": "resnet8", "norm": "batch"}},
+        {"objective": "moco", "clients": 2},
+        {
+            "batch_norm": "recalibrate",
+            "encoder": {"name": "resnet8", "norm": "batch"},
+            "clients": 2,
+        },
         {"objective": "semi-simsiam", "terms": "uv", "participation": {"number": 3}},
         {"transport": {"up": "int8", "down": "fp16"}, "participation": {"number": 3}},
     ],
@@ -179,7 +183,7 @@ def test_settings_end_with_the_same_bits(settings: dict, together: Together) -> 
 
 
 def test_federated_simclr_ends_with_the_same_bits(together: Together) -> None:
-    check_parity("fsimclr", together)
+    check_parity("fsimclr", together, clients=2)
 
 
 def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:

@@ -103,7 +103,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path) -> None:
-    results = {digest(tmp_path / str(n), Personal, workers=n) for n in (0, 1, 3)}
+    results = {digest(tmp_path / str(n), Personal, workers=n) for n in (0, 2)}
     assert len(results) == 1
 
 

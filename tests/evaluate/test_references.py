@@ -216,7 +216,7 @@ def test_reasons_follow_from_figures_without_labels() -> None:
 
 @pytest.mark.parametrize("name", ["supervised", "simclr"])
 def test_reasons_about_views_are_for_objectives_that_compare_them(
-    name: str, home: Path, tmp_path: Path
+    name: str, home: Path, tmp_path: Path, undrawn: None
 ) -> None:
     words = ["data=digits", "data.limit=60", "clients=2", "rounds=1", "encoder.width=4"]
     words += ["evaluate.labels_per_class=[]", "evaluate.k=5", "engine.workers=0", "local.batch=2"]

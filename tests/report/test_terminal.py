@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from harmonium.cli import main
+
 WIDTHS = (60, 80, 100, 140)
 
 # One process draws the same at every width; a form feed is between two of them.
@@ -102,10 +104,10 @@ class Screen:
         return next(row for row in reversed(rows) if re.search(pattern, row))
 
 
-def read(main: int) -> Iterator[bytes]:
+def read(held: int) -> Iterator[bytes]:
     while True:
         try:
-            piece = os.read(main, 65536)
+            piece = os.read(held, 65536)
         except OSError:  # Linux says so when the other side is closed
             return
         if not piece:
@@ -115,7 +117,7 @@ def read(main: int) -> Iterator[bytes]:
 
 def in_terminal(width: int, *words: str, code: int = 0) -> str:
     """All that Python shows in a terminal of some width, until it ends with a code."""
-    main, side = pty.openpty()
+    held, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     hidden = ("COLUMNS", "LINES")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
@@ -128,8 +130,8 @@ def in_terminal(width: int, *words: str, code: int = 0) -> str:
         start_new_session=True,
     )
     os.close(side)
-    shown = b"".join(read(main)).decode()
-    os.close(main)
+    shown = b"".join(read(held)).decode()
+    os.close(held)
     assert process.wait() == code, shown
     return shown
 
@@ -201,18 +203,36 @@ def test_prose_is_broken_between_words_below_its_label(
     assert COMMAND in text if len(COMMAND) + 9 > width else any(COMMAND in row for row in rows)
 
 
-def test_explain_says_the_same_in_a_terminal_and_one_line_each_elsewhere() -> None:
-    words = ("-m", "harmonium", "explain", "fsimclr")
-    plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-    assert max(map(len, plain.stdout.splitlines())) > 140
+# Both commands in one process, for each imports torch.
+EXPLAINED = """
+import sys
+from harmonium.cli import main
+for more in [], ["--json"]:
+    sys.argv = ["harmonium", "explain", "fsimclr", *more]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+    print(end="\\f", flush=True)
+"""
+
+
+def test_explain_says_the_same_in_a_terminal_and_one_line_each_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["harmonium", "explain", "fsimclr"])
+    main()
+    plain = capsys.readouterr().out
+    assert max(map(len, plain.splitlines())) > 140
+    in_colours, as_json, _ = in_terminal(60, "-c", EXPLAINED).split("\f")
     screen = Screen(60)
-    screen.feed(in_terminal(60, *words))
-    assert " ".join(screen.rows).split() == plain.stdout.split()
+    screen.feed(in_colours)
+    assert " ".join(screen.rows).split() == plain.split()
     told = [line for line in screen.rows if line.startswith("server    keeps")]
     follows = screen.rows[screen.rows.index(told[0]) + 1]
     assert follows.startswith(" " * 10) and follows[10] != " "
-    as_json = json.loads(in_terminal(60, *words, "--json"))
-    assert "secure aggregation cannot hide that, for the reasons above." in str(as_json["meaning"])
+    meaning = str(json.loads(as_json)["meaning"])
+    assert "secure aggregation cannot hide that, for the reasons above." in meaning
 
 
 # ---- before torch is imported ------------------------------------------------------------------
