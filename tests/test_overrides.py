@@ -188,7 +188,7 @@ def test_words_of_commands_without_a_function_resolve_alike(
 
 
 def test_a_real_federation_has_defaults_of_its_own_unless_told_otherwise() -> None:
-    """Changes are bounded and a majority must answer; masks and the server's noise need the mean."""
+    """Changes are bounded, a majority must answer; masks and the server's noise need the mean."""
     assert (
         Recipe.of("fedavg").aggregation == Mean() and Recipe.of("fedavg").participation.quorum == 1
     )

@@ -205,9 +205,13 @@ def unknown(key: str, known: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Settings as plain values for YAML and JSON; registered choices carry their name."""
+    """Settings as plain values for YAML and JSON; registered choices carry their name.
+
+    A field whose metadata say `plain: False` has no plain value and is left out.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value) if f.init]
+        kept = (f for f in dataclasses.fields(value) if f.init and f.metadata.get("plain", True))
+        fields = [f.name for f in kept]
         values = {field: plain(getattr(value, field)) for field in fields}
         name = recipe_name(type(value))
         return {"name": name, **values} if name else values

@@ -53,8 +53,9 @@ class Field:
     by: str | None = None  # what weights a mean: EXAMPLES, an uploaded scalar, or None (uniform)
     guarded: bool = False  # must come out of Client.release
     of: Of = "model"  # of a `parts` fold: which of the shared tensors
-    shape: Shape | None = field(default=None, compare=False)  # of a tensor that is uploaded
-    dtype: torch.dtype = torch.float32  # of a tensor whose shape is declared
+    # Of a tensor that is uploaded: its shape, and its type where the shape is declared.
+    shape: Shape | None = field(default=None, compare=False, metadata={"plain": False})
+    dtype: torch.dtype = field(default=torch.float32, metadata={"plain": False})
 
 
 def weights(by: str | None = None, *, of: Of = "model") -> Field:
