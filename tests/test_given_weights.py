@@ -165,7 +165,7 @@ def test_a_run_from_a_state_dict_is_resumed_elsewhere(
     copy = (run / COPY).rename(tmp_path / "away")
     command = [sys.executable, "-m", "harmonium", "resume", str(run)]
     lost = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert lost.returncode == 2 and "there is no such file" in lost.stderr
+    assert lost.returncode == 2 and f"{run / COPY} is missing: restore it" in lost.stderr
     assert "Traceback" not in lost.stderr
     copy.rename(run / COPY)
     subprocess.run(command, capture_output=True, check=True)

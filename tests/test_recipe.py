@@ -1,4 +1,3 @@
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -7,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harmonium.callbacks import Callback
+from harmonium.checkpoint import Folder
 from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.encoders.cnn import CnnSmall
@@ -334,9 +334,7 @@ def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)
     open_host(tmp_path)
-    path = tmp_path / "about.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps({**about, "public": "another digest"}))
+    Folder(tmp_path).tell({**Folder(tmp_path).about(), "public": "another digest"})
     with pytest.raises(DataError, match="public pictures of .* have changed"):
         open_host(tmp_path)
 

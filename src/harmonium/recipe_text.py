@@ -172,8 +172,6 @@ def load_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
     except Exception as error:  # noqa: BLE001  (dates and numbers that are none)
         raise yaml.YAMLError(str(error)) from None
 
@@ -193,7 +191,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
     depth = 1 + max((depth for _, depth in sizes), default=0)
     if count > LARGEST or depth > DEEPEST:
         problem = (
-            f"it is nested deeper than {DEEPEST}"
+            f"nested deeper than {DEEPEST}"
             if depth > DEEPEST
             else (f"with its aliases written out it has more than {LARGEST:,} values")
         )
@@ -204,6 +202,17 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
 
 class _StrictLoader(yaml.SafeLoader):
     """Plain values only, keys that are words, and none twice: YAML would silently take the last."""
+
+    depth = 0  # of the value that is being read
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {DEEPEST}", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
