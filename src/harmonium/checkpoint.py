@@ -169,9 +169,10 @@ class Folder:
             return commit
         for log in LOGS:
             if commit.sizes[log] != _size(self.path / log):
+                last = max(commit.round, *(row["round"] for row in self.lines("metrics.jsonl")))
                 raise StoreError(
-                    f"{self._commits} has lost its last commit, or {self.path / log} has more "
-                    f"lines than it had at the end: {self.again}"
+                    f"{self._commits / f'{last:06d}.json'} is missing, or {self.path / log} has "
+                    f"more lines than it had at the end: {self.again}"
                 )
         return commit
 

@@ -30,7 +30,7 @@ def read_recipe(folder: Path) -> Recipe:
     """
     path, held = folder / RECIPE, Folder(folder)
     if not path.exists():
-        raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
+        raise StoreError(f"{folder} holds no run: {path} is missing")
     remedy = (
         f"bring the run's own recipe back, or start a new run with this one: harmonium run {path}"
     )

@@ -208,7 +208,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         if self.depth > DEEPEST:
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"nested deeper than {DEEPEST}", mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1

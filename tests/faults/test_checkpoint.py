@@ -378,9 +378,7 @@ def test_what_a_run_began_with_must_be_known(stopped: Path, content: str | None)
     (stopped / "about.json").unlink()
     if content is not None:
         (stopped / "about.json").write_text(content)
-    with pytest.raises(
-        StoreError, match="about.json (is missing|cannot be read).* start a"
-    ):
+    with pytest.raises(StoreError, match="about.json (is missing|cannot be read).* start a"):
         resume(stopped)
 
 
