@@ -1,5 +1,6 @@
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -418,3 +419,40 @@ def test_settings_that_do_not_go_together_are_refused_at_once(
 
 def test_no_terms_may_be_written_as_none() -> None:
     assert Recipe.of("fedavg", "terms=none").terms == ()
+
+
+def _bomb(line: str) -> str:
+    """Few lines of aliases, each ten times the one before."""
+    lines = [line.format(number=n, before=",".join([f"*a{n - 1}"] * 10)) for n in range(1, 20)]
+    return "\n".join(["a0: &a0 {b: 1}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5: 1",
+        "~: 1",
+        "true: 1",
+        "[1,2]: 3",
+        "{a: 1}: 2",
+        "local: {5: 1}",
+        "rounds: " + "[" * 100_000,
+        "- " * 10_000,
+        "&a [*a]",
+        "rounds: 2020-13-45",
+        "rounds: " + "9" * 5000,
+        "a: !!bool 7",
+        "x" * 2_000_000,
+        _bomb("a{number}: &a{number} [{before}]"),
+        _bomb("a{number}: &a{number} {{<<: [{before}], c{number}: 1}}"),
+        "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 100))]),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_strange_recipe_is_one_line_at_once(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="mine.yaml") as refused:
+        Recipe.of(str(path))
+    assert "\n" not in str(refused.value) and time.process_time() - began < 1
