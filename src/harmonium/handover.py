@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +17,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from harmonium import store
 from harmonium.checkpoint import ABOUT, ENCODER, RECIPE, RESULT, Folder
@@ -46,7 +49,7 @@ from harmonium.settings import choose, plain
 
 FORMAT = 2
 DECODED = 16  # image files decoded by one process at once
-LARGEST = 1 << 14  # side of an image, and more channels than any has
+LARGEST = 1 << 12  # side of an image in pixels
 LAYOUT = 'load_encoder(..., layout="NCHW")'  # where the order of axes is in doubt
 
 
@@ -426,17 +429,29 @@ def _network(
     about.setdefault("features", settings.features_for(channels, side))
     if ":" in name:  # someone else's code, which may need real tensors
         return _loaded(settings.build(channels, side), weights)
-    with torch.device("meta"):  # shapes alone: a file may name any width, and nothing is allocated
-        outline = settings.build(channels, side)
-    shapes = {key: (value.shape, value.dtype) for key, value in outline.state_dict().items()}
-    found = {key: (value.shape, value.dtype) for key, value in weights.items()}
-    if apart := [key for key in {**shapes, **found} if shapes.get(key) != found.get(key)]:
-        raise ValueError(f"the shape or type of `{apart[0]}` is another")
-    outline.load_state_dict(weights, assign=True)
-    kept = {id(tensor) for tensor in outline.state_dict(keep_vars=True).values()}
-    if all(id(one) in kept for one in (*outline.parameters(), *outline.buffers())):
-        return outline
-    return _loaded(settings.build(channels, side), weights)  # it has tensors that are not stored
+    with _shaped({value.shape for value in weights.values()}):
+        return _loaded(settings.build(channels, side), weights)
+
+
+@contextmanager
+def _shaped(shapes: set[torch.Size]) -> Iterator[None]:
+    """Let networks of this thread have parameters of these shapes only.
+
+    A file may name any width. Others are refused when they are registered, before they are drawn:
+    until then their memory is not touched.
+    """
+    thread = threading.get_ident()
+
+    def look(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        shape = None if parameter is None else parameter.shape
+        if shape is not None and threading.get_ident() == thread and shape not in shapes:
+            raise ValueError(f"it has no weights of shape {tuple(shape)}")
+
+    hook = register_module_parameter_registration_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _loaded(network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:

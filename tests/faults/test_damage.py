@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import harmonium
-from harmonium import store
+from harmonium import codec, store
 from harmonium.callbacks import Callback
 from harmonium.checkpoint import ASKED, LOGS, Folder
 from harmonium.cli import main
@@ -128,7 +128,7 @@ def evaluated(folder: Path) -> dict[str, Any]:
     found = open_run(folder, "run", changed_recipe(folder, []))
     (encoder,) = found.judged.values()
     weights = {key: value.tolist() for key, value in encoder.state_dict().items()}
-    kept = {client: str(found.state(client)) for client in (0, 1)}
+    kept = [store.digest_of(codec.encode(found.state(client))) for client in (0, 1)]
     return {"round": found.commit.round, "weights": weights, "kept": kept}
 
 
