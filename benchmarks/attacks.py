@@ -4,12 +4,13 @@
                                  [--write docs/results/attacks.md]
 
 Runs are on the digits that come along: ten clients with few classes each, twenty rounds, a CNN so
-small that training adds twenty points to it and there is something to lose. Clients 3 and 7 lie in every round; all they do is send other answers, so what arrives at the
-server is what a hostile site could send. Figures are test kNN in percent of the frozen encoder.
-`simulation` is what a recipe has unless told: the plain mean of the papers. `federation` is what
-`harmonium server start` has unless told: changes longer than the round's median are shortened to
-it, and a majority must answer. Checks on arrival are the same in both. `--json` prints a line for
-every run; files of such lines that are given as `--runs` join the table and are not run again.
+small that training adds twenty points to it and there is something to lose. Clients 3 and 7 lie in
+every round; all they do is send other answers, so what arrives at the server is what a hostile site
+could send. Figures are test kNN in percent of the frozen encoder. `simulation` is what a recipe has
+unless told: the plain mean of the papers. `federation` is what `harmonium server start` has unless
+told: changes longer than the round's median are shortened to it, and a majority must answer. Checks
+on arrival are the same in both. `--json` prints a line for every run; files of such lines that are
+given as `--runs` join the table and are not run again.
 """
 
 from __future__ import annotations

@@ -171,7 +171,11 @@ def test_a_run_from_a_state_dict_is_resumed_elsewhere(
     with pytest.raises(SystemExit) as lost:
         main()
     told = capsys.readouterr().err
-    assert lost.value.code == 2 and "there is no such file" in told and "Traceback" not in told
+    assert (
+        lost.value.code == 2
+        and f"{run / COPY} is missing: restore it" in told
+        and "Traceback" not in told
+    )
     copy.rename(run / COPY)
     subprocess.run([sys.executable, "-m", *command], capture_output=True, check=True)
     again = harmonium.run(longer, init=state, out=tmp_path / "whole")

@@ -1,6 +1,7 @@
 """A trained encoder takes images as a program holds them, and never misreads them in silence."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harmonium.data.inputs import channels_last, check_strict
 from harmonium.data.picture import read_picture
 from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.handover import LoadedEncoder, load_encoder
+from harmonium.recipe import Recipe
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
@@ -247,7 +249,7 @@ def test_files_of_the_first_format_are_read(trained: Path, tmp_path: Path) -> No
     path = trained / "encoder.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["harmonium"])
-    for key in ("size", "resize", "depth", "features"):
+    for key in ("size", "resize", "depth", "features", "sha256"):
         del about[key]
     old = tmp_path / "encoder.safetensors"
     weights = safetensors.torch.load_file(path)
@@ -255,6 +257,59 @@ def test_files_of_the_first_format_are_read(trained: Path, tmp_path: Path) -> No
     pixels = random(3, 12, 12, 3)
     assert torch.equal(load_encoder(old)(pixels), load_encoder(trained)(pixels))
     assert load_encoder(old).size == (12, 12) and load_encoder(old).features == 8
+
+
+def test_a_flipped_bit_is_noticed_wherever_the_file_lies(trained: Path, tmp_path: Path) -> None:
+    data = bytearray((trained / "encoder.safetensors").read_bytes())
+    alone = tmp_path / "mine.safetensors"
+    alone.write_bytes(data)
+    load_encoder(alone)
+    data[-3] ^= 1
+    alone.write_bytes(data)
+    with pytest.raises(StoreError, match="mine.safetensors .*its weights are not those"):
+        load_encoder(alone)
+    with pytest.raises(DataError, match="mine.safetensors is damaged"):
+        Recipe.of("fedavg", init=str(alone))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "{}",
+        "[]",
+        "5",
+        "null",
+        '"text"',
+        {"encoder": {}},
+        {"encoder": 5},
+        {"encoder": {"name": ["x"]}},
+        {"prepare": []},
+        {"side": "12"},
+        {"size": [10**9, 12]},
+        {"side": 10**9},
+        {"channels": 10**6},
+        {"width": 10**8},
+        {"width": 10**13},
+        {"width": -1},
+    ],
+    ids=str,
+)
+def test_what_a_file_says_is_refused_before_anything_is_built(
+    trained: Path, tmp_path: Path, change: Any
+) -> None:
+    path, bad = trained / "encoder.safetensors", tmp_path / "bad.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["harmonium"])
+    del about["sha256"]
+    if isinstance(change, dict) and "width" in change:
+        change = {"encoder": {**about["encoder"], **change}}
+    said = change if isinstance(change, str) else json.dumps({**about, **change})
+    safetensors.torch.save_file(safetensors.torch.load_file(path), bad, {"harmonium": said})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StoreError) as refused:
+        load_encoder(bad)
+    assert str(bad) in str(refused.value) and "\n" not in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
 
 
 @pytest.mark.parametrize("damage", ["weights", "side", "about", "short"])

@@ -1,12 +1,13 @@
-import json
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from harmonium.callbacks import Callback
+from harmonium.checkpoint import Folder
 from harmonium.cli import main
 from harmonium.data.partition import make_split
 from harmonium.encoders.cnn import CnnSmall
@@ -334,9 +335,7 @@ def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)
     open_host(tmp_path)
-    path = tmp_path / "about.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps({**about, "public": "another digest"}))
+    Folder(tmp_path).tell({**Folder(tmp_path).about(), "public": "another digest"})
     with pytest.raises(DataError, match="public pictures of .* have changed"):
         open_host(tmp_path)
 
@@ -430,3 +429,40 @@ def test_settings_that_do_not_go_together_are_refused_at_once(
 
 def test_no_terms_may_be_written_as_none() -> None:
     assert Recipe.of("fedavg", "terms=none").terms == ()
+
+
+def _bomb(line: str) -> str:
+    """Few lines of aliases, each ten times the one before."""
+    lines = [line.format(number=n, before=",".join([f"*a{n - 1}"] * 10)) for n in range(1, 20)]
+    return "\n".join(["a0: &a0 {b: 1}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5: 1",
+        "~: 1",
+        "true: 1",
+        "[1,2]: 3",
+        "{a: 1}: 2",
+        "local: {5: 1}",
+        "rounds: " + "[" * 100_000,
+        "- " * 10_000,
+        "&a [*a]",
+        "rounds: 2020-13-45",
+        "rounds: " + "9" * 5000,
+        "a: !!bool 7",
+        "x" * 2_000_000,
+        _bomb("a{number}: &a{number} [{before}]"),
+        _bomb("a{number}: &a{number} {{<<: [{before}], c{number}: 1}}"),
+        "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 100))]),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_strange_recipe_is_one_line_at_once(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="mine.yaml") as refused:
+        Recipe.of(str(path))
+    assert "\n" not in str(refused.value) and time.process_time() - began < 1

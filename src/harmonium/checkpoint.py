@@ -1,7 +1,8 @@
 """The run's folder: what is in it, and how a round is committed to it.
 
     recipe.yaml            the resolved recipe, written last when a run begins
-    about.json             its digest and those of the data and the split; versions; the card
+    about.json             the run's name, SHA-256 of every file that is written once, digests of
+                           recipe, data and split; versions; the card; and a seal of all this
     init.safetensors       a copy of the weights that the run starts from, if it was given any
     split.npz              who holds which pictures
     metrics.jsonl          one line a round: loss, bytes, and figures of evaluations
@@ -16,14 +17,21 @@
 
 A round exists once its commit file does. Writing that file is one atomic rename, so a run killed
 at any instant continues from the last committed round and ends with the same bits.
+
+Nothing is read on trust. A commit names its run and has the digests of the server's and the
+clients' states and of the logs up to it; `about.json` has those of the other files. Whatever was
+damaged, lost or exchanged is made again from an earlier commit, or refused by its path.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +41,8 @@ from harmonium.errors import StoreError
 
 ASKED = "asked.jsonl"  # never cut back: noise that was drawn and lost cannot be drawn again
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timings.jsonl")
+ABOUT, RECIPE, SPLIT = "about.json", "recipe.yaml", "split.npz"
+ENCODER, RESULT = "encoder.safetensors", "result.json"
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,39 @@ class Folder:
         """Refer to a folder, which need not exist yet."""
         self.path = path
         self._commits = path / "commits"
+        self._sums: dict[str, tuple[int, Any]] = {}  # of each log: bytes so far, their SHA-256
+
+    def about(self) -> dict[str, Any]:
+        """What is known of the run as a whole, from `about.json`."""
+        return store.read_sealed(self.path / ABOUT)
+
+    def tell(self, about: Mapping[str, Any]) -> None:
+        """Write `about.json`."""
+        store.write_atomic(self.path / ABOUT, store.sealed(about))
+
+    @cached_property
+    def run(self) -> str:
+        """The run's name, drawn when it began; empty for one of an earlier version."""
+        return str(self.about().get("run", "")) if (self.path / ABOUT).exists() else ""
+
+    def check(self, name: str, remedy: str = store.RESTORE) -> None:
+        """Refuse a file that is not the one whose digest `about.json` has.
+
+        Where it has none, as in runs of earlier versions, the file is left to its reader.
+        """
+        with store.reading(self.path / ABOUT):
+            known = self.about().get("files", {}).get(name)
+            digests = [known] if isinstance(known, str) else list(known or ())
+        path = self.path / name
+        if not digests:
+            return
+        with store.reading(path, remedy):
+            found = store.digest_of(path.read_bytes())
+        if found not in digests:
+            raise StoreError(
+                f"{path} is damaged, edited or of another run, for its SHA-256 is not the one in "
+                f"{self.path / ABOUT}: {remedy}"
+            )
 
     def commit(self, round: int, server: codec.Tree, clients: codec.Tree) -> codec.Tree:
         """Make a round part of the run, then forget the one before the last.
@@ -62,21 +105,37 @@ class Folder:
         name = f"{round:06d}"
         for log in LOGS:
             store.sync_file(self.path / log)
+        sums = {log: self._sum(log) for log in (*LOGS, ASKED)}
         frame = codec.encode(server)
         digest = store.write_atomic(self._commits / f"{name}.safetensors", frame)
         record = {
             "round": round,
+            "run": self.run,
             "server": digest,
             "clients": {str(client): held for client, held in clients.items()},
-            "sizes": {log: _size(self.path / log) for log in LOGS},
+            "sizes": {log: size for log, (size, _) in sums.items()},
+            "logs": {log: digest for log, (_, digest) in sums.items()},
         }
         text = json.dumps(record)
         seal = store.digest_of(text.encode())
         store.write_atomic(self._commits / f"{name}.json", f"{seal}\n{text}\n".encode())
         for old in self._rounds()[:-2]:
-            (self._commits / f"{old:06d}.json").unlink(missing_ok=True)
-            (self._commits / f"{old:06d}.safetensors").unlink(missing_ok=True)
+            store.remove(self._commits / f"{old:06d}.json")
+            store.remove(self._commits / f"{old:06d}.safetensors")
         return codec.decode(frame)
+
+    def _sum(self, log: str) -> tuple[int, str]:
+        """Size and SHA-256 of a log; only what was appended since the last call is read."""
+        path = self.path / log
+        done, hashed = self._sums.get(log, (0, hashlib.sha256()))
+        if path.exists():
+            with store.reading(path), path.open("rb") as file:
+                file.seek(done)
+                while piece := file.read(1 << 20):
+                    hashed.update(piece)
+                    done += len(piece)
+        self._sums[log] = done, hashed
+        return done, hashed.hexdigest()
 
     def last(self, *, with_states: bool = True) -> tuple[Commit | None, list[str]]:
         """The newest sound commit, and what was wrong with newer ones.
@@ -90,8 +149,37 @@ class Folder:
             except StoreError as error:
                 faults.append(str(error))
         if faults:
-            raise StoreError(f"no checkpoint can be read. {' '.join(faults)}")
+            raise StoreError(f"no checkpoint can be read. {'; '.join(faults)}")
+        if len(self.read_log("metrics.jsonl")) > 1:  # one may be logged and not yet committed
+            raise StoreError(
+                f"{self._commits} has lost its commits: {store.RESTORE}, for the logs beside it "
+                "are of rounds that were committed"
+            )
         return None, faults
+
+    def newest(self, *, with_states: bool = True) -> Commit | None:
+        """The newest commit for those who only look, who must not be given an earlier round.
+
+        What is wrong with it is an error; so is, in a complete run, that it is not the last.
+        """
+        commit, faults = self.last(with_states=with_states)
+        if faults:
+            raise StoreError(f"{faults[0]}; {self.again}")
+        if commit is None or not (self.path / RESULT).exists():
+            return commit
+        for log in LOGS:
+            if commit.sizes[log] != _size(self.path / log):
+                last = max(commit.round, *(row["round"] for row in self.lines("metrics.jsonl")))
+                raise StoreError(
+                    f"{self._commits / f'{last:06d}.json'} is missing, or {self.path / log} has "
+                    f"more lines than it had at the end: {self.again}"
+                )
+        return commit
+
+    @property
+    def again(self) -> str:
+        """What to do about files that follow from commits."""
+        return f"harmonium resume {self.path} makes it again"
 
     @property
     def has_trained(self) -> bool:
@@ -100,70 +188,111 @@ class Folder:
 
     def snapshots(self) -> list[codec.Tree]:
         """The clients' snapshots of all readable commits, newest first."""
-        found = []
-        for round in reversed(self._rounds()):
-            try:
-                found.append(self._record(round)["clients"])
-            except StoreError:
-                continue
-        return found
+        return [record["clients"] for record in self._records()]
 
     def rewind(self, commit: Commit | None) -> None:
         """Cut the logs back to a commit and drop whatever came after it."""
         kept = commit.round if commit else -1
         for round in self._rounds():
             if round > kept:
-                (self._commits / f"{round:06d}.json").unlink(missing_ok=True)
-        for path in self._commits.glob("*.safetensors"):
-            if int(path.stem) > kept:
-                path.unlink(missing_ok=True)
+                store.remove(self._commits / f"{round:06d}.json")
+        for round in self._rounds("safetensors"):
+            if round > kept:
+                store.remove(self._commits / f"{round:06d}.safetensors")
         for log in LOGS:
             path, size = self.path / log, commit.sizes[log] if commit else 0
-            if path.exists() or size:
-                with path.open("ab") as file:
-                    if file.tell() < size:
-                        raise StoreError(f"{path} is shorter than the checkpoint says: it was cut")
-                    file.truncate(size)
+            if path.exists():
+                with store.writing(path):
+                    os.truncate(path, size)
         if (asked := self.path / ASKED).exists():  # a torn line was never acted upon
-            os.truncate(asked, asked.read_bytes().rfind(b"\n") + 1)
+            with store.reading(asked):
+                size = asked.read_bytes().rfind(b"\n") + 1
+            with store.writing(asked):
+                os.truncate(asked, size)
         for path in (self.path / "scratch").glob("*"):
-            path.unlink(missing_ok=True)
+            store.remove(path)
+        self._sums.clear()
 
     def log(self, name: str, lines: Iterable[str], *, sync: bool = False) -> None:
         """Append lines to a log; they count once a commit names them, or at once if synced."""
         text = "".join(f"{line}\n" for line in lines)
-        try:
+        with store.writing(self.path / name):
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(text)
             if sync:
                 store.sync_file(self.path / name)
-        except OSError as error:
-            raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from None
 
     def read_log(self, name: str) -> list[dict[str, Any]]:
         """The lines of a log as plain values."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn
+        return list(self.lines(name))
 
-    def _rounds(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._commits.glob("*.json"))
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines of a log one by one, provided they are those of the newest commit."""
+        path = self.path / name
+        record = next(self._records(), {})  # first: a run that goes on only appends
+        if not path.exists() and not record.get("sizes", {}).get(name):
+            return
+        with store.reading(path):
+            data = path.read_bytes()
+        self._check_log(name, record, data)
+        with store.reading(path):
+            told = data.decode().splitlines(keepends=True)
+            for line in told:
+                if line.endswith("\n"):  # the last may be torn
+                    yield dict(json.loads(line))
+
+    def _check_log(self, name: str, record: Mapping[str, Any], data: bytes) -> None:
+        """Refuse a log that does not begin with what a commit has the digest of."""
+        path, size = self.path / name, record.get("sizes", {}).get(name, 0)
+        if len(data) < size:
+            raise StoreError(
+                f"{path} is shorter than at round {record['round']}, which was committed: "
+                f"{store.RESTORE}"
+            )
+        sums = record.get("logs", {})  # earlier versions had lengths only
+        if name in sums and store.digest_of(data[:size]) != sums[name]:
+            raise StoreError(
+                f"{path} is damaged, its lines are not those that were committed by round "
+                f"{record['round']}: {store.RESTORE}"
+            )
+
+    def _rounds(self, ending: str = "json") -> list[int]:
+        named = re.compile(rf"(\d+)\.{ending}")
+        found = map(named.fullmatch, (path.name for path in self._commits.glob(f"*.{ending}")))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """All commit files that can be read, newest first."""
+        _ = self.run  # if it is not known, no commit can be told from those of other runs
+        for round in reversed(self._rounds()):
+            try:
+                yield self._record(round)
+            except StoreError:
+                continue
 
     def _record(self, round: int) -> dict[str, Any]:
         path = self._commits / f"{round:06d}.json"
-        try:
+        with store.reading(path):
             seal, _, text = path.read_text(encoding="utf-8").partition("\n")
-        except (OSError, UnicodeDecodeError):
-            raise StoreError(f"{path} cannot be read") from None
-        if store.digest_of(text.rstrip("\n").encode()) != seal:
-            raise StoreError(f"{path} is damaged")
-        record: dict[str, Any] = json.loads(text)
+            if store.digest_of(text.rstrip("\n").encode()) != seal:
+                raise ValueError("its seal is broken")
+            record: dict[str, Any] = json.loads(text)
+        if (other := record.get("run", "")) != self.run:
+            raise StoreError(
+                f"{path} is of run {other[:8] or 'unknown'}, but {self.path / ABOUT} of run "
+                f"{self.run[:8] or 'unknown'}: restore the one that was exchanged, or start a new "
+                "run"
+            )
+        if record["round"] != round:
+            raise StoreError(f"{path} is the commit of round {record['round']}: {store.RESTORE}")
         return record
 
     def _read(self, round: int, with_states: bool) -> Commit:
         record = self._record(round)
+        for log, size in record["sizes"].items():
+            with store.reading(self.path / log):
+                data = (self.path / log).read_bytes() if size else b""
+            self._check_log(log, record, data)
         server = store.read_tree(self._commits / f"{round:06d}.safetensors", record["server"])
         sound: set[tuple[int, str]] = set()
         for held in record["clients"].values() if with_states else ():

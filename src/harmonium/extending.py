@@ -12,22 +12,21 @@ before and after, and the digests of both recipes. What the run had come to is k
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harmonium import store
-from harmonium.checkpoint import Folder
-from harmonium.errors import ConfigError, Key, StoreError
+from harmonium.checkpoint import ENCODER, RECIPE, RESULT, Folder
+from harmonium.errors import ConfigError, Key
 from harmonium.federation.method import Method
 from harmonium.federation.spending import costs
 from harmonium.home import make_folder
 from harmonium.recipe import Recipe
 
 EARLIER = "earlier"  # folder of what a run had come to before it was trained further
-ENDS = ("result.json", "encoder.safetensors", "run.png", "run.pdf", "run.svg")
+ENDS = (RESULT, ENCODER, "run.png", "run.pdf", "run.svg")
 # In this order: without the first, the run is not complete, and what is missing is made again
 
 
@@ -72,12 +71,20 @@ def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
         "rounds": [recipe.rounds, longer.rounds],
         "recipe": [recipe.digest, longer.digest],
     }
-    about = _read(folder / "about.json")
+    held = Folder(folder)
+    about = held.about()
     parts = list(about.get("history", ()))
     while parts and parts[-1]["recipe"][1] != recipe.digest:  # begun by a process that was killed
         parts.pop()
     about |= {"recipe": longer.digest, "history": [*parts, part]}
-    store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
+    longer = longer.changed(init=about["init"]) if "init" in about else longer  # not its copy
+    comments = "".join(f"# {text}\n" for text in told(about["history"]))
+    text = (longer.yaml() + comments).encode()
+    files = about.get("files")  # none in runs of earlier versions
+    if files:  # until the new recipe is there, the old one is as good
+        old = store.digest_of((folder / RECIPE).read_bytes())
+        about["files"] = {**files, RECIPE: [store.digest_of(text), old]}
+    held.tell(about)
     if any((folder / name).exists() for name in ENDS):
         place = make_folder(folder / EARLIER / f"{part['round']:06d}")
         for name in ENDS:
@@ -85,9 +92,10 @@ def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
                 os.replace(folder / name, place / name)
         store.sync_folder(place)
         store.sync_folder(folder)
-    longer = longer.changed(init=about["init"]) if "init" in about else longer  # not its copy
-    comments = "".join(f"# {text}\n" for text in told(about["history"]))
-    store.write_atomic(folder / "recipe.yaml", (longer.yaml() + comments).encode())
+    store.write_atomic(folder / RECIPE, text)
+    if files:
+        kept = {name: digest for name, digest in files.items() if name not in ENDS}
+        held.tell({**about, "files": {**kept, RECIPE: store.digest_of(text)}})
 
 
 def told(history: list[Mapping[str, Any]]) -> list[str]:
@@ -97,11 +105,3 @@ def told(history: list[Mapping[str, Any]]) -> list[str]:
         f"{part['rounds'][0]}; schedules run over {part['rounds'][1]} from there on"
         for part in history
     ]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return about
-    except (OSError, ValueError):
-        raise StoreError(f"{path} is missing or damaged: start a new run") from None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +129,25 @@ def digest_of(given: Weights) -> str:
     return hashed.hexdigest()
 
 
+def seal_of(weights: Weights, about: Mapping[str, Any]) -> str:
+    """SHA-256 of an encoder's weights and of what its file says of it."""
+    return store.digest_of(f"{digest_of(weights)}{json.dumps(about)}".encode())
+
+
+def checked_seal(weights: Weights, text: str) -> dict[str, Any]:
+    """What the file of an encoder says of it; ValueError where that or the weights have changed.
+
+    Files of earlier versions have no seal.
+    """
+    about = json.loads(text)
+    if not isinstance(about, dict):
+        raise ValueError("its metadata hold no settings")
+    seal = about.pop(store.SEAL, None)
+    if seal is not None and seal != seal_of(weights, about):
+        raise ValueError("its weights are not those that were written")
+    return about
+
+
 def _stamp(file: str) -> tuple[tuple[str, int, int], ...]:
     """What changes when files do, so that they are read again only then."""
     path = Path(file)
@@ -161,20 +181,26 @@ def _read(file: str) -> Weights:
         raise DataError(Key("init"), f"={file}: there is no such file or run")
     try:
         with safetensors.safe_open(path, "pt") as held:
-            names = [name for name in held.keys() if not name.startswith(STORED)]  # noqa: SIM118
-            return _tensors({name: held.get_tensor(name) for name in names}, file)
-    except (safetensors.SafetensorError, OSError, ValueError):
+            found = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+            about = (held.metadata() or {}).get("harmonium")
+    except (safetensors.SafetensorError, OSError, ValueError, MemoryError):
         raise DataError(
             Key("init"),
             f"={file} is no safetensors file: write one with safetensors.torch.save_file(state), "
             "or give a function that returns a state dict, init=module:function",
         ) from None
+    if about is not None:
+        try:
+            checked_seal(found, about)
+        except ValueError as error:
+            raise DataError(Key("init"), f"={file} is damaged: {error}") from None
+    return _tensors({k: v for k, v in found.items() if not k.startswith(STORED)}, file)
 
 
 def _of_run(path: Path) -> Weights:
     """The model of a run's last committed round, or its exported encoder."""
     try:
-        commit, _ = Folder(path).last(with_states=False)
+        commit = Folder(path).newest(with_states=False)
     except StoreError as error:
         raise DataError(Key("init"), f"={path}: {error}") from None
     model: Weights = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +17,10 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from harmonium import store
+from harmonium.checkpoint import ABOUT, ENCODER, RECIPE, RESULT, Folder
 from harmonium.data.decoder import Order
 from harmonium.data.decoding import Decoders
 from harmonium.data.images import Pixels
@@ -38,12 +42,14 @@ from harmonium.encoders.given import Given
 from harmonium.errors import ConfigError, DataError, StoreError, counted
 from harmonium.evaluate.whitening import STORED, Whitening
 from harmonium.federation.method import Method
+from harmonium.given_weights import checked_seal, seal_of
 from harmonium.recipe import Recipe
 from harmonium.registry import recipe_name
 from harmonium.settings import choose, plain
 
 FORMAT = 2
 DECODED = 16  # image files decoded by one process at once
+LARGEST = 1 << 12  # side of an image in pixels
 LAYOUT = 'load_encoder(..., layout="NCHW")'  # where the order of axes is in doubt
 
 
@@ -249,7 +255,7 @@ def save_encoder(
     data: str,
     shape: tuple[int, int, int],
     whitening: Whitening | None = None,
-) -> None:
+) -> str:
     """Write an encoder with all that `load_encoder` needs to rebuild and to feed it.
 
     Args:
@@ -260,6 +266,9 @@ def save_encoder(
         data: the name of the data.
         shape: height, width and channels of the images before any view.
         whitening: of its features, where the run has fitted one.
+
+    Returns:
+        The SHA-256 of the file.
     """
     view = recipe.views.build().pipelines[0]
     numbers = {"mean": view.mean, "std": view.std}
@@ -283,8 +292,9 @@ def save_encoder(
         about["whitening"] = {"directions": whitening.directions}
         held = whitening.state_dict()
         weights |= {f"{STORED}{key}": value.contiguous() for key, value in held.items()}
-    frame = safetensors.torch.save(weights, {"harmonium": json.dumps(about)})
-    store.write_atomic(path, frame)
+    about = json.loads(json.dumps(about))  # as it will be read
+    told = json.dumps({**about, store.SEAL: seal_of(weights, about)})
+    return store.write_atomic(path, safetensors.torch.save(weights, {"harmonium": told}))
 
 
 class HasFolder(Protocol):
@@ -342,38 +352,57 @@ def load_encoder(
     if value_range is not None:
         value_range = _checked_range(value_range)
     path = Path(path if isinstance(path, str | Path) else path.folder)
-    path = path / "encoder.safetensors" if path.is_dir() else path
-    try:
+    path = path / ENCODER if path.is_dir() else path
+    if not path.exists():
+        raise StoreError(f"there is no encoder {path}: {_why_none(path)}")
+    held = Folder(path.parent)
+    if path.name == ENCODER and all((path.parent / name).exists() for name in (RECIPE, ABOUT)):
+        held.check(ENCODER, held.again)
+    with store.reading(path, "name the encoder.safetensors of a run, as it was written"):
         data = path.read_bytes()
-        weights = safetensors.torch.load(data)
+        weights = {k: v.clone() for k, v in safetensors.torch.load(data).items()}
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["harmonium"])
-        name = str(about["encoder"]["name"])
-    except FileNotFoundError:
-        done = (path.parent / "result.json").exists()
-        why = "its clients keep their own" if done else "has the run finished?"
-        why = why if path.parent.exists() else "nor such a folder"
-        raise StoreError(f"there is no encoder {path}: {why}") from None
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise StoreError(f"{path} is not an encoder of Harmonium: {error}") from None
-    try:
+        if "harmonium" not in header.get("__metadata__", {}):
+            raise ValueError("it is not an encoder of Harmonium")
+        about = checked_seal(weights, header["__metadata__"]["harmonium"])
+        name = str(_checked_about(about)["encoder"]["name"])
+    how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+    white = {key: weights.pop(key) for key in list(weights) if key.startswith(STORED)}
+    with store.reading(path, f"it does not fit the encoder {name} that it names"):
         with torch.random.fork_rng(devices=[]):
-            built = _network(path, name, about, network)
-        white = {key: weights.pop(key) for key in list(weights) if key.startswith(STORED)}
-        built.load_state_dict(weights)
-        how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+            built = _network(path, name, about, network, weights)
         if whiten is not False:
             how["whitening"] = _whitening(path, white, whiten)
         return LoadedEncoder(built, about, store.digest_of(data), **how).eval()
-    except (KeyError, TypeError, RuntimeError) as error:
-        line = str(error).splitlines()[0]
-        raise StoreError(f"{path} does not fit the encoder {name} that it names: {line}") from None
 
 
-def _network(path: Path, name: str, about: dict[str, Any], given: Any) -> nn.Module:
-    """The network that a file is of, with any weights; a file must not choose what runs."""
+def _why_none(path: Path) -> str:
+    """Why there is no encoder, as far as one can see."""
+    if not path.parent.exists():
+        return "nor such a folder"
+    if not (path.parent / RESULT).exists():
+        return "has the run finished?"
+    held = Folder(path.parent)
+    lost = (path.parent / ABOUT).exists() and ENCODER in held.about().get("files", {})
+    return held.again if lost else "its clients keep their own"
+
+
+def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of its encoder; ValueError where numbers cannot be those of images."""
+    view = about["prepare"]["size"]
+    sides = [about["side"], *about.get("size", ()), *([] if view is None else [view])]
+    for number in (about["channels"], *sides):
+        if type(number) is not int or not 1 <= number <= LARGEST:
+            raise ValueError(f"images of {number} pixels or channels are none")
+    return about
+
+
+def _network(
+    path: Path, name: str, about: dict[str, Any], given: Any, weights: dict[str, Tensor]
+) -> nn.Module:
+    """The network that a file is of, with its weights; a file must not choose what runs."""
     if isinstance(given, nn.Module):
-        return copy.deepcopy(given)
+        return _loaded(copy.deepcopy(given), weights)
     if given is not None:
         made = given(about["channels"], about["side"]) if callable(given) else given
         if not isinstance(made, nn.Module):
@@ -381,7 +410,7 @@ def _network(path: Path, name: str, about: dict[str, Any], given: Any) -> nn.Mod
                 f"network is {_kind(given)}; give an nn.Module, or a function of channels and side "
                 "that returns one"
             )
-        return made
+        return _loaded(made, weights)
     if name == recipe_name(Given):
         raise StoreError(
             f"{path} is of a {about['encoder']['network']} that was given as an nn.Module: give "
@@ -392,9 +421,42 @@ def _network(path: Path, name: str, about: dict[str, Any], given: Any) -> nn.Mod
             f"{path} is an encoder of {name}, which is not part of Harmonium: import that module "
             "first, if you trust it"
         )
-    settings = choose("encoder", encoders, about["encoder"])
-    about.setdefault("features", settings.features_for(about["channels"], about["side"]))
-    return settings.build(about["channels"], about["side"])
+    try:
+        settings = choose("encoder", encoders, about["encoder"])
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    channels, side = about["channels"], about["side"]
+    about.setdefault("features", settings.features_for(channels, side))
+    if ":" in name:  # someone else's code, which may need real tensors
+        return _loaded(settings.build(channels, side), weights)
+    with _shaped({value.shape for value in weights.values()}):
+        return _loaded(settings.build(channels, side), weights)
+
+
+@contextmanager
+def _shaped(shapes: set[torch.Size]) -> Iterator[None]:
+    """Let networks of this thread have parameters of these shapes only.
+
+    A file may name any width. Others are refused when they are registered, before they are drawn:
+    until then their memory is not touched.
+    """
+    thread = threading.get_ident()
+
+    def look(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        shape = None if parameter is None else parameter.shape
+        if shape is not None and threading.get_ident() == thread and shape not in shapes:
+            raise ValueError(f"it has no weights of shape {tuple(shape)}")
+
+    hook = register_module_parameter_registration_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _loaded(network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    network.load_state_dict(weights)
+    return network
 
 
 def _kind(value: Any) -> str:

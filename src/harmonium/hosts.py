@@ -6,31 +6,52 @@ the run began with or an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harmonium import store
+from harmonium.checkpoint import ABOUT, RECIPE, SPLIT, Folder
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split
 from harmonium.data.shift import as_held
 from harmonium.engines.host import Host
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.errors import ConfigError, DataError, HarmoniumError, StoreError
+from harmonium.given_weights import COPY
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run's folder; given weights are those that the folder has a copy of."""
-    path = folder / "recipe.yaml"
+    """The recipe that a run began with; given weights are those that its folder has a copy of.
+
+    A recipe that was edited since is refused.
+    """
+    path, held = folder / RECIPE, Folder(folder)
     if not path.exists():
-        raise StoreError(f"{folder} holds no run: there is no recipe.yaml in it")
-    try:
-        recipe = Recipe.from_tree(read_yaml(path.read_text(encoding="utf-8"), str(path)))
-    except UnicodeDecodeError:
-        raise StoreError(f"{path} is damaged: it is not text") from None
-    return recipe.changed(init=recipe.init.kept_in(folder)) if recipe.init else recipe
+        raise StoreError(f"{folder} holds no run: {path} is missing")
+    remedy = (
+        f"bring the run's own recipe back, or start a new run with this one: harmonium run {path}"
+    )
+    held.check(RECIPE, remedy)
+    known = "files" in held.about()
+    with store.reading(path, remedy):
+        try:
+            recipe = Recipe.from_tree(_tree(path))
+        except HarmoniumError as error:
+            if known:  # the file is as it was: something that it names is not
+                raise
+            raise StoreError(f"{path}: {error}") from None
+    if recipe.init is None:
+        return recipe
+    if COPY in held.about().get("files", ()) and not (folder / COPY).is_file():
+        raise StoreError(f"{folder / COPY} is missing: {store.RESTORE}")
+    return recipe.changed(init=recipe.init.kept_in(folder))
+
+
+def _tree(path: Path) -> dict[str, Any]:
+    return read_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
 def check_recipe(folder: Path, remedy: str = "") -> None:
@@ -44,9 +65,8 @@ def check_recipe(folder: Path, remedy: str = "") -> None:
     earlier = [part["recipe"][0] for part in about["history"][-1:]]  # killed while it was extended
     if recipe.digest in (about["recipe"], *earlier):
         return
-    path = folder / "recipe.yaml"
-    held = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    if new := [*_lacking(held, recipe.tree())]:
+    path = folder / RECIPE
+    if new := [*_lacking(_tree(path), recipe.tree())]:
         more = ", ..." if len(new) > 3 else ""
         raise StoreError(
             f"{folder} was begun by an earlier version of Harmonium, which had no "
@@ -131,7 +151,7 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
     about = read_about(folder)
     dataset = recipe.data.load(about["cache"]["data"])
     public = load_public(recipe, dataset.train.shape, about["cache"]["public"])
-    split = Split.load(folder / "split.npz")
+    split = read_split(folder)
     digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
     words = {"data": "pictures", "public": "public pictures", "split": "shares of the clients"}
     for what, digest in digests.items():
@@ -144,16 +164,19 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
     return dataset, public, split
 
 
+def read_split(folder: Path) -> Split:
+    """Who holds which images of a run, as it began."""
+    Folder(folder).check(SPLIT)
+    return Split.load(folder / SPLIT)
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """The digests and cache keys of what a run began with, and notes on it."""
-    path = folder / "about.json"
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+    about = Folder(folder).about()
+    with store.reading(folder / ABOUT):
         keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
         more = {"federation": about.get("federation"), "history": about.get("history", [])}
         return {key: about[key] for key in keys} | more
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is missing or damaged: start a new run") from error
 
 
 def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:

@@ -18,10 +18,10 @@ from torch import nn
 
 from harmonium import codec, store
 from harmonium.callbacks import Callback
-from harmonium.checkpoint import ASKED, Commit, Folder
+from harmonium.checkpoint import ASKED, ENCODER, RESULT, Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
-from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies
+from harmonium.errors import BudgetSpent, ConfigError, NotEnoughReplies, StoreError
 from harmonium.evaluate.judge import Judge, average, figures_of
 from harmonium.evaluate.references import GIVEN, references, validation_levels
 from harmonium.evaluate.verdict import changes, reasons, verdict
@@ -230,13 +230,15 @@ class Life:
 
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
-        path = self.path / "result.json"
-        if not path.exists():
+        if not (self.path / RESULT).exists():
             return False
         try:
-            json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            self.watcher.note(f"{self.path}: result.json is damaged: its encoder is judged again")
+            self.folder.newest(with_states=not read_about(self.path)["federation"])
+            for name in (ENCODER, RESULT):
+                self.folder.check(name, "it is made again")
+            self._read_result()
+        except StoreError as error:
+            self.watcher.note(str(error))
             return False
         self.watcher.note(f"{self.path} is complete already")
         return True
@@ -245,6 +247,11 @@ class Life:
         """All rounds that are left, on any engine, then the verdict."""
         recipe, path, method, dataset = self.recipe, self.path, ground.method, ground.dataset
         check_recipe(path)
+        if "files" not in self.folder.about():
+            self.watcher.note(
+                f"{path} was begun by an earlier version, which kept no digests of its files: "
+                "damage to them may go unnoticed"
+            )
         judge = None
         if dataset is not None:
             first = as_drawn(method, dataset)
@@ -259,18 +266,33 @@ class Life:
             with work("test figures"):
                 shown = self._judged(judge, encoders, ground, white)
             self._levels = shown.get("levels", {})
+        ends: dict[str, str] = {}
         if not method.has_own_encoders:
             name = dataset.name if dataset else recipe.data.name
             encoder = method.represent(server)
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
-            file = path / "encoder.safetensors"
-            save_encoder(file, encoder, recipe, method, name, shape, white)
+            ends[ENCODER] = save_encoder(
+                path / ENCODER, encoder, recipe, method, name, shape, white
+            )
         engine.finish(server.model, server.memory.get("statistics", {}))
         with work("drawing run.png"):
             self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)
-        store.write_atomic(path / "result.json", json.dumps(shown, indent=1).encode())
+        text = json.dumps(shown, indent=1).encode()
+        self._seal({**ends, RESULT: store.digest_of(text)})
+        store.write_atomic(path / RESULT, text)
         return self.result()
+
+    def _seal(self, ends: Mapping[str, str]) -> None:
+        """Write down the digests of the files that a run ends with, before the last of them."""
+        about = self.folder.about()
+        if "files" in about:  # else of an earlier version
+            self.folder.tell({**about, "files": {**about["files"], **ends}})
+
+    def _read_result(self) -> dict[str, Any]:
+        with store.reading(self.path / RESULT, self.folder.again):
+            held: dict[str, Any] = json.loads((self.path / RESULT).read_bytes())
+            return {**held, "figures": held["figures"], "untrained": held["untrained"]}
 
     def _judged(
         self,
@@ -511,7 +533,7 @@ class Life:
 
     def result(self) -> Result:
         """What a complete run has to show."""
-        held = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        held = self._read_result()
         rounds = tuple(self.folder.read_log("metrics.jsonl"))
         about = read_about(self.path)
         result = Result(

@@ -17,6 +17,8 @@ from harmonium.errors import ConfigError, suggest
 if TYPE_CHECKING:
     from harmonium.overrides import Change
 
+LONGEST, LARGEST, DEEPEST = 1 << 20, 100_000, 50  # characters, values and levels of a YAML file
+
 
 def changed_tree(
     base: str | type,
@@ -144,7 +146,7 @@ def read_yaml(text: str, name: str, kind: str = "recipe") -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", error)
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ConfigError(f"{kind} {name}{line} cannot be read: {problem}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{kind} {name} holds no settings: write lines such as `rounds: 20`")
@@ -153,15 +155,79 @@ def read_yaml(text: str, name: str, kind: str = "recipe") -> dict[str, Any]:
 
 @lru_cache(maxsize=64)  # the recipe of a run is read several times
 def _parsed(text: str) -> Any:
-    return _StrictLoader(text).get_single_data()
+    return load_yaml(text)
+
+
+def load_yaml(text: str) -> Any:
+    """Plain values in YAML; whatever is wrong with it is a `yaml.YAMLError`.
+
+    What a text amounts to is counted before anything is made of it, for a few lines of aliases can
+    stand for more than fits into memory.
+
+    >>> load_yaml("{rounds: 5, views: [a, b]}")
+    {'rounds': 5, 'views': ['a', 'b']}
+    """
+    if len(text) > LONGEST:
+        raise yaml.YAMLError(f"it is longer than {LONGEST:,} characters")
+    try:
+        loader = _StrictLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # noqa: BLE001  (dates and numbers that are none)
+        raise yaml.YAMLError(str(error)) from None
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values a node stands for and how deep they are, with aliases written out."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = LARGEST, 0  # until it is known, for one that contains itself has no end
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    sizes = [_measure(part, known) for part in inside]
+    count = 1 + sum(size for size, _ in sizes)
+    depth = 1 + max((depth for _, depth in sizes), default=0)
+    if count > LARGEST or depth > DEEPEST:
+        problem = (
+            f"nested deeper than {DEEPEST}"
+            if depth > DEEPEST
+            else (f"with its aliases written out it has more than {LARGEST:,} values")
+        )
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    known[id(node)] = count, depth
+    return count, depth
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain values only, and no key twice: YAML would silently take the last."""
+    """Plain values only, keys that are words, and none twice: YAML would silently take the last."""
+
+    depth = 0  # of the value that is being read
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {DEEPEST}", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                word = key.value if isinstance(key, yaml.ScalarNode) else "a list or a table"
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{word} is no key: keys are words", key.start_mark
+                )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value} is given twice", key.start_mark

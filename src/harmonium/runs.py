@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ from torch import nn
 
 from harmonium import store
 from harmonium.callbacks import Callbacks, called
-from harmonium.checkpoint import Folder
+from harmonium.checkpoint import ABOUT, RECIPE, SPLIT, Folder
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
@@ -257,7 +257,7 @@ def _begin(folder: Path, recipe: Recipe) -> None:
     method = recipe.build_method(dataset)
     first = torch.from_numpy(np.array(dataset.train.batch(np.arange(min(2, len(dataset.train))))))
     method.views(first, torch.Generator())  # settings that do not fit the images are refused here
-    split.save(folder / "split.npz")
+    split.save(folder / SPLIT)
     register(
         folder,
         recipe,
@@ -292,7 +292,7 @@ def holds(folder: Path, recipe: Recipe) -> bool:
             )
         check_recipe(folder)
         return True
-    ours = {".lock", "split.npz", "about.json", COPY}
+    ours = {".lock", SPLIT, ABOUT, COPY}
     found = {path.name for path in folder.iterdir() if path.suffix != TORN}
     if foreign := sorted(found - ours):
         raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
@@ -318,7 +318,18 @@ def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -
 def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:
     """Write what a run needs to be resumable; the recipe last, for then the run exists."""
     explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.training))
+    for torn in folder.glob(f"*{TORN}"):
+        store.remove(torn)
+    if recipe.init is not None:
+        recipe.init.keep(folder)
+    text = recipe.yaml().encode()
+    begun = [folder / name for name in (SPLIT, COPY) if (folder / name).exists()]
     about = {
+        "run": secrets.token_hex(16),
+        "files": {
+            RECIPE: store.digest_of(text),
+            **{path.name: store.digest_of(path.read_bytes()) for path in begun},
+        },
         "recipe": recipe.digest,
         "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
         "python": platform.python_version(),
@@ -327,12 +338,8 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
-    for torn in folder.glob(f"*{TORN}"):
-        torn.unlink()
-    store.write_atomic(folder / "about.json", json.dumps(about, indent=1).encode())
-    if recipe.init is not None:
-        recipe.init.keep(folder)
-    store.write_atomic(folder / "recipe.yaml", recipe.yaml().encode())
+    Folder(folder).tell(about)
+    store.write_atomic(folder / RECIPE, text)
 
 
 @contextmanager
@@ -349,6 +356,10 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise StoreError(f"another process is running {folder}: wait for it, or stop it") from None
+    except OSError as error:
+        raise StoreError(
+            f"{folder / '.lock'} cannot be locked ({error.strerror}): remove what is in its place"
+        ) from None
     try:
         yield
     except (BudgetSpent, ConfigError, DataError, WireError):

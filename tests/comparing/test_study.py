@@ -1,6 +1,5 @@
 """Comparisons that run: nothing twice, failures left out, other splits refused."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import pytest
 
 import harmonium
+from harmonium import store
 from harmonium.callbacks import Callback
+from harmonium.checkpoint import Folder
 from harmonium.comparing import study
 from harmonium.data.partition import Split, make_split
 from harmonium.errors import ConfigError, DataError, HarmoniumError
@@ -128,8 +129,9 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
     try:
         recipe = read_recipe(run)
         make_split(recipe.split, recipe.data.load(), None, recipe.clients, 99).save(split)
-        text = {**json.loads(about.read_text()), "split": Split.load(split).digest}
-        about.write_text(json.dumps(text))
+        told = {**Folder(run).about(), "split": Split.load(split).digest}
+        told["files"] = {**told["files"], "split.npz": store.digest_of(split.read_bytes())}
+        Folder(run).tell(told)
         words = ("fedavg", "fedprox", *TINY, "seeds=2")
         with pytest.raises(DataError, match=r"alone and fedprox ran with different splits \(seed"):
             harmonium.compare(*words, out=compared)
@@ -157,8 +159,8 @@ def test_seeds_on_other_pictures_are_refused(compared: Path):
     abouts = list(compared.glob("*/seed-1/about.json"))
     kept = {path: path.read_bytes() for path in abouts}
     try:
-        for path, text in kept.items():
-            path.write_text(json.dumps({**json.loads(text), "data": "other"}))
+        for path in kept:
+            Folder(path.parent).tell({**Folder(path.parent).about(), "data": "other"})
         with pytest.raises(
             DataError, match="some seeds ran on different pictures than others, for"
         ):

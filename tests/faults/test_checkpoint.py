@@ -227,7 +227,14 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+def as_earlier(folder: Path, **changes: Any) -> None:
+    """Make a run one of a version that kept no digests of files."""
+    about = {**Folder(folder).about(), **changes}
+    (folder / "about.json").write_text(json.dumps({k: v for k, v in about.items() if k != "files"}))
+
+
 def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
+    as_earlier(stopped)
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["data"]["seed"] = 9
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
@@ -248,8 +255,7 @@ def test_a_run_of_an_earlier_version_is_not_continued_with_new_defaults(
     tree = yaml.safe_load((folder / "recipe.yaml").read_text())
     without(tree, "local.joint_views", "local.drop_last")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    about = json.loads((folder / "about.json").read_text())
-    (folder / "about.json").write_text(json.dumps({**about, "recipe": "0" * 64}))
+    as_earlier(folder, recipe="0" * 64)
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(StoreError, match=r"earlier version.* local\.drop_last, local\.joint_views"):
         if way == "run":
@@ -265,6 +271,9 @@ def test_an_edited_recipe_is_noticed(stopped: Path) -> None:
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["local"]["lr"] = 0.5
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(StoreError, match=r"recipe\.yaml is damaged, edited .* start a new run"):
+        resume(stopped)
+    as_earlier(stopped)
     with pytest.raises(StoreError, match=r"recipe\.yaml is not the recipe that the run began with"):
         resume(stopped)
 
@@ -357,6 +366,9 @@ def test_another_split_in_a_runs_folder_is_noticed(stopped: Path, clients: int) 
     recipe = RECIPE.changed(clients=clients, seed=7)
     data = recipe.data.load()
     make_split(recipe.split, data, None, clients, 7).save(stopped / "split.npz")
+    with pytest.raises(StoreError, match=r"split\.npz is damaged, edited or of another run"):
+        resume(stopped)
+    as_earlier(stopped)
     with pytest.raises(DataError, match="the shares of the clients of .* have changed"):
         resume(stopped)
 
@@ -366,7 +378,7 @@ def test_what_a_run_began_with_must_be_known(stopped: Path, content: str | None)
     (stopped / "about.json").unlink()
     if content is not None:
         (stopped / "about.json").write_text(content)
-    with pytest.raises(StoreError, match="about.json is missing or damaged: start a new run"):
+    with pytest.raises(StoreError, match="about.json (is missing|cannot be read).* start a"):
         resume(stopped)
 
 

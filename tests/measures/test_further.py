@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from harmonium.checkpoint import Folder
 from harmonium.data.images import UNKNOWN
 from harmonium.engines.host import Host, Task
 from harmonium.engines.local import LocalEngine
@@ -124,8 +125,8 @@ def test_a_run_of_an_earlier_version_is_judged_but_its_clients_do_not_train(
     tree = read_recipe(old).tree()
     del tree["local"]["joint_views"], tree["local"]["drop_last"]
     (old / "recipe.yaml").write_text(json.dumps(tree))
-    about = json.loads((old / "about.json").read_text())
-    (old / "about.json").write_text(json.dumps({**about, "recipe": "0" * 64}))
+    about = {key: value for key, value in Folder(old).about().items() if key != "files"}
+    Folder(old).tell({**about, "recipe": "0" * 64})
     monkeypatch.setattr(Host, "perform", None)  # nobody trains
     lacking = r"local\.drop_last, local\.joint_views: .*measures that do not train"
     for name in ("angles", "geometry"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harmonium import run
-from harmonium.checkpoint import ASKED
+from harmonium.checkpoint import ASKED, Folder
 from harmonium.cli import app
 from harmonium.errors import ConfigError, StoreError
 from harmonium.federation.spending import in_words
@@ -151,11 +151,11 @@ def test_a_servers_run_is_read_by_its_roll(noisy: Path, tmp_path: Path) -> None:
     """Numbers of pictures are as sites told them, and names are the sites'."""
     folder = Path(shutil.copytree(noisy, tmp_path / "run"))
     (folder / "split.npz").unlink()
-    about = json.loads((folder / "about.json").read_text())
+    about = Folder(folder).about()
     sizes = {one.client: one.examples for one in report(noisy).clients}
     about["clients"] = [f"site {c}" for c in range(4)]
     about["federation"] = {"roll": [{"client": c, "examples": sizes[c]} for c in range(4)]}
-    (folder / "about.json").write_text(json.dumps(about))
+    Folder(folder).tell(about)
     found = report(folder)
     assert [one.epsilon for one in found.clients] == [one.epsilon for one in report(noisy).clients]
     assert {one.name for one in found.clients} == set(about["clients"])

@@ -1,11 +1,11 @@
 """The server's side of a federation, as far as it can be seen without one."""
 
-import json
 import socket
 from pathlib import Path
 
 import pytest
 
+from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
 from harmonium.federation.drive import Turn
 from harmonium.federation.sampling import Participation
@@ -130,9 +130,9 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
     run("fedavg", *SMALL, *few, out=tmp_path / "here")
     with pytest.raises(ConfigError, match="is no run of a federation: use harmonium resume"):
         resume(tmp_path / "here")
-    about = json.loads((tmp_path / "here" / "about.json").read_text())
+    about = Folder(tmp_path / "here").about()
     about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
-    (tmp_path / "here" / "about.json").write_text(json.dumps(about))
+    Folder(tmp_path / "here").tell(about)
     with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
         resume_here(tmp_path / "here")
 

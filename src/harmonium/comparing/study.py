@@ -24,10 +24,9 @@ from harmonium.comparing.cells import plan as planned
 from harmonium.comparing.names import slug
 from harmonium.comparing.published import Published, published
 from harmonium.comparing.traffic import Point, components, course
-from harmonium.data.partition import Split
 from harmonium.errors import CallbackError, ConfigError, DataError, HarmoniumError, NoneFinished
 from harmonium.home import home, make_folder
-from harmonium.hosts import read_about
+from harmonium.hosts import read_about, read_split
 from harmonium.life import Result
 from harmonium.methods.centralised import Centralised
 from harmonium.overrides import as_words, changes_of
@@ -216,7 +215,7 @@ def _read(found: Found, results: Mapping[Cell, Result]) -> None:
             continue
         if result.rounds and (first := result.rounds[0])["round"] == 0 and validated:
             found.levels.setdefault((UNTRAINED, seed), first.get("knn") or validated[0])
-        split = Split.load(result.folder / "split.npz")
+        split = read_split(result.folder)
         examples = [len(index) for index in split.indices]
         method = result.recipe.known_method()
         found.courses[label, seed] = course(result.folder, method, examples, device)

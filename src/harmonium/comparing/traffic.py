@@ -7,8 +7,6 @@ networks, and sends. Passes beside training are forward only and count a third.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError
 from harmonium.federation.method import Method
 from harmonium.federation.wire import is_measuring
@@ -61,7 +60,7 @@ class Point:
 
 def course(folder: Path, method: Method, examples: Sequence[int], device: Device) -> list[Point]:
     """A run from its start to its end, a point a round."""
-    rows = {row["round"]: row for row in _lines(folder / "metrics.jsonl")}
+    rows = {row["round"]: row for row in Folder(folder).lines("metrics.jsonl")}
     loads: dict[int, dict[int, list[float]]] = {}
     for line in _of_method(folder):
         load = loads.setdefault(line["round"], {}).setdefault(line["client"], [0.0, 0.0, 0.0])
@@ -190,11 +189,6 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
 
 def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's ledger that are the method's own, not measurements for the log."""
-    for line in _lines(folder / "ledger.jsonl"):
+    for line in Folder(folder).lines("ledger.jsonl"):
         if not is_measuring(line.get("of", line["step"]), line["round"]):
             yield line
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        yield from map(json.loads, itertools.filterfalse(str.isspace, lines))

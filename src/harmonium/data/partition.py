@@ -236,9 +236,11 @@ class Split:
             new = tuple(map(int, about.get("newcomers", ())))  # files of before newcomers
         except FileNotFoundError:
             raise DataError(f"there is no split {path}") from None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a damaged archive may raise anything)
             why = getattr(error, "strerror", None) or error
-            raise DataError(f"{path} is not a split file: {why}") from error
+            raise DataError(f"{path} is not a split file: {why}") from None
         if _digest(indices, angles, labelled, spec, data, new) != digest:
             raise DataError(f"{path} does not match its own digest: it was damaged or changed")
         return cls(indices, spec, data, digest, angles, labelled, notes, names, new)

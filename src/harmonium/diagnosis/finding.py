@@ -195,7 +195,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
 def diagnose_run(folder: str | Path) -> Finding:
     """The same from a run of the method `diagnosis`, such as one at real sites."""
     held = Folder(Path(folder))
-    commit, _ = held.last(with_states=False)
+    commit = held.newest(with_states=False)
     if commit is None or "sums" not in commit.server["memory"]:
         raise ConfigError(
             f"{folder} holds no diagnosis: make one, e.g. with harmonium server start diagnosis "

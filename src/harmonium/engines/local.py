@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from harmonium import codec
+from harmonium import codec, store
 from harmonium.engines import shelf
 from harmonium.engines.host import Host, StateRef, Task
 from harmonium.engines.states import States
@@ -105,7 +105,7 @@ class LocalEngine(States):
         for folder in self.host.folder.glob("[0-9]*"):
             for path in folder.glob("[0-9]*"):  # not what lies apart, nor secrets
                 if f"{folder.name}/{path.name}" not in needed:
-                    path.unlink(missing_ok=True)
+                    store.remove(path)
             shelf.tidy(folder)
 
     def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
@@ -136,7 +136,8 @@ class _Pool:
         scratch = self._folder / "scratch"
         scratch.mkdir(exist_ok=True)
         shared = scratch / f"broadcast-{os.getpid()}"
-        shared.write_bytes(broadcast)
+        with store.writing(shared):
+            shared.write_bytes(broadcast)
         under_way: deque[Future[codec.Tree]] = deque()
         try:
             for task in tasks:

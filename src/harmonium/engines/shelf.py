@@ -84,7 +84,7 @@ def tidy(folder: Path) -> None:
     for path in folder.glob(f"{APART}*"):
         digest = path.name.removeprefix(APART).partition(".")[0]
         if path != _own(folder, digest) or digest not in needed:
-            path.unlink(missing_ok=True)
+            store.remove(path)
             shared = _shared(folder, digest)
             with suppress(FileNotFoundError):
                 if shared.stat().st_nlink == 1:  # nobody else has it

@@ -25,6 +25,7 @@ from typing import Any
 from torch import nn
 
 from harmonium import codec, store
+from harmonium.checkpoint import RECIPE, SPLIT, Folder
 from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
 from harmonium.errors import ConfigError, DataError, StoreError, counted
@@ -215,9 +216,10 @@ def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]
 
     States are copied, because new ones are written beside them.
     """
-    for name in ("about.json", "split.npz"):
-        store.write_atomic(folder / name, (run.path / name).read_bytes())
-    store.write_atomic(folder / "recipe.yaml", recipe.yaml().encode())
+    about = Folder(run.path).about()
+    Folder(folder).tell({key: value for key, value in about.items() if key != "files"})
+    run.split.save(folder / SPLIT)
+    store.write_atomic(folder / RECIPE, recipe.yaml().encode())
     for client in _with_state(run, clients):
         held = run.commit.clients[str(client)]
         version = shelf.read(run.path / "clients" / held["file"], held["digest"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from harmonium.checkpoint import ASKED, Folder
-from harmonium.data.partition import Split
-from harmonium.errors import ConfigError, StoreError
+from harmonium.errors import ConfigError
 from harmonium.federation.method import Method
 from harmonium.federation.spending import (
     charged,
@@ -24,7 +22,7 @@ from harmonium.federation.spending import (
     records,
 )
 from harmonium.federation.wire import STEPS, ClientId
-from harmonium.hosts import read_recipe
+from harmonium.hosts import read_recipe, read_split
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.privacy.library import epsilon_pld, together
 from harmonium.recipe import Recipe
@@ -156,7 +154,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     delta, delta_of = _delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
-    about = _about(path)
+    about = held.about()
     examples = _examples(path, about)
     entries = charged(held.read_log("ledger.jsonl"), held.read_log(ASKED))
     made: dict[ClientId, list[tuple[int, Mapping[str, Any]]]] = {}
@@ -211,8 +209,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
 
 def summary(folder: str | Path) -> str:
     """One line on a run's noisy releases; empty where there are none."""
-    ledger = Path(folder) / "ledger.jsonl"
-    if not ledger.exists() or '"releases"' not in ledger.read_text(encoding="utf-8"):
+    if not any("releases" in line for line in Folder(Path(folder)).lines("ledger.jsonl")):
         return ""
     found = report(folder)
     if not found.clients:
@@ -249,19 +246,11 @@ def _delta(recipe: Recipe) -> tuple[float, str]:
     return recipe.privacy.delta, "privacy.delta"
 
 
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((path / "about.json").read_text(encoding="utf-8"))
-        return about
-    except (OSError, ValueError):
-        raise StoreError(f"{path / 'about.json'} is missing or damaged") from None
-
-
 def _examples(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
     """Every client's number of examples: of the split here, or as sites told it."""
     if about.get("federation"):
         return {one["client"]: one["examples"] for one in about["federation"]["roll"]}
-    return dict(enumerate(map(len, Split.load(path / "split.npz").indices)))
+    return dict(enumerate(map(len, read_split(path).indices)))
 
 
 def _by_field(releases: Iterable[Mapping[str, Any]]) -> Counter[str]:
