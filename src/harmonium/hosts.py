@@ -21,6 +21,9 @@ from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml
 
 
+TOLD = "run.json"  # in a run's folder at a site: what the server told of the run at its end
+
+
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of a run's folder; given weights are those that the folder has a copy of."""
     path = folder / "recipe.yaml"

@@ -61,8 +61,10 @@ class RunEngine(Engine, Protocol):
     def prune(self, *snapshots: codec.Tree) -> None:
         """Every version of a state that none of these snapshots needs may go."""
 
-    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
-        """The run is over: clients may take the model home."""
+    def finish(
+        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> None:
+        """The run is over: clients may take the model home, with what is `told` of the run."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,8 @@ class Life:
             shape = dataset.train.shape if dataset else _planned_shape(recipe, method)
             file = path / "encoder.safetensors"
             save_encoder(file, encoder, recipe, method, name, shape, white)
-        engine.finish(server.model, server.memory.get("statistics", {}))
+        told = {"round": server.round, **shown, "metrics": self.folder.read_log("metrics.jsonl")}
+        engine.finish(server.model, server.memory.get("statistics", {}), told)
         with work("drawing run.png"):
             self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)

@@ -975,12 +975,14 @@ def test_greetings_and_the_end_reach_those_who_are_there(
         site.finish = lambda *facts, client=client: told.append((client, facts))
     fed.deliver(to=[0, 1, 2])
     before, model = fed.clock.now, fed.method.blueprint.shared()
-    fed.engine.finish(model, {"x": torch.ones(1)})
+    fed.engine.finish(model, {"x": torch.ones(1)}, {"round": 3})
     assert fed.notes == ["site 3 did not take the encoder: it was not there"]
     assert fed.clock.now - before < 2.0
     assert [client for client, _ in told] == [0, 1, 2]
     for _, (_, _, _, said, kept) in told:
-        assert set(said) == {"model", "statistics"} and kept == {"count": 1}
+        assert set(said) == {"model", "statistics", "told"} and kept == {"count": 1}
+        names = [f"site {client}" for client in range(CLIENTS)]
+        assert json.loads(said["told"]) == {"round": 3, "participants": names}
         assert all(torch.equal(said["model"][key], value) for key, value in model.items())
 
 
@@ -991,7 +993,7 @@ def test_a_fault_at_the_end_is_noted_in_one_line(build: Callable[..., Federation
         raise HarmoniumError("no room\n\x1b[2J")
 
     fed.sites[1].finish = broken
-    fed.engine.finish({}, {})
+    fed.engine.finish({}, {}, {})
     assert fed.notes == ["site 1 did not take the encoder: no room ?[2J"]
 
 

@@ -166,7 +166,7 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     plan = plan_of(method="fedavg")
     host = open_host(Pictures.of("digits"), plan, tmp_path, 0)
     model = host.method.blueprint.shared()
-    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {})
+    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
     found = harmonium.load_encoder(path).state_dict()
     assert found and all(
         (model[f"encoder.{key.partition('.')[2]}"] == value).all() for key, value in found.items()

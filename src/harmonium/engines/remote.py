@@ -8,6 +8,7 @@ if the site signed it for this very ask.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -188,10 +189,15 @@ class RemoteEngine(States):
             raise EngineError("what a site keeps never leaves it")
         return self._read_state(self._states.get(client))
 
-    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
-        """Hand the final model to every site that is there."""
+    def finish(
+        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> None:
+        """Hand the final model to every site that is there, with what is told of the run."""
         self._away |= set(self._members)  # wait for nobody who is not there
-        for client, got in self.say("finish", {"model": model, "statistics": dict(statistics)}):
+        names = [member.name for member in self._members.values()]
+        text = json.dumps({**told, "participants": names})
+        down = {"model": model, "statistics": dict(statistics), "told": text}
+        for client, got in self.say("finish", down):
             why = got if isinstance(got, str) else got["why"]
             if why:
                 self._note(f"{self._members[client].name} did not take the encoder: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,11 +21,12 @@ from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Server
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
-from harmonium.hosts import load_public
+from harmonium.hosts import TOLD, load_public
 from harmonium.overrides import apply_changes
 from harmonium.recipe import Recipe
 from harmonium.settings import choose
 from harmonium.sites.kit import Kit
+from harmonium.sites.log import left_by_step
 from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
@@ -121,13 +123,28 @@ def _numbered(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.nd
 
 
 def take_home(
-    plan: Recipe, host: Host, folder: Path, told: Mapping[str, Any], kept: Mapping[str, Any]
+    plan: Recipe,
+    host: Host,
+    folder: Path,
+    told: Mapping[str, Any],
+    kept: Mapping[str, Any],
+    left: Mapping[str, Mapping[str, int]],
 ) -> Path:
-    """Write the final encoder, with what this site kept of its own, where the site finds it."""
+    """Write the final encoder, with what this site kept of its own, where the site finds it.
+
+    Beside it, `run.json` has the run's figures and metrics as the server has them, who took part,
+    and what `left` this site: bytes by exchange and kind.
+    """
     server = Server({}, told["model"], memory={"statistics": told["statistics"]})
     path = folder / "encoder.safetensors"
     encoder = host.method.represent(server, kept)
     save_encoder(path, encoder, plan, host.method, plan.data.name, host.images.shape)
+    try:
+        said = json.loads(told.get("told", "{}"))
+    except (ValueError, TypeError, RecursionError):  # the encoder is what counts
+        said = None
+    about = {**said, "left": left} if isinstance(said, dict) else {"left": left}
+    store.write_atomic(folder / TOLD, json.dumps(about, indent=1).encode(), private=True)
     store.write_atomic(folder / "recipe.yaml", plan.yaml().encode())
     return path
 
@@ -166,8 +183,11 @@ def attend(
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
     def finish(plan: Recipe, host: Host, folder: Path, told: Any, kept: Any) -> None:
-        path = take_home(plan, host, folder, told, kept)
+        left = left_by_step(site.log.entries(), folder.name)
+        path = take_home(plan, host, folder, told, kept, left)
         note(f"the run is over: the encoder is {path}")
+        note(f"{path.with_name(TOLD)} has its figures, who took part, and what left this site")
+        note(f"judge it on images of your own: harmonium eval {folder} knn on=SET")
         if once:
             threading.Timer(1.0, over.set).start()  # the answer to this must still leave
 

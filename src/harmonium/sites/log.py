@@ -217,6 +217,15 @@ def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]
     }
 
 
+def left_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:
+    """Bytes that left the site in a run, by exchange and by kind of value."""
+    found: dict[str, Counter[str]] = {}
+    for entry in entries:
+        for _, about in _left(entry) if entry.get("run") == run else ():
+            found.setdefault(str(entry.get("step")), Counter())[about["kind"]] += about["bytes"]
+    return {step: dict(sizes) for step, sizes in found.items()}
+
+
 def _left(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return list(entry.get("up", {}).items()) if entry.get("outcome") in LEFT else []
 
