@@ -20,7 +20,6 @@ from harmonium.errors import ConfigError, DataError, StoreError
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml
 
-
 TOLD = "run.json"  # in a run's folder at a site: what the server told of the run at its end
 
 

@@ -61,6 +61,9 @@ class RunEngine(Engine, Protocol):
     def prune(self, *snapshots: codec.Tree) -> None:
         """Every version of a state that none of these snapshots needs may go."""
 
+    def joined(self) -> dict[ClientId, int]:
+        """Clients that take part from this round on and did not before, with their examples."""
+
     def finish(
         self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
     ) -> None:
@@ -333,7 +336,7 @@ class Life:
             driver.announce = self._announce
         known: dict[str, Any] = {"public": ground.public, "account": account}
         server = Server(ground.examples, method.blueprint.shared(), **known)
-        cohort_size = recipe.participation.asked(recipe.training)
+        cohort_size = recipe.participation.asked(len(ground.examples))
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [*recipe.notes]
         warned += [note for term in method.terms if (note := term.note(method, cohort_size))]
@@ -360,6 +363,8 @@ class Life:
             if stopped:
                 break
             started = time.perf_counter()
+            if new := engine.joined():
+                server = replace(server, examples=dict(sorted({**server.examples, **new}.items())))
             server, marks = self._try(driver, engine, replace(server, round=number), simulate)
             stopped = marks.get("stopped", "")
             if reason := fault(server.model):

@@ -108,6 +108,10 @@ class LocalEngine(States):
                     path.unlink(missing_ok=True)
             shelf.tidy(folder)
 
+    def joined(self) -> dict[ClientId, int]:
+        """Everyone is here from the start."""
+        return {}
+
     def finish(
         self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
     ) -> None:

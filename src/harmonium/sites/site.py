@@ -241,7 +241,10 @@ class Site:
         if recipe.digest != digest:
             raise WireError("the plan is not the one that the ask names")
         if client >= recipe.clients:
-            raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
+            raise WireError(
+                f"the ask names client {client}, but its plan has {recipe.clients}: a site that "
+                "was added after a run began takes part in the next one"
+            )
         if policy is not None:  # before any picture is read
             policy.check_plan(recipe, method_of(recipe))
         try:
