@@ -25,6 +25,7 @@ from harmonium.terminal import (
 if TYPE_CHECKING:
     from harmonium.sites.folder import Federation
     from harmonium.sites.server import Listening
+    from harmonium.sites.upkeep import Removal
 
 server = typer.Typer(
     suggest_commands=False,
@@ -48,6 +49,7 @@ Wait = Annotated[
     float | None,
     typer.Option("--wait", help="Seconds after which to begin without sites that are not there."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
 FOLDER, KIT = Path("federation"), Path("kit")
 
 
@@ -137,6 +139,31 @@ def _show(federation: Federation) -> None:
         say(f"kit       {kit}{secret}")
     for note in federation.notes:
         say_prose(f"note: {note}")
+
+
+@server.command("clean")
+def clean_server(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...")] = None,
+    folder: Folder = FOLDER,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete messages of an earlier server, and of complete runs all commits but the last."""
+    from harmonium.sites.folder import Federation
+    from harmonium.sites.upkeep import at_server
+
+    _clean(at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
+
+
+def _clean(found: list[Removal], dry_run: bool) -> None:
+    from harmonium.report.progress import size_of
+    from harmonium.sites.upkeep import remove
+
+    for one in found:
+        say(f"{one.what:<14} {size_of(one.size):>9}  {one.path}")
+    if not dry_run:
+        remove(found)
+    words = "would be deleted" if dry_run else "deleted"
+    say(f"{size_of(sum(one.size for one in found))} {words}" if found else "nothing to delete")
 
 
 @server.command("start")
@@ -256,6 +283,10 @@ def attend(
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
     insecure: Insecure = False,
+    keep_days: Annotated[
+        float | None,
+        typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
+    ] = None,
 ) -> None:
     """Take part: answer the server with the pictures that are here.
 
@@ -279,7 +310,8 @@ def attend(
         note(text)
     _obey_sigterm()
     with long_work(err):
-        attend(held, pictures, note, address=address, insecure=insecure, once=once)
+        more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
+        attend(held, pictures, note, keep_days=keep_days, **more)
 
 
 @client.command("check")
@@ -303,6 +335,24 @@ def check(
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
+
+
+@client.command("clean")
+def clean_client(
+    days: Annotated[
+        float, typer.Option("--days", help="Of runs of which nothing was written for so long.")
+    ] = 30.0,
+    kit: KitFolder = KIT,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete answers and states of earlier runs; encoders and the log stay.
+
+    A run whose states are gone can no longer be resumed with this site's states.
+    """
+    from harmonium.sites.kit import Kit
+    from harmonium.sites.upkeep import at_site
+
+    _clean(at_site(Kit.read(kit).folder / "kept", days), dry_run)
 
 
 @client.command("log")

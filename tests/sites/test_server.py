@@ -18,7 +18,6 @@ from harmonium.sites.folder import add_site, init, remove_site
 from harmonium.sites.server import (
     Enrolled,
     Listening,
-    _alone,
     _Begun,
     _called,
     _check_roll,
@@ -30,6 +29,7 @@ from harmonium.sites.server import (
     resume,
     start,
 )
+from harmonium.sites.upkeep import SERVING, alone
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=1", "data.limit=60")
 
@@ -201,7 +201,10 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
 
 def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:
     """A second one would take the link of the first away."""
-    with _alone(federation.folder), pytest.raises(StoreError, match="another server of"):
+    with (
+        alone(federation.folder, SERVING, "server"),
+        pytest.raises(StoreError, match="another server of"),
+    ):
         recipe, soon = Recipe.of("fedavg", "data=sites"), Listening("127.0.0.1", wait=0.0)
         start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
     assert not (tmp_path / "run").exists()

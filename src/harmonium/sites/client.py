@@ -21,6 +21,7 @@ from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Server
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
+from harmonium.home import make_folder
 from harmonium.hosts import TOLD, load_public
 from harmonium.overrides import apply_changes
 from harmonium.recipe import Recipe
@@ -31,6 +32,7 @@ from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
 from harmonium.sites.site import Identity, Site
+from harmonium.sites.upkeep import RUNNING, alone, at_site, close_to_others, private, remove
 
 KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run
 
@@ -157,6 +159,7 @@ def attend(
     address: str | None = None,
     insecure: bool = False,
     once: bool = False,
+    keep_days: float | None = None,
     ended: threading.Event | None = None,
 ) -> None:
     """Answer the server until told to end; with `once`, until a run is over.
@@ -168,6 +171,7 @@ def attend(
         address: of the server, `host:port`; none: the kit's.
         insecure: no TLS; to loopback only.
         once: leave when the server says that a run is over.
+        keep_days: how long answers and states of earlier runs stay; none: for ever.
         ended: set to end.
     """
     try:
@@ -199,9 +203,13 @@ def attend(
         finish,
         note,
     )
-    site.log.verify()
-    certificate = None if insecure else kit.authority
-    attend_node(site.answer, address, kit.private_key, certificate, note, over)
+    with private(), alone(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"):
+        close_to_others(kit.folder)
+        site.log.verify()
+        if keep_days is not None:
+            remove(at_site(site.folder, keep_days))
+        certificate = None if insecure else kit.authority
+        attend_node(site.answer, address, kit.private_key, certificate, note, over)
 
 
 def _bracketed(host: str) -> str:

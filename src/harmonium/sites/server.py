@@ -21,8 +21,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
 from harmonium import store
 from harmonium.callbacks import Callback
 from harmonium.data.images import Dataset
@@ -39,6 +37,7 @@ from harmonium.recipe import Recipe
 from harmonium.runs import changed_recipe, go_further, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
+from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
 
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
@@ -89,7 +88,7 @@ def start(
     federation = _read(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
-    with locked(path):
+    with private(), locked(path):
         held = holds(path, plan)
         return _serve(path, plan, dataset, federation, held, watcher, listening)
 
@@ -110,7 +109,8 @@ def resume(
         raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
-    with locked(path):
+    with private(), locked(path):
+        close_to_others(path)
         go_further(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
@@ -134,24 +134,8 @@ def _serve(
     life = Life(path, plan, watcher or Callback())
     if held and life.is_complete():
         return life.result()
-    with _alone(federation.folder):
+    with alone(federation.folder, SERVING, f"server of {federation.folder}"):
         return _play(life, dataset, federation, held, listening or Listening())
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One server of a federation at a time."""
-    lock = filelock.FileLock(folder / ".serving")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StoreError(
-            f"another server of {folder} is running: wait for it, or stop it"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _play(
@@ -178,9 +162,11 @@ def _play(
     examples = {one.client: one.examples for one in roll}
     port = federation.port if listening.port is None else listening.port
     pair = (federation.certificate, federation.certificate_key)
-    place = federation.folder / "link"
-    shutil.rmtree(place, ignore_errors=True)  # an earlier link's; its messages serve nobody now
-    with Link(place, listening.host, port, None if listening.insecure else pair) as link:
+    close_to_others(federation.folder)
+    with (
+        _linked(federation.folder / "link") as place,
+        Link(place, listening.host, port, None if listening.insecure else pair) as link,
+    ):
         note(f"run {run[:8]}, plan {plan.digest}")
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
         strangers = _strangers(federation, begun.called, plan.clients)
@@ -244,6 +230,17 @@ def _play(
             tuple(public_notes(plan, public)),
         )
         return life.play(ground, engine, simulate=False)
+
+
+@contextmanager
+def _linked(place: Path) -> Iterator[Path]:
+    """A place for the link. Its messages are models and answers, and serve nobody afterwards."""
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        yield place
+    finally:
+        for path in place.glob("flower.db*"):
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
