@@ -309,6 +309,8 @@ def attend(
     for text in held.notes:
         note(text)
     _obey_sigterm()
+    with long_work(err, command="reading the images"):
+        pictures.look(note)
     with long_work(err):
         more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
         attend(held, pictures, note, keep_days=keep_days, **more)

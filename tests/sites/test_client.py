@@ -100,6 +100,31 @@ def test_a_folder_that_cannot_be_read_is_told_before_anything_connects(tmp_path:
         Pictures.of(f"folder:{tmp_path}")
 
 
+def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(9):
+        Image.new("L", (8, 8 + number), number).save(tmp_path / f"{number}.png")
+    for number in range(7):
+        (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
+    (tmp_path / "scan.dcm").write_bytes(b"DICM")
+    notes: list[str] = []
+    Pictures.of(f"folder:{tmp_path}").look(notes.append)
+    assert all(f"broken-{number}.png" in notes[0] for number in range(7))
+    assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
+    host = open_host(Pictures.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
+    assert len(host.images) == 9
+    with pytest.raises(DataError, match="7 of 16 pictures cannot be read: broken-0.png"):
+        Pictures.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).look(notes.append)
+
+
+def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.dcm").write_bytes(b"DICM")
+    with pytest.raises(DataError, match=r"but 3 .dcm, which are not read: convert them first"):
+        Pictures.of(f"folder:{tmp_path}")
+
+
 def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
     """Of a set that both have, sites take the training part."""
     plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)

@@ -17,7 +17,7 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.host import Host
 from harmonium.engines.remote import NEEDS_FLOWER
-from harmonium.errors import ConfigError, DataError
+from harmonium.errors import ConfigError, DataError, counted
 from harmonium.federation.method import Server
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
@@ -34,6 +34,7 @@ from harmonium.sites.server import is_loopback
 from harmonium.sites.site import Identity, Site
 from harmonium.sites.upkeep import RUNNING, alone, at_site, close_to_others, private, remove
 
+LOOK = 8  # side to which images are brought when they are looked at
 KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run
 
 
@@ -48,13 +49,18 @@ class Pictures:
     def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> Pictures:
         """From `name`, or `name:path`, and `data.key=value` settings.
 
-        All pictures of one's own are used; nothing is held out unless a setting says so.
+        All pictures of one's own are used; nothing is held out unless a setting says so. Files
+        that cannot be read are left out unless `data.corrupt=refuse`, for a few of them must not
+        cost a site the run.
         """
         name, _, path = words.partition(":")
         chosen = datasets[name]
         known = {field.name for field in fields(chosen)}
         own = "path" in known  # of a published set the server may judge with what is held out
-        tree = {"name": name} | {k: 0.0 for k in ("validation", "test") if own and k in known}
+        tree: dict[str, Any] = {"name": name}
+        if own:
+            usual = {"validation": 0.0, "test": 0.0, "corrupt": "skip"}
+            tree |= {key: value for key, value in usual.items() if key in known}
         if path:
             if not own:
                 raise ConfigError(f"--data {words}: the data set {name} has no path")
@@ -68,6 +74,17 @@ class Pictures:
         spec.check()
         spec.identity()  # looks at what is there, so that a mistake is told at once
         return cls(spec, _part(part))
+
+    def look(self, note: Callable[[str], None]) -> None:
+        """Read all of them once, small, and say what there is and what is wrong with it.
+
+        So a site learns of files that cannot be read before it connects. What was read stays in
+        the cache, and the next look is quick.
+        """
+        dataset, images = self.load(LOOK, 1)
+        for text in dataset.notes:
+            note(text)
+        note(f"{counted(len(images), 'image')} to take part with")
 
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
         """The pictures, brought to a shape."""
