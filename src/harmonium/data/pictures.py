@@ -131,7 +131,7 @@ def unread(root: Path) -> str:
     '2 .dcm, 1 without an ending'
     """
     found = Counter[str]()
-    for folder, subfolders, files in os.walk(root):
+    for _, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in files:
             ending = Path(name).suffix.lower()
