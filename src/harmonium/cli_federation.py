@@ -321,21 +321,34 @@ def check(
     what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
     changes: Changes = None,
     kit: KitFolder = KIT,
+    images: Annotated[
+        int | None,
+        typer.Option("--images", help="How many are here; if not given, as in the last run."),
+    ] = None,
 ) -> None:
-    """Whether this site's policy accepts a plan; nothing is connected, no picture here is read.
+    """Whether this site's policy accepts a plan, and what it would add to the budget spent.
+
+    Nothing is connected, and no image here is read.
 
     For example: harmonium client check fedavg local.epochs=5 clients=3
     """
     from harmonium.report.display import long_work
 
     with long_work(err, command="checking the plan"):
+        from harmonium.sites.client import KEPT, budget_words
         from harmonium.sites.kit import Kit
+        from harmonium.sites.log import SiteLog, images_told
         from harmonium.sites.plan import federated, frame_of, method_of, planned
         from harmonium.sites.policy import Policy
 
         held, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
+        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        known = images if images is not None else images_told(written.entries())
+        budget = budget_words(policy, plan, written.releases(), known)
+    if budget:
+        say(f"budget   {budget}")
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 

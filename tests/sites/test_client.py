@@ -7,10 +7,11 @@ import pytest
 
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.host import StateRef, Task
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.errors import ConfigError, DataError, PolicyRefusal, StoreError
 from harmonium.recipe import Recipe
-from harmonium.sites.client import Pictures, open_host, take_home
+from harmonium.sites.client import Pictures, budget_words, open_host, take_home
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
+from harmonium.sites.policy import Policy
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=2")
 
@@ -155,6 +156,24 @@ def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no class 'newt'"):
         other = plan_of("data.classes=[cat,dog]", method="supervised")
         open_host(pictures, other, tmp_path, 0)
+
+
+def test_what_was_spent_counts_before_a_plan_runs() -> None:
+    noisy = (
+        *("objective=spectral", "objective.form=fedsc", "objective.out=16"),
+        *("method.epsilon=3", "privacy.noise=system"),
+    )
+    plan = plan_of(*noisy, method="fedsc")
+    past = [{"mechanism": "gaussian", "sensitivity": 1.0, "scale": 2.0, "count": 1}]
+    policy = Policy(epsilon=5.0)
+    assert budget_words(policy, plan_of(), past, 100) == ""  # nothing that is guarded
+    assert "name --images N" in budget_words(policy, plan, past, None)
+    fresh = budget_words(policy, plan, [], 100)
+    assert fresh.startswith("epsilon 0 at delta 1e-05 is spent; after 2 rounds it is at most 4.463")
+    assert "allows at least 1 of 2 rounds" in budget_words(Policy(epsilon=3.5), plan, [], 100)
+    with pytest.raises(PolicyRefusal, match=r"epsilon \d[\d.]* at delta 1e-05 is spent") as told:
+        budget_words(Policy(epsilon=1.0), plan, past, 100)
+    assert "\n" not in str(told.value)
 
 
 # ---- what is kept --------------------------------------------------------------------------------

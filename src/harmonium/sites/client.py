@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,13 +19,15 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.host import Host
 from harmonium.engines.remote import NEEDS_FLOWER
-from harmonium.errors import ConfigError, DataError, counted
+from harmonium.errors import ConfigError, DataError, PolicyRefusal, counted
 from harmonium.federation.method import Server
+from harmonium.federation.spending import paid_here, records
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
 from harmonium.home import make_folder
 from harmonium.hosts import TOLD, load_public
 from harmonium.overrides import apply_changes
+from harmonium.privacy.budget import epsilon
 from harmonium.recipe import Recipe
 from harmonium.settings import choose
 from harmonium.sites.kit import Kit
@@ -139,6 +143,39 @@ def _numbered(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.nd
         raise DataError(f"the plan knows no class '{strange[0]}': it has {', '.join(classes)}")
     places = np.array([*(classes.index(name) for name in dataset.classes), UNKNOWN])
     return places[images.labels]  # the last is what -1 stands for
+
+
+def budget_words(
+    policy: Policy, plan: Recipe, past: Sequence[Mapping[str, Any]], images: int | None
+) -> str:
+    """What a plan would add to the guarded releases of this site, `past`; empty: nothing.
+
+    Each exchange is counted once a round, which is the most that a plan asks for. Refuses a plan of which not even one round is left.
+    """
+    method, delta = method_of(plan), policy.delta
+
+    def after(rounds: int) -> float:
+        made = [one for step in method.exchanges() for one in paid_here(method, step, images or 1)]
+        planned = [{**one, "count": one.get("count", 1) * rounds} for one in records(made)]
+        return epsilon([*past, *(planned if rounds else [])], delta, neighbours="replace")
+
+    guarded = any(part.guarded for one in method.exchanges().values() for part in one.up.values())
+    if not guarded and after(1) == after(0):
+        return ""
+    spent = f"epsilon {after(0):.4g} at delta {delta:g} is spent"
+    if images is None:
+        return f"{spent}; name --images N to count what the plan would add"
+    limit = math.inf if policy.epsilon is None else policy.epsilon
+    rounds = bisect_right(range(1, plan.rounds + 1), limit, key=after)
+    if rounds == 0:
+        raise PolicyRefusal(
+            f"the site's budget does not allow this plan: {spent}, {after(1):.4g} would be after "
+            f"one round, and `epsilon` is {limit:g} over all releases of this site"
+        )
+    if rounds < plan.rounds:
+        return f"{spent}; `epsilon` {limit:g} allows at least {rounds} of {plan.rounds} rounds"
+    bound = "" if math.isinf(limit) else f", within {limit:g}"
+    return f"{spent}; after {plan.rounds} rounds it is at most {after(plan.rounds):.4g}{bound}"
 
 
 def take_home(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,6 +215,12 @@ def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]
         "epsilon": epsilon(releases, delta, neighbours="replace"),
         "delta": delta,
     }
+
+
+def images_told(entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """The number of images that the site last told a server; none: it never did."""
+    found = [entry["told"].get("examples") for entry in entries if entry.get("told")]
+    return found[-1] if found else None
 
 
 def left_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:
