@@ -23,6 +23,8 @@ from harmonium.terminal import (
 )
 
 if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
     from harmonium.sites.folder import Federation
     from harmonium.sites.server import Listening
     from harmonium.sites.upkeep import Removal
@@ -127,8 +129,10 @@ def _show(federation: Federation) -> None:
     say(f"folder    {federation.folder}")
     say(f"address   {', '.join(federation.hosts)}, port {federation.port}")
     authority, _ = read_certificate(federation.authority, "")
-    say(f"authority {fingerprint(authority)}")
+    shown, _ = read_certificate(federation.certificate, "")
+    say(f"authority {fingerprint(authority)}, {_valid(authority)}")
     say(f"server    {fingerprint(federation.signing_key().public_key())}")
+    say(f"TLS       {fingerprint(shown)}, {_valid(shown)}")
     if not federation.sites:
         say("next      add sites: harmonium server add NAME --key site.pub")
     rows = [{**row, "fingerprint": row["fingerprint"][:16]} for row in describe(federation)]
@@ -139,6 +143,11 @@ def _show(federation: Federation) -> None:
         say(f"kit       {kit}{secret}")
     for note in federation.notes:
         say_prose(f"note: {note}")
+
+
+def _valid(certificate: Certificate) -> str:
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return f"valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 @server.command("clean")

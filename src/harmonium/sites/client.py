@@ -150,7 +150,8 @@ def budget_words(
 ) -> str:
     """What a plan would add to the guarded releases of this site, `past`; empty: nothing.
 
-    Each exchange is counted once a round, which is the most that a plan asks for. Refuses a plan of which not even one round is left.
+    Each exchange is counted once a round, which is the most that a plan asks for. Refuses a plan
+    of which not even one round is left.
     """
     method, delta = method_of(plan), policy.delta
 
