@@ -403,6 +403,10 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
     show_table(rows, f"What was asked of {held.name}, and what left")
     sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
     say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
+    if again := summed["again"]:
+        say(f"of these {size_of(again)} left again, for a lost answer; the server counts it once")
+    if apart := summed["measuring"]:
+        say(f"of these {size_of(apart)} for measuring, which the server's rounds do not count")
     if summed["releases"]:
         spent = f"epsilon {summed['epsilon']:.4g} at delta {summed['delta']:g}"
         say(f"guarded  {summed['releases']} releases: {spent}")

@@ -23,10 +23,12 @@ import filelock
 
 from harmonium import store
 from harmonium.errors import StoreError
+from harmonium.federation.wire import is_measuring
 from harmonium.privacy.budget import epsilon
 from harmonium.report.progress import size_of
 
-LEFT = ("sent", "stored answer sent again")  # outcomes by which something left the site
+AGAIN = "stored answer sent again"
+LEFT = ("sent", AGAIN)  # outcomes by which something left the site
 PATIENCE = 60.0  # seconds to wait for another process that appends
 _SUM = b', "sha256": "'  # what stands between a line's content and its sum
 _OURS = ("number", "before", "sha256")  # keys of the chain
@@ -200,17 +202,25 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases.
 
-    Epsilon is for one picture in another's place, as the policy counts.
+    Epsilon is for one picture in another's place, as the policy counts. A server counts an answer
+    once, so what left `again` is beside its bytes, and what is for `measuring` it counts apart from
+    those of its rounds.
     """
     answers, sizes, releases = 0, Counter[str](), []
+    beside = {"again": 0, "measuring": 0}
     for entry in entries:
         answers += entry.get("outcome") == "sent"
         releases += _released(entry)
         for _, about in _left(entry):
             sizes[about["kind"]] += about["bytes"]
+            if entry["outcome"] == AGAIN:
+                beside["again"] += about["bytes"]
+            elif is_measuring(str(entry.get("step")), entry.get("round", 1)):
+                beside["measuring"] += about["bytes"]
     return {
         "answers": answers,
         "bytes": dict(sizes),
+        **beside,
         "releases": len(releases),
         "epsilon": epsilon(releases, delta, neighbours="replace"),
         "delta": delta,
