@@ -96,8 +96,9 @@ def refusal(code: int, headers: Mapping[str, str], now: float) -> str:
     known, _, seconds = headers.get(WHY_HEADER, "").partition(" ")
     if known == UNKNOWN:
         return (
-            "it does not know this site's key, which was never added or was removed since: ask "
-            "its operator for harmonium server add NAME --key site.pub"
+            "it does not know this site's key: the site was never added, was removed, or was "
+            "added after the server had started. Its operator sees who belongs by harmonium server "
+            "list, and adds a site by harmonium server add NAME --key site.pub"
         )
     if known == CONNECTED:
         return (
