@@ -450,7 +450,7 @@ def test_secrets_of_masks_are_kept_and_deleted_alike(
     assert len(asks) == 2 and asks[0] == 0 < asks[1]
     held = [path.parent.name for path in tmp_path.rglob("masks.safetensors")]
     assert sorted(held) == [str(client) for client in range(CLIENTS)]
-    engine.finish({}, {})
+    engine.finish({}, {}, {})
     assert not list(tmp_path.rglob("masks.safetensors"))
 
 
