@@ -61,8 +61,8 @@ class RunEngine(Engine, Protocol):
     def prune(self, *snapshots: codec.Tree) -> None:
         """Every version of a state that none of these snapshots needs may go."""
 
-    def joined(self) -> dict[ClientId, int]:
-        """Clients that take part from this round on and did not before, with their examples."""
+    def joined(self, round: int) -> dict[ClientId, int]:
+        """Clients that take part from a round on and did not before, with their examples."""
 
     def finish(
         self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
@@ -363,7 +363,7 @@ class Life:
             if stopped:
                 break
             started = time.perf_counter()
-            if new := engine.joined():
+            if new := engine.joined(number):
                 server = replace(server, examples=dict(sorted({**server.examples, **new}.items())))
             server, marks = self._try(driver, engine, replace(server, round=number), simulate)
             stopped = marks.get("stopped", "")

@@ -11,6 +11,7 @@ MORE = ("rounds=8", "local.epochs=10", "engine.patience=5")
 def test_a_site_that_comes_late_joins(stage, seen):
     """The run begins without a site after --wait; it comes later and takes part from then on."""
     stage.init()
+    stage.allow("join_late: false", "join_late: true", "west")
     server = stage.server(*MORE, options=("--wait", "15"))
     early = [stage.site(name) for name in ("north", "south")]
     server.says("west does not take part: it did not come in 15 s", "2 of 3 clients")
@@ -34,18 +35,16 @@ def test_a_site_that_comes_late_joins(stage, seen):
 
 
 def test_a_site_that_refused_joins_once_it_accepts(stage, seen):
-    """A policy refuses the plan; the site's client is started anew with another policy."""
+    """A policy refuses the plan, then late joining; its file is changed while the run goes on."""
     stage.init()
-    policy = stage.folder / "federation" / "kits" / "west" / "policy.yaml"
-    accepts = policy.read_text()
-    policy.write_text(accepts.replace("methods: none", "methods: [fedsc]"))
+    stage.allow("methods: none", "methods: [fedsc]", "west")
     server = stage.server("rounds=12", *MORE[1:])
-    sites = stage.sites()
+    stage.sites()
     server.says("west does not take part: ")
     stage.until(1)
-    policy.write_text(accepts)
-    sites["west"].clear()
-    stage.site("west")
+    stage.allow("methods: [fedsc]", "methods: none", "west")
+    server.says("west does not take part yet: ", "`join_late` is false")
+    stage.allow("join_late: false", "join_late: true", "west")
     said = server.ends()
     assert "west joins with" in said
     seen(said[said.index("west joins") :].partition("\n")[0])

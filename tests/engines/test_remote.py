@@ -1034,7 +1034,7 @@ def test_a_site_joins_at_the_beginning_of_a_round(
     monkeypatch.setattr(Life, "_picture", lambda life: None)
     fed = build(RECIPES[name].changed(rounds=3))
     rounds = iter([{}, {3: 12}, {}])
-    fed.engine.newcomers = lambda: next(rounds)
+    fed.engine.newcomers = lambda round: next(rounds)
     folder = fed.live(tmp_path / "run", [0, 1, 2])
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["step"] == "train"]

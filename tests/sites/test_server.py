@@ -84,7 +84,8 @@ class Coming:
     def __init__(self, *turns: dict) -> None:
         self.turns, self.asked = list(turns), []
 
-    def greet(self, clients, seconds):
+    def greet(self, clients, seconds, round):
+        assert round == 2
         self.asked.append(list(clients))
         said = self.turns.pop(0) if self.turns else {}
         yield from ((client, said[client]) for client in clients if client in said)
@@ -96,8 +97,8 @@ def test_a_site_that_came_late_or_refused_joins_later(federation, monkeypatch) -
     refusal = {"up": None, "why": "3 of 9 images cannot be read"}
     engine = Coming({1: refusal}, {1: refusal, 2: took(0)}, {1: took(9), 2: "its node is gone"})
     late = _Late(engine, dict(enumerate(federation.sites)), "", 3, notes.append)
-    assert [late.greeted([1, 2]), late.greeted([1, 2])] == [[], []]
-    (found,) = late.greeted([1, 2])
+    assert [late.greeted([1, 2], 2), late.greeted([1, 2], 2)] == [[], []]
+    (found,) = late.greeted([1, 2], 2)
     assert (found.client, found.name, found.examples) == (1, "south", 9)
     assert notes.count("south does not take part yet: 3 of 9 images cannot be read") == 1
     assert notes[-1] == "south joins with 9 images"
@@ -106,7 +107,7 @@ def test_a_site_that_came_late_or_refused_joins_later(federation, monkeypatch) -
 def test_a_site_that_refused_is_not_asked_all_the_time(federation) -> None:
     engine = Coming({1: {"up": None, "why": "no"}})
     late = _Late(engine, dict(enumerate(federation.sites)), "", 3, lambda text: None)
-    assert [late.greeted([1, 2]) for _ in range(3)] == [[], [], []]
+    assert [late.greeted([1, 2], 2) for _ in range(3)] == [[], [], []]
     assert engine.asked == [[1, 2], [2], [2]]
 
 
@@ -117,7 +118,7 @@ def test_a_site_that_was_added_later_has_no_place_in_the_run(federation) -> None
     assert {client: site.name for client, site in strangers.items()} == {3: "east"}
     notes: list[str] = []
     late = _Late(Coming({3: took(5)}), strangers, "", 3, notes.append)
-    assert late.greeted([3]) == []
+    assert late.greeted([3], 2) == []
     assert notes == [
         "east does not take part yet: the run was planned for 3 sites before it was added"
     ]

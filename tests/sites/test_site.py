@@ -697,6 +697,14 @@ def other(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value + 0.01 for key, value in model.items()}
 
 
+def test_a_site_that_may_not_join_late_says_so_when_it_is_greeted(bench: Bench) -> None:
+    hello = {"step": "hello", "run": "2" * 32}
+    assert bench.say(about={**hello, "round": 1})["up"]["examples"]
+    assert "refuses to join the run in round 2" in bench.refusal(about={**hello, "round": 2})
+    bench.site.policy = replace(POLICY, join_late=True)
+    assert bench.say(about={**hello, "round": 2})["up"]["examples"]
+
+
 def test_a_site_that_began_goes_on_with_any_model_also_after_a_kill(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ class LocalEngine(States):
                     path.unlink(missing_ok=True)
             shelf.tidy(folder)
 
-    def joined(self) -> dict[ClientId, int]:
+    def joined(self, round: int) -> dict[ClientId, int]:
         """Everyone is here from the start."""
         return {}
 

@@ -148,7 +148,7 @@ class RemoteEngine(States):
         self._away: set[ClientId] = set()
         self._others: dict[ClientId, Member] = {}  # who may still join
         self._greeted: dict[ClientId, _Task] = {}  # greetings that are not answered yet
-        self.newcomers: Callable[[], dict[ClientId, int]] = dict  # greets, lets in who may join
+        self.newcomers: Callable[[int], dict[ClientId, int]] = lambda round: {}  # who joins it
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """Replies as they come; those who do not answer are named, with the reason."""
@@ -191,17 +191,17 @@ class RemoteEngine(States):
         self._members = {c: everyone[c] for c in sorted(everyone) if c in staying}
         self._others = {c: everyone[c] for c in sorted(everyone) if c not in staying}
 
-    def joined(self) -> dict[ClientId, int]:
-        """Who takes part from now on and did not before, each with its number of examples."""
-        new = self.newcomers()
+    def joined(self, round: int) -> dict[ClientId, int]:
+        """Who takes part from a round on and did not before, each with its number of examples."""
+        new = self.newcomers(round)
         if new:
             self.keep([*self._members, *new])
         return new
 
     def greet(
-        self, clients: Iterable[ClientId], seconds: float
+        self, clients: Iterable[ClientId], seconds: float, round: int = 0
     ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
-        """Say `hello` to those of the others who are there; nobody else is waited for.
+        """Say `hello` before a round to those of the others who are there; wait for nobody else.
 
         Answers to new greetings are waited for a few seconds. One that comes later is given by a
         later call, so that a site which reads its images for an hour holds nobody up.
@@ -213,7 +213,7 @@ class RemoteEngine(States):
             if mark is None or (held is not None and held.session != mark):
                 self._greeted.pop(client, None)  # it went away with its greeting
             if mark is not None and client not in self._greeted:
-                fresh[client] = self._task("hello", Turn(0, 0), client, frame, {})
+                fresh[client] = self._task("hello", Turn(round, 0), client, frame, {})
         if fresh:
             self._push(fresh, online, now, self._waits.deadline)
             self._greeted |= {c: task for c, task in fresh.items() if task.ticket}

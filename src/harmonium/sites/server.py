@@ -212,8 +212,9 @@ def _play(
         engine.keep(one.client for one in roll)
         late = _Late(engine, {**sites, **strangers}, shown, plan.clients, note)
 
-        def newcomers() -> dict[ClientId, int]:
-            if found := late.greeted([c for c in late.sites if c not in {r.client for r in roll}]):
+        def newcomers(round: int) -> dict[ClientId, int]:
+            absent = [c for c in late.sites if c not in {one.client for one in roll}]
+            if found := late.greeted(absent, round):
                 roll[:] = sorted([*roll, *found], key=lambda one: one.client)
                 begun.write(path, federation)  # before anything is asked of them
                 life.watcher.names = {one.client: one.name for one in roll}
@@ -303,11 +304,11 @@ class _Late:
     _said: dict[ClientId, str] = field(default_factory=dict)
     _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
 
-    def greeted(self, clients: Sequence[ClientId]) -> list[Enrolled]:
-        """Those of these clients who take part from now on."""
+    def greeted(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
+        """Those of these clients who take part from a round on."""
         found, now = list[Enrolled](), time.monotonic()
         due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
-        for client, got in self.engine.greet(due, JOINING) if due else ():
+        for client, got in self.engine.greet(due, JOINING, round) if due else ():
             if isinstance(got, str):  # it left, or did not understand
                 continue
             site, up = self.sites[client], got["up"]
