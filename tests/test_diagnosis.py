@@ -228,6 +228,9 @@ def test_secure_aggregation_finds_the_same_and_hides_single_clients() -> None:
     words = ["data=digits", "split=dirichlet", "clients=4"]
     plain, masked = diagnose(*words), diagnose(*words, "privacy.secure_aggregation=true")
     assert masked.verdict == plain.verdict == "content"
+    assert plain.use_uv and plain.advice.endswith(": use terms=uv")
+    assert not masked.use_uv  # which secure aggregation would refuse
+    assert "terms=uv cannot be used here: privacy.secure_aggregation" in masked.advice
     assert masked.whole.distance == pytest.approx(plain.whole.distance, rel=1e-4)
     assert set(masked.sent) == set(plain.sent) == {0, 1, 2, 3}
     assert all(masked.sent[client] > plain.sent[client] for client in plain.sent)  # keys and shares

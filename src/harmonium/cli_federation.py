@@ -23,8 +23,11 @@ from harmonium.terminal import (
 )
 
 if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
     from harmonium.sites.folder import Federation
     from harmonium.sites.server import Listening
+    from harmonium.sites.upkeep import Removal
 
 server = typer.Typer(
     suggest_commands=False,
@@ -48,6 +51,7 @@ Wait = Annotated[
     float | None,
     typer.Option("--wait", help="Seconds after which to begin without sites that are not there."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
 FOLDER, KIT = Path("federation"), Path("kit")
 
 
@@ -125,8 +129,10 @@ def _show(federation: Federation) -> None:
     say(f"folder    {federation.folder}")
     say(f"address   {', '.join(federation.hosts)}, port {federation.port}")
     authority, _ = read_certificate(federation.authority, "")
-    say(f"authority {fingerprint(authority)}")
+    shown, _ = read_certificate(federation.certificate, "")
+    say(f"authority {fingerprint(authority)}, {_valid(authority)}")
     say(f"server    {fingerprint(federation.signing_key().public_key())}")
+    say(f"TLS       {fingerprint(shown)}, {_valid(shown)}")
     if not federation.sites:
         say("next      add sites: harmonium server add NAME --key site.pub")
     rows = [{**row, "fingerprint": row["fingerprint"][:16]} for row in describe(federation)]
@@ -137,6 +143,36 @@ def _show(federation: Federation) -> None:
         say(f"kit       {kit}{secret}")
     for note in federation.notes:
         say_prose(f"note: {note}")
+
+
+def _valid(certificate: Certificate) -> str:
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return f"valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
+
+
+@server.command("clean")
+def clean_server(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...")] = None,
+    folder: Folder = FOLDER,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete messages of an earlier server, and of complete runs all commits but the last."""
+    from harmonium.sites.folder import Federation
+    from harmonium.sites.upkeep import at_server
+
+    _clean(at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
+
+
+def _clean(found: list[Removal], dry_run: bool) -> None:
+    from harmonium.report.progress import size_of
+    from harmonium.sites.upkeep import remove
+
+    for one in found:
+        say(f"{one.what:<14} {size_of(one.size):>9}  {one.path}")
+    if not dry_run:
+        remove(found)
+    words = "would be deleted" if dry_run else "deleted"
+    say(f"{size_of(sum(one.size for one in found))} {words}" if found else "nothing to delete")
 
 
 @server.command("start")
@@ -256,6 +292,10 @@ def attend(
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
     insecure: Insecure = False,
+    keep_days: Annotated[
+        float | None,
+        typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
+    ] = None,
 ) -> None:
     """Take part: answer the server with the pictures that are here.
 
@@ -278,8 +318,11 @@ def attend(
     for text in held.notes:
         note(text)
     _obey_sigterm()
+    with long_work(err, command="reading the images"):
+        pictures.look(note)
     with long_work(err):
-        attend(held, pictures, note, address=address, insecure=insecure, once=once)
+        more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
+        attend(held, pictures, note, keep_days=keep_days, **more)
 
 
 @client.command("check")
@@ -287,22 +330,53 @@ def check(
     what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
     changes: Changes = None,
     kit: KitFolder = KIT,
+    images: Annotated[
+        int | None,
+        typer.Option("--images", help="How many are here; if not given, as in the last run."),
+    ] = None,
 ) -> None:
-    """Whether this site's policy accepts a plan; nothing is connected, no picture here is read.
+    """Whether this site's policy accepts a plan, and what it would add to the budget spent.
+
+    Nothing is connected, and no image here is read.
 
     For example: harmonium client check fedavg local.epochs=5 clients=3
     """
     from harmonium.report.display import long_work
 
     with long_work(err, command="checking the plan"):
+        from harmonium.sites.client import KEPT, budget_words
         from harmonium.sites.kit import Kit
+        from harmonium.sites.log import SiteLog, images_told
         from harmonium.sites.plan import federated, frame_of, method_of, planned
         from harmonium.sites.policy import Policy
 
         held, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
+        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        known = images if images is not None else images_told(written.entries())
+        budget = budget_words(policy, plan, written.releases(), known)
+    if budget:
+        say(f"budget   {budget}")
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
+
+
+@client.command("clean")
+def clean_client(
+    days: Annotated[
+        float, typer.Option("--days", help="Of runs of which nothing was written for so long.")
+    ] = 30.0,
+    kit: KitFolder = KIT,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete answers and states of earlier runs; encoders and the log stay.
+
+    A run whose states are gone can no longer be resumed with this site's states.
+    """
+    from harmonium.sites.kit import Kit
+    from harmonium.sites.upkeep import at_site
+
+    _clean(at_site(Kit.read(kit).folder / "kept", days), dry_run)
 
 
 @client.command("log")
@@ -329,6 +403,10 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
     show_table(rows, f"What was asked of {held.name}, and what left")
     sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
     say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
+    if again := summed["again"]:
+        say(f"of these {size_of(again)} left again, for a lost answer; the server counts it once")
+    if apart := summed["measuring"]:
+        say(f"of these {size_of(apart)} for measuring, which the server's rounds do not count")
     if summed["releases"]:
         spent = f"epsilon {summed['epsilon']:.4g} at delta {summed['delta']:g}"
         say(f"guarded  {summed['releases']} releases: {spent}")

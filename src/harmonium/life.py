@@ -61,8 +61,13 @@ class RunEngine(Engine, Protocol):
     def prune(self, *snapshots: codec.Tree) -> None:
         """Every version of a state that none of these snapshots needs may go."""
 
-    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
-        """The run is over: clients may take the model home."""
+    def joined(self, round: int) -> dict[ClientId, int]:
+        """Clients that take part from a round on and did not before, with their examples."""
+
+    def finish(
+        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> None:
+        """The run is over: clients may take the model home, with what is `told` of the run."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +279,8 @@ class Life:
             ends[ENCODER] = save_encoder(
                 path / ENCODER, encoder, recipe, method, name, shape, white
             )
-        engine.finish(server.model, server.memory.get("statistics", {}))
+        told = {"round": server.round, **shown, "metrics": self.folder.read_log("metrics.jsonl")}
+        engine.finish(server.model, server.memory.get("statistics", {}), told)
         with work("drawing run.png"):
             self._picture()
         shutil.rmtree(path / "scratch", ignore_errors=True)
@@ -352,7 +358,7 @@ class Life:
             driver.announce = self._announce
         known: dict[str, Any] = {"public": ground.public, "account": account}
         server = Server(ground.examples, method.blueprint.shared(), **known)
-        cohort_size = recipe.participation.asked(recipe.training)
+        cohort_size = recipe.participation.asked(len(ground.examples))
         watcher.begin(recipe, self.path, commit.round if commit else 0, cohort_size)
         warned = [*recipe.notes]
         warned += [note for term in method.terms if (note := term.note(method, cohort_size))]
@@ -379,6 +385,8 @@ class Life:
             if stopped:
                 break
             started = time.perf_counter()
+            if new := engine.joined(number):
+                server = replace(server, examples=dict(sorted({**server.examples, **new}.items())))
             server, marks = self._try(driver, engine, replace(server, round=number), simulate)
             stopped = marks.get("stopped", "")
             if reason := fault(server.model):

@@ -317,7 +317,7 @@ def test_corrupt_files_are_skipped_if_asked(damaged):
         numbers = which(data.train)
         assert sorted(numbers) == [0, 1, 2, *range(4, 10), *range(100, 110)]
         assert data.train.labels.tolist() == [number // 100 for number in numbers]
-        assert len(data.notes) == 1 and "2 of 21" in data.notes[0]
+        assert len(data.notes) == 2 and "2 of 21" in data.notes[0] and "1 .txt" in data.notes[1]
 
 
 def test_a_folder_changed_is_decoded_again(photos):

@@ -39,8 +39,16 @@ def test_three_sites_learn_one_encoder(stage):
     sizes = {key: sum(up[key] for up in south) for key in ("model", "loss")}
     assert log["totals"]["bytes"] == {"weights": sizes["model"], "scalar": sizes["loss"]}
 
-    # What is secret is its owner's alone, and nothing lies outside the folders.
-    for pattern in ("*.key", "answer-*", "log.jsonl"):
-        assert all(path.stat().st_mode & 0o077 == 0 for path in stage.folder.rglob(pattern))
+    for path in found:
+        about = json.loads(path.with_name("run.json").read_text())
+        assert about["participants"] == ["north", "south", "west"] and about["round"] == 2
+        assert "knn" in about["figures"] and len(about["metrics"]) == 3
+        assert about["left"]["train"]["weights"] == sizes["model"]
+
+    # What is kept is its owner's alone, and nothing lies outside the folders.
+    for folder in (stage.folder / "federation", stage.folder / "run"):
+        kept = [folder, *folder.rglob("*")]
+        assert not [path for path in kept if path.stat().st_mode & 0o077]
+    assert not list(stage.folder.glob("federation/link/flower.db*"))
     house = stage.folder / "house"
     assert not [path for path in house.rglob("*") if "flwr" in path.name]

@@ -5,15 +5,26 @@ in tests/e2e/test_deployment.py and tests/deploy.
 """
 
 import json
+import re
+import socket
+import ssl
+import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from harmonium.engines.flower.node import attend, refusal
 from harmonium.engines.flower.together import Together
+from harmonium.errors import EngineError
 from harmonium.federation.client import Decline
 from harmonium.federation.drive import Turn
 from harmonium.federation.method import TRAINED, Method
@@ -21,6 +32,7 @@ from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
 from harmonium.hosts import make_host
 from harmonium.methods import methods
+from harmonium.sites import certificates as made
 from harmonium.testing import ContractError, check_parity, first_trial
 
 QUICK = {  # settings that are made for real runs, and slow
@@ -35,6 +47,101 @@ QUICK = {  # settings that are made for real runs, and slow
 def together() -> Iterator[Together]:
     with Together() as opened:
         yield opened
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "words"),
+    [(False, "does not know this site's key"), (True, r"lets the site in about \d+ s from now")],
+)
+def test_a_node_that_is_not_let_in_learns_why(
+    enrolled: bool, words: str, together: Together
+) -> None:
+    """Flower has one code for a key that it does not know and one that is connected."""
+    key = together._node if enrolled else ec.generate_private_key(ec.SECP384R1())
+    notes, ended = list[str](), threading.Event()
+
+    def note(text: str) -> None:
+        notes.append(text)
+        ended.set()
+
+    address = f"127.0.0.1:{together._link.settings.port}"
+    attend(lambda sealed, bodies: (b"", []), address, key, None, note, ended)
+    assert re.search(words, notes[0]), notes
+
+
+SERVERS = "Wed, 18 Nov 2026 12:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "late", "words"),
+    [
+        (401, {"date": SERVERS}, -600, "clock is 10 minutes behind the server's; up to 305 s"),
+        (401, {"date": SERVERS}, 30, "clock is 30 s ahead of the server's; .* 5 s ahead"),
+        (401, {"date": SERVERS}, 2, "does not accept this site's signature"),
+        (401, {}, -600, "does not accept this site's signature"),
+        (412, {"x-harmonium-why": "unknown"}, 0, "harmonium server add"),
+        (412, {"x-harmonium-why": "connected 17"}, 0, "in about 17 s from now"),
+        (503, {}, 0, "HTTP code 503: is a proxy in between"),
+    ],
+)
+def test_every_cause_of_a_refusal_has_its_own_words(code, headers, late, words) -> None:
+    now = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp() + late
+    assert re.search(words, said := refusal(code, headers, now)) and "\n" not in said
+
+
+def test_every_fault_of_a_certificate_has_its_own_words(tmp_path: Path) -> None:
+    """Against real TLS: expired, not yet valid, of another authority, for another name."""
+    authority, signer = made.make_authority("a")
+    other, _ = made.make_authority("b")
+    key = ec.generate_private_key(ec.SECP384R1())
+
+    def met(kit: x509.Certificate, days: int, hosts: list[str], first: int = -2) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made, "datetime", _Shifted(timedelta(days=first)))
+            shown, shown_key = made.make_server_certificate(authority, signer, hosts, days)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for name, content in (
+            ("crt", made.certificate_pem(shown)),
+            ("key", made.private_pem(shown_key)),
+            ("ca", made.certificate_pem(kit)),
+        ):
+            (tmp_path / name).write_bytes(content)
+        context.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+        with socket.create_server(("127.0.0.2", 0)) as listening:
+            threading.Thread(target=_greets, args=(listening, context), daemon=True).start()
+            notes, ended = list[str](), threading.Event()
+
+            def note(text: str) -> None:
+                notes.append(text)
+                ended.set()
+
+            address = f"127.0.0.2:{listening.getsockname()[1]}"
+            try:
+                attend(lambda *_: (b"", []), address, key, tmp_path / "ca", note, ended)
+            except EngineError as error:
+                return str(error)
+            return notes[0]
+
+    mine = ["127.0.0.2"]
+    assert "has expired, by this machine's clock" in met(authority, 1, mine)
+    assert "is not valid yet, by this machine's clock" in met(authority, 9, mine, first=2)
+    assert "signed by another authority" in met(other, 9, mine)
+    assert "made for other names" in met(authority, 9, ["example.org"])
+
+
+class _Shifted:
+    """A clock that is off, for making certificates."""
+
+    def __init__(self, by: timedelta) -> None:
+        self.by = by
+
+    def now(self, zone: Any) -> datetime:
+        return datetime.now(zone) + self.by
+
+
+def _greets(listening: socket.socket, context: ssl.SSLContext) -> None:
+    with suppress(OSError), listening.accept()[0] as one, context.wrap_socket(one, True):
+        pass
 
 
 @pytest.mark.parametrize("name", methods.table())

@@ -16,6 +16,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium import codec, store
+from harmonium.callbacks import Callback
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
@@ -30,7 +31,9 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, statistic, weights
 from harmonium.hosts import make_host
+from harmonium.life import Ground, Life
 from harmonium.recipe import Recipe
+from harmonium.runs import register
 from harmonium.sites.policy import Policy
 from harmonium.sites.seal import seal
 from harmonium.sites.site import Identity, Site
@@ -146,6 +149,7 @@ class Carrier:
     slow: dict[int, float] = field(default_factory=dict)  # seconds that a node needs
     away: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # when, from now on
     unsent: int = 0  # letters that cannot be sent
+    silent: bool = False  # a node that was away is not told of: it is back before anyone looks
     on_ask: Callable[[Letter], Letter] = lambda letter: letter
     on_answer: Callable[[Letter, Answer], Sequence[Came]] = lambda letter, answer: [answer]
     order: Callable[[list[str]], list[str]] = list
@@ -178,6 +182,8 @@ class Carrier:
         for ticket in self.order(sorted(here, key=lambda one: self._due[one][1])):
             sent, due, letter = self._due[ticket]
             breaks = [start for start, end in self._away(letter.node) if start < due and end > sent]
+            if breaks and self.silent:
+                continue
             if breaks and self.clock.now >= min(breaks):
                 del self._due[ticket]
                 yield ticket, GONE
@@ -187,10 +193,10 @@ class Carrier:
                     self.given += 1
                     yield ticket, came
 
-    def online(self) -> set[int]:
+    def online(self) -> dict[int, str]:
         now = self.clock.now
         return {
-            node
+            node: f"after {sum(end <= now for _, end in self._away(node))} absences"
             for node in self.nodes
             if not any(start <= now < end for start, end in self._away(node))
         }
@@ -295,6 +301,15 @@ class Federation:
         )
         self.sites[client] = site
         self.carrier.nodes[node_of(client)] = site.answer
+
+    def live(self, folder: Path, there: Sequence[int]) -> Path:
+        """A whole run, begun by some of the clients, as the server plays it."""
+        named: dict[str, Any] = {"data": None, "split": None, "public": None, "notes": []}
+        register(folder, self.recipe, self.method, cache={"data": None, "public": None}, **named)
+        self.engine.keep(there)
+        ground = Ground(self.method, dict.fromkeys(there, 12), None)
+        Life(folder, self.recipe, Callback()).play(ground, self.engine, simulate=False)
+        return folder
 
     def deliver(
         self, round: int = 1, to: Sequence[int] = range(CLIENTS), ask: int = 0
@@ -435,7 +450,7 @@ def test_secrets_of_masks_are_kept_and_deleted_alike(
     assert len(asks) == 2 and asks[0] == 0 < asks[1]
     held = [path.parent.name for path in tmp_path.rglob("masks.safetensors")]
     assert sorted(held) == [str(client) for client in range(CLIENTS)]
-    engine.finish({}, {})
+    engine.finish({}, {}, {})
     assert not list(tmp_path.rglob("masks.safetensors"))
 
 
@@ -975,12 +990,14 @@ def test_greetings_and_the_end_reach_those_who_are_there(
         site.finish = lambda *facts, client=client: told.append((client, facts))
     fed.deliver(to=[0, 1, 2])
     before, model = fed.clock.now, fed.method.blueprint.shared()
-    fed.engine.finish(model, {"x": torch.ones(1)})
+    fed.engine.finish(model, {"x": torch.ones(1)}, {"round": 3})
     assert fed.notes == ["site 3 did not take the encoder: it was not there"]
     assert fed.clock.now - before < 2.0
     assert [client for client, _ in told] == [0, 1, 2]
     for _, (_, _, _, said, kept) in told:
-        assert set(said) == {"model", "statistics"} and kept == {"count": 1}
+        assert set(said) == {"model", "statistics", "told"} and kept == {"count": 1}
+        names = [f"site {client}" for client in range(CLIENTS)]
+        assert json.loads(said["told"]) == {"round": 3, "participants": names}
         assert all(torch.equal(said["model"][key], value) for key, value in model.items())
 
 
@@ -991,8 +1008,80 @@ def test_a_fault_at_the_end_is_noted_in_one_line(build: Callable[..., Federation
         raise HarmoniumError("no room\n\x1b[2J")
 
     fed.sites[1].finish = broken
-    fed.engine.finish({}, {})
+    fed.engine.finish({}, {}, {})
     assert fed.notes == ["site 1 did not take the encoder: no room ?[2J"]
+
+
+# ---- joining later ---------------------------------------------------------------------------
+
+
+def test_a_node_that_is_back_before_anyone_looks_is_asked_again(
+    build: Callable[..., Federation],
+) -> None:
+    """Flower delivers a message once, and says nothing of a node that connected anew since."""
+    fed = build()
+    fed.carrier.silent, fed.carrier.slow = True, {node_of(1): 5.0}
+    fed.carrier.away = {node_of(1): [(2.1, 2.2)]}
+    assert not why(fed.deliver()) and fed.passed < 15
+    assert [letter.node for letter in fed.carrier.letters].count(node_of(1)) == 2
+
+
+@pytest.mark.parametrize("name", [*RECIPES])
+def test_a_site_joins_at_the_beginning_of_a_round(
+    name: str, build: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With states, start-ups and masks: it is like one whose answers were lost until then."""
+    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    fed = build(RECIPES[name].changed(rounds=3))
+    rounds = iter([{}, {3: 12}, {}])
+    fed.engine.newcomers = lambda round: next(rounds)
+    folder = fed.live(tmp_path / "run", [0, 1, 2])
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["step"] == "train"]
+    assert {line["outcome"] for line in lines} == {"answered"}
+    assert [line["round"] for line in trained if line["client"] == 3] == [2, 3]
+    assert [line["client"] for line in trained if line["round"] == 2] == [0, 1, 2, 3]
+    assert [entry["outcome"] for entry in fed.sites[3].log.entries()][-1] == "finished"
+
+
+def test_who_does_not_take_part_yet_is_greeted_without_holding_anyone_up(
+    build: Callable[..., Federation],
+) -> None:
+    fed = build()
+    fed.engine.keep([0])
+    fed.carrier.away = {node_of(3): [(0.0, 10_000.0)]}
+    fed.carrier.slow = {node_of(2): 60.0}  # it reads its images first
+    assert [client for client, _ in fed.engine.greet([1, 2, 3], 3.0)] == [1]
+    assert 2.5 < fed.passed < 5
+    asked = len(fed.carrier.letters)
+    assert not list(fed.engine.greet([2, 3], 3.0)) and fed.passed < 5
+    assert len(fed.carrier.letters) == asked  # the first greeting still waits there
+    fed.clock.now += 60
+    ((client, got),) = fed.engine.greet([2, 3], 3.0)
+    assert client == 2 and isinstance(got, dict) and got["up"]["examples"] == 12
+
+
+def test_a_greeting_that_went_with_its_connection_is_repeated(
+    build: Callable[..., Federation],
+) -> None:
+    fed = build()
+    fed.engine.keep([0])
+    fed.carrier.silent, fed.carrier.slow = True, {node_of(2): 8.0}
+    fed.carrier.away = {node_of(2): [(5.0, 6.0)]}
+    assert not list(fed.engine.greet([2], 3.0))
+    fed.clock.now += 60
+    assert not list(fed.engine.greet([2], 3.0))
+    fed.clock.now += 60
+    assert [client for client, _ in fed.engine.greet([2], 3.0)] == [2]
+
+
+def test_a_greeting_ends_when_it_is_to_end(build: Callable[..., Federation]) -> None:
+    fed = build()
+    fed.carrier.away = {node_of(1): [(0.0, 10_000.0)]}
+    fed.carrier.slow = {node_of(2): 500.0}
+    found = dict(fed.engine.say("hello", {}, None, 20.0))
+    assert found[1] == "it was not there" and found[2] == "no answer within 20 s"
+    assert 19 < fed.passed < 22
 
 
 def test_nobody_to_ask_is_no_ask(build: Callable[..., Federation]) -> None:

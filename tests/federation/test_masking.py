@@ -1023,7 +1023,7 @@ def test_secrets_outlast_a_round_and_end_with_the_run(tmp_path: Path) -> None:
     federation.engine.prune(federation.engine.snapshot())
     paths = [tmp_path / "clients" / str(client) / KEYS for client in range(5)]
     assert all(path.exists() for path in paths)
-    federation.engine.finish({}, {})
+    federation.engine.finish({}, {}, {})
     assert not any(path.exists() for path in paths)
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.host import StateRef, Task
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.errors import ConfigError, DataError, PolicyRefusal, StoreError
 from harmonium.recipe import Recipe
-from harmonium.sites.client import Pictures, open_host, take_home
+from harmonium.sites.client import Pictures, budget_words, open_host, take_home
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
+from harmonium.sites.policy import Policy
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=2")
 
@@ -100,6 +101,31 @@ def test_a_folder_that_cannot_be_read_is_told_before_anything_connects(tmp_path:
         Pictures.of(f"folder:{tmp_path}")
 
 
+def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(9):
+        Image.new("L", (8, 8 + number), number).save(tmp_path / f"{number}.png")
+    for number in range(7):
+        (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
+    (tmp_path / "scan.dcm").write_bytes(b"DICM")
+    notes: list[str] = []
+    Pictures.of(f"folder:{tmp_path}").look(notes.append)
+    assert all(f"broken-{number}.png" in notes[0] for number in range(7))
+    assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
+    host = open_host(Pictures.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
+    assert len(host.images) == 9
+    with pytest.raises(DataError, match="7 of 16 pictures cannot be read: broken-0.png"):
+        Pictures.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).look(notes.append)
+
+
+def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.dcm").write_bytes(b"DICM")
+    with pytest.raises(DataError, match=r"but 3 .dcm, which are not read: convert them first"):
+        Pictures.of(f"folder:{tmp_path}")
+
+
 def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
     """Of a set that both have, sites take the training part."""
     plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)
@@ -130,6 +156,24 @@ def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no class 'newt'"):
         other = plan_of("data.classes=[cat,dog]", method="supervised")
         open_host(pictures, other, tmp_path, 0)
+
+
+def test_what_was_spent_counts_before_a_plan_runs() -> None:
+    noisy = (
+        *("objective=spectral", "objective.form=fedsc", "objective.out=16"),
+        *("method.epsilon=3", "privacy.noise=system"),
+    )
+    plan = plan_of(*noisy, method="fedsc")
+    past = [{"mechanism": "gaussian", "sensitivity": 1.0, "scale": 2.0, "count": 1}]
+    policy = Policy(epsilon=5.0)
+    assert budget_words(policy, plan_of(), past, 100) == ""  # nothing that is guarded
+    assert "name --images N" in budget_words(policy, plan, past, None)
+    fresh = budget_words(policy, plan, [], 100)
+    assert fresh.startswith("epsilon 0 at delta 1e-05 is spent; after 2 rounds it is at most 4.463")
+    assert "allows at least 1 of 2 rounds" in budget_words(Policy(epsilon=3.5), plan, [], 100)
+    with pytest.raises(PolicyRefusal, match=r"epsilon \d[\d.]* at delta 1e-05 is spent") as told:
+        budget_words(Policy(epsilon=1.0), plan, past, 100)
+    assert "\n" not in str(told.value)
 
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -166,7 +210,7 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     plan = plan_of(method="fedavg")
     host = open_host(Pictures.of("digits"), plan, tmp_path, 0)
     model = host.method.blueprint.shared()
-    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {})
+    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
     found = harmonium.load_encoder(path).state_dict()
     assert found and all(
         (model[f"encoder.{key.partition('.')[2]}"] == value).all() for key, value in found.items()

@@ -18,7 +18,7 @@ import pytest
 from harmonium.errors import StoreError
 from harmonium.privacy.budget import epsilon
 from harmonium.report.tables import markdown
-from harmonium.sites.log import START, SiteLog, table, totals
+from harmonium.sites.log import START, SiteLog, images_told, left_by_step, table, totals
 
 RELEASE = {
     "field": "corr",
@@ -261,11 +261,24 @@ def test_the_table_says_what_left(log: SiteLog) -> None:
     assert totals(some, 1e-5) == {
         "answers": 1,
         "bytes": {"weights": 5_600_000, "scalar": 16},
+        "again": 2_800_008,
+        "measuring": 0,
         "releases": 1,
         "epsilon": epsilon([RELEASE], 1e-5),
         "delta": 1e-5,
     }
     assert totals([], 1e-5)["epsilon"] == 0
+
+
+def test_bytes_that_a_server_counts_apart_are_told_apart() -> None:
+    some = [entry(1), {**entry(0), "step": "calibrate"}, {**entry(2), "run": "another"}]
+    assert totals(some, 1e-5)["measuring"] == 2_800_008
+    assert left_by_step(some, "run-1") == {
+        "train": {"weights": 2_800_000, "scalar": 8},
+        "calibrate": {"weights": 2_800_000, "scalar": 8},
+    }
+    told = [{"told": {"examples": 5}}, entry(1), {"told": {"examples": 7}}]
+    assert images_told(told) == 7 and images_told(some) is None
 
 
 def chained(entries: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The server's side of a federation, as far as it can be seen without one."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,22 @@ from harmonium.federation.wire import Ask
 from harmonium.recipe import Recipe
 from harmonium.runs import resume as resume_here
 from harmonium.runs import run
-from harmonium.sites.folder import init, remove_site
+from harmonium.sites.folder import add_site, init, remove_site
 from harmonium.sites.server import (
     Enrolled,
     Listening,
-    _alone,
+    _Begun,
     _called,
     _check_roll,
     _enough,
+    _Late,
     _roll,
+    _strangers,
     _unfit,
     resume,
     start,
 )
+from harmonium.sites.upkeep import SERVING, alone
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=1", "data.limit=60")
 
@@ -36,8 +40,8 @@ class Greeted:
     def __init__(self, *turns: dict) -> None:
         self.turns = list(turns)
 
-    def say(self, step, down, clients):
-        assert step == "hello"
+    def say(self, step, down, clients, seconds):
+        assert step == "hello" and seconds > 0
         said = self.turns.pop(0)
         yield from ((client, said.get(client, "it was not there")) for client in clients)
 
@@ -72,6 +76,65 @@ def test_a_roll_is_called_for_so_long(federation) -> None:
     roll, _ = _roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
     assert [one.name for one in roll] == ["north"]
     assert "west does not take part: it did not come in 0.05 s" in notes
+
+
+class Coming:
+    """Sites that come one after another, each with what it says to a greeting."""
+
+    def __init__(self, *turns: dict) -> None:
+        self.turns, self.asked = list(turns), []
+
+    def greet(self, clients, seconds, round):
+        assert round == 2
+        self.asked.append(list(clients))
+        said = self.turns.pop(0) if self.turns else {}
+        yield from ((client, said[client]) for client in clients if client in said)
+
+
+def test_a_site_that_came_late_or_refused_joins_later(federation, monkeypatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("harmonium.sites.server.SOONEST", 0.0)
+    refusal = {"up": None, "why": "3 of 9 images cannot be read"}
+    engine = Coming({1: refusal}, {1: refusal, 2: took(0)}, {1: took(9), 2: "its node is gone"})
+    late = _Late(engine, dict(enumerate(federation.sites)), "", 3, notes.append)
+    assert [late.greeted([1, 2], 2), late.greeted([1, 2], 2)] == [[], []]
+    (found,) = late.greeted([1, 2], 2)
+    assert (found.client, found.name, found.examples) == (1, "south", 9)
+    assert notes.count("south does not take part yet: 3 of 9 images cannot be read") == 1
+    assert notes[-1] == "south joins with 9 images"
+
+
+def test_a_site_that_refused_is_not_asked_all_the_time(federation) -> None:
+    engine = Coming({1: {"up": None, "why": "no"}})
+    late = _Late(engine, dict(enumerate(federation.sites)), "", 3, lambda text: None)
+    assert [late.greeted([1, 2], 2) for _ in range(3)] == [[], [], []]
+    assert engine.asked == [[1, 2], [2], [2]]
+
+
+def test_a_site_that_was_added_later_has_no_place_in_the_run(federation) -> None:
+    begun = _Begun.new(federation)
+    grown = add_site(federation.folder, "east")
+    strangers = _strangers(grown, begun.called, 3)
+    assert {client: site.name for client, site in strangers.items()} == {3: "east"}
+    notes: list[str] = []
+    late = _Late(Coming({3: took(5)}), strangers, "", 3, notes.append)
+    assert late.greeted([3], 2) == []
+    assert notes == [
+        "east does not take part yet: the run was planned for 3 sites before it was added"
+    ]
+
+
+def test_who_joined_is_on_the_roll_of_a_resumed_run(federation, tmp_path: Path) -> None:
+    begun = _Begun.new(federation)
+    names = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
+    about = dict.fromkeys(names) | {"federation": begun.plain(federation)}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    begun.roll.append(replace(begun.called[1], examples=9))
+    begun.write(tmp_path, federation)
+    again = _Begun.read(tmp_path, federation)
+    assert again == begun and again.roll[0].name == "south"
+    assert list(_called(federation, again.called)) == [0, 1, 2]  # the others may still join
+    assert json.loads((tmp_path / "about.json").read_text())["clients"] == ["south"]
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])
@@ -139,7 +202,10 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
 
 def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:
     """A second one would take the link of the first away."""
-    with _alone(federation.folder), pytest.raises(StoreError, match="another server of"):
+    with (
+        alone(federation.folder, SERVING, "server"),
+        pytest.raises(StoreError, match="another server of"),
+    ):
         recipe, soon = Recipe.of("fedavg", "data=sites"), Listening("127.0.0.1", wait=0.0)
         start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
     assert not (tmp_path / "run").exists()

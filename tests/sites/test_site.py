@@ -559,7 +559,8 @@ def test_the_plan_must_be_the_one_named_also_when_it_is_known_already(bench: Ben
 
 def test_a_client_number_must_be_one_of_the_plan(bench: Bench) -> None:
     why = bench.refusal(about={"client": PLAN.clients})
-    assert why == f"the ask names client {PLAN.clients}, but its plan has {PLAN.clients}"
+    assert why.startswith(f"the ask names client {PLAN.clients}, but its plan has {PLAN.clients}:")
+    assert why.endswith("a site that was added after a run began takes part in the next one")
     assert not bench.opened
 
 
@@ -694,6 +695,14 @@ def test_the_policy_is_read_at_every_ask_and_its_digest_is_written_down(tmp_path
 
 def other(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value + 0.01 for key, value in model.items()}
+
+
+def test_a_site_that_may_not_join_late_says_so_when_it_is_greeted(bench: Bench) -> None:
+    hello = {"step": "hello", "run": "2" * 32}
+    assert bench.say(about={**hello, "round": 1})["up"]["examples"]
+    assert "refuses to join the run in round 2" in bench.refusal(about={**hello, "round": 2})
+    bench.site.policy = replace(POLICY, join_late=True)
+    assert bench.say(about={**hello, "round": 2})["up"]["examples"]
 
 
 def test_a_site_that_began_goes_on_with_any_model_also_after_a_kill(

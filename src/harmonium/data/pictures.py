@@ -30,6 +30,7 @@ ENDINGS = (
     *(".png", ".ppm", ".tif", ".tiff", ".webp"),
 )
 NAMED = 5  # files that a message names; the others it counts
+BROKEN = 20  # the same of files that cannot be read
 HEADS = 256  # files whose heads are read at once
 CHUNK, CHUNK_BYTES = 16, 8 << 20  # pictures decoded at once, at most so many of either
 
@@ -117,6 +118,28 @@ def is_picture(path: Path) -> bool:
     """Whether a path looks like a picture file; pipes and hidden files do not."""
     hidden = path.name.startswith(".")
     return not hidden and path.suffix.lower() in ENDINGS and path.is_file()
+
+
+def unread(root: Path) -> str:
+    """The files below a folder that are no images by their endings, counted; empty: none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("a.png", "b.dcm", "c.DCM", "notes"):
+    ...         _ = Path(folder, name).write_text("")
+    ...     unread(Path(folder))
+    '2 .dcm, 1 without an ending'
+    """
+    found = Counter[str]()
+    for _, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in files:
+            ending = Path(name).suffix.lower()
+            if not name.startswith(".") and ending not in ENDINGS:
+                found[printable(ending) or "without an ending"] += 1
+    kinds = [f"{count} {ending}" for ending, count in found.most_common(NAMED)]
+    more = sum(found.values()) - sum(count for _, count in found.most_common(NAMED))
+    return ", ".join([*kinds, *([f"{more} others"] if more else [])])
 
 
 def inside(root: Path, *names: str) -> Path:
@@ -343,7 +366,9 @@ class _Task:
             )
 
     def _unreadable(self) -> str:
-        return f"{len(self.bad)} of {self.count} pictures cannot be read: {_named(self.bad)}"
+        return (
+            f"{len(self.bad)} of {self.count} pictures cannot be read: {_named(self.bad, BROKEN)}"
+        )
 
 
 _SAID = {"size": "size", "kind": "mode"}
@@ -353,7 +378,7 @@ def _words(value: str | tuple[int, int]) -> str:
     return value if isinstance(value, str) else f"{value[0]}x{value[1]}"
 
 
-def _named(files: Sequence[tuple[File, str]]) -> str:
+def _named(files: Sequence[tuple[File, str]], most: int = NAMED) -> str:
     """Some of the files by name, each with what is to be said of it, and how many more."""
-    named = ", ".join(f"{printable(file.name)} ({what})" for file, what in files[:NAMED])
-    return f"{named} and {len(files) - NAMED} more" if len(files) > NAMED else named
+    named = ", ".join(f"{printable(file.name)} ({what})" for file, what in files[:most])
+    return f"{named} and {len(files) - most} more" if len(files) > most else named

@@ -27,7 +27,7 @@ from harmonium.errors import ConfigError
 from harmonium.federation.drive import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Server
-from harmonium.hosts import make_host
+from harmonium.hosts import make_host, read_recipe
 from harmonium.methods.diagnosis import Diagnosis, sums_of
 from harmonium.recipe import Recipe
 
@@ -52,6 +52,7 @@ class Finding:
     sent: Mapping[int, int]  # client -> bytes up
     silent: Mapping[int, str]  # client -> why it did not answer
     notes: tuple[str, ...] = ()  # on the data
+    refused: str = ""  # why the other settings do not allow terms=uv; empty: they do
 
     @property
     def share(self) -> float | None:
@@ -61,11 +62,15 @@ class Finding:
     @property
     def use_uv(self) -> bool:
         """Whether user verification is advised."""
-        return self.verdict == "content"
+        return self.verdict == "content" and not self.refused
 
     @property
     def advice(self) -> str:
         """What to do, in a line."""
+        if self.refused and self.verdict == "content":
+            return f"clients differ in content, but terms=uv cannot be used here: {self.refused}"
+        if self.refused and self.verdict == "unclear":
+            return f"it is not clear; terms=uv cannot be used here anyway: {self.refused}"
         return ADVICE[self.verdict]
 
     def plain(self) -> dict[str, Any]:
@@ -189,7 +194,8 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
             server = Server(split.examples, host.method.blueprint.shared(), round=1)
             server = driver.drive(host.method.play(server, server.everyone), server)
     entries = [json.loads(line) for line in ledger.lines]
-    return find(sums_of(server), **_traffic(entries), notes=(*dataset.notes, *split.notes))
+    notes = (*dataset.notes, *split.notes)
+    return find(sums_of(server), **_traffic(entries), notes=notes, refused=_refused(asked))
 
 
 def diagnose_run(folder: str | Path) -> Finding:
@@ -202,7 +208,20 @@ def diagnose_run(folder: str | Path) -> Finding:
             "rounds=1"
         )
     server = Server({}, **commit.server)
-    return find(sums_of(server), **_traffic(held.read_log("ledger.jsonl")))
+    recipe = read_recipe(Path(folder))
+    tree = {key: getattr(recipe, key) for key in SECTIONS}
+    tree["privacy"] = replace(recipe.privacy, epsilon=None)
+    traffic = _traffic(held.read_log("ledger.jsonl"))
+    return find(sums_of(server), **traffic, refused=_refused(tree))
+
+
+def _refused(recipe: Recipe | dict[str, Any]) -> str:
+    """Why a recipe, or one with these sections, allows no user verification; empty: it does."""
+    try:
+        Recipe.of(Recipe.from_tree(recipe) if isinstance(recipe, dict) else recipe, "terms=uv")
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _traffic(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

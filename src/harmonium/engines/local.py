@@ -108,7 +108,13 @@ class LocalEngine(States):
                     store.remove(path)
             shelf.tidy(folder)
 
-    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
+    def joined(self, round: int) -> dict[ClientId, int]:
+        """Everyone is here from the start."""
+        return {}
+
+    def finish(
+        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> None:
         """Nobody takes anything home, for all of it is here; secrets of masks are deleted."""
         for folder in self.host.folder.glob("[0-9]*"):
             self.host.forget_masks(int(folder.name))

@@ -2,12 +2,15 @@
 
 The server knows each site by a number of its own, never by an address. A site that dies is asked
 again when it comes back within the deadline; its task is the same and so is its answer. A site that
-stays away is left out by name, and from then on asked only while it is there. An answer counts only
-if the site signed it for this very ask.
+stays away is left out by name, and from then on asked only while it is there. A site that does not
+take part yet is greeted when a round begins, and may join it. An answer counts only if the site
+signed it for this very ask.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -55,8 +58,8 @@ class Post(Protocol):
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Answer | str]]:
         """What has come since, by ticket: an answer, or why there will be none."""
 
-    def online(self) -> set[int]:
-        """The nodes that are there now."""
+    def online(self) -> Mapping[int, str]:
+        """The nodes that are there now, each with a mark that changes when it connects anew."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class _Task:
     bodies: tuple[bytes, ...]
     digests: tuple[str, ...]
     ticket: str | None = None
+    session: str = ""  # the mark of the node's connection when it was sent
     tries: int = 0
     since: float = 0.0  # when it was to be sent, or was lost
     why: str = "it was not there"
@@ -131,7 +135,7 @@ class RemoteEngine(States):
         """
         super().__init__()
         self._post = post
-        self._members = members
+        self._members: Mapping[ClientId, Member] = members
         self._key = key
         self._about = dict(about)
         self._plan = _Body(plan)
@@ -142,6 +146,9 @@ class RemoteEngine(States):
         self._limits = limits
         self._needed: dict[ClientId, list[str]] = {}
         self._away: set[ClientId] = set()
+        self._others: dict[ClientId, Member] = {}  # who may still join
+        self._greeted: dict[ClientId, _Task] = {}  # greetings that are not answered yet
+        self.newcomers: Callable[[int], dict[ClientId, int]] = lambda round: {}  # who joins it
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """Replies as they come; those who do not answer are named, with the reason."""
@@ -166,16 +173,65 @@ class RemoteEngine(States):
             )
 
     def say(
-        self, step: str, down: Mapping[str, Any], clients: Iterable[ClientId] | None = None
+        self,
+        step: str,
+        down: Mapping[str, Any],
+        clients: Iterable[ClientId] | None = None,
+        seconds: float = math.inf,
     ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
-        """Something that is no exchange of a method: `hello` and `finish`."""
+        """Something that is no exchange of a method, `hello` or `finish`; ends in these seconds."""
         frame = _Body(codec.encode(dict(down)))
         chosen = list(self._members if clients is None else clients)
-        yield from self._collect({c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen})
+        tasks = {c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen}
+        yield from self._collect(tasks, seconds=seconds)
 
     def keep(self, clients: Iterable[ClientId]) -> None:
-        """From now on these are all who take part."""
-        self._members = {client: self._members[client] for client in clients}
+        """From now on these take part; the others may join later."""
+        everyone, staying = {**self._members, **self._others}, set(clients)
+        self._members = {c: everyone[c] for c in sorted(everyone) if c in staying}
+        self._others = {c: everyone[c] for c in sorted(everyone) if c not in staying}
+
+    def joined(self, round: int) -> dict[ClientId, int]:
+        """Who takes part from a round on and did not before, each with its number of examples."""
+        new = self.newcomers(round)
+        if new:
+            self.keep([*self._members, *new])
+        return new
+
+    def greet(
+        self, clients: Iterable[ClientId], seconds: float, round: int = 0
+    ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
+        """Say `hello` before a round to those of the others who are there; wait for nobody else.
+
+        Answers to new greetings are waited for a few seconds. One that comes later is given by a
+        later call, so that a site which reads its images for an hour holds nobody up.
+        """
+        now, online = time.monotonic(), self._post.online()
+        frame, fresh = _Body(codec.encode({})), dict[ClientId, _Task]()
+        for client in clients:
+            held, mark = self._greeted.get(client), online.get(self._others[client].node)
+            if mark is None or (held is not None and held.session != mark):
+                self._greeted.pop(client, None)  # it went away with its greeting
+            if mark is not None and client not in self._greeted:
+                fresh[client] = self._task("hello", Turn(round, 0), client, frame, {})
+        if fresh:
+            self._push(fresh, online, now, self._waits.deadline)
+            self._greeted |= {c: task for c, task in fresh.items() if task.ticket}
+        pause = SHORTEST
+        while self._greeted:
+            tickets = {str(task.ticket): client for client, task in self._greeted.items()}
+            for ticket, came in self._post.pull(list(tickets)):
+                if (who := tickets.pop(ticket, None)) is None:
+                    continue
+                task = self._greeted.pop(who)
+                yield (
+                    who,
+                    one_line(came) if isinstance(came, str) else self._opened(who, task, came),
+                )
+            pause = min(1.3 * pause, LONGEST)
+            if not fresh.keys() & self._greeted.keys() or time.monotonic() - now >= seconds:
+                return
+            time.sleep(pause)
 
     @property
     def shows_states(self) -> bool:
@@ -188,10 +244,15 @@ class RemoteEngine(States):
             raise EngineError("what a site keeps never leaves it")
         return self._read_state(self._states.get(client))
 
-    def finish(self, model: Weights, statistics: Mapping[str, Any]) -> None:
-        """Hand the final model to every site that is there."""
+    def finish(
+        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> None:
+        """Hand the final model to every site that is there, with what is told of the run."""
         self._away |= set(self._members)  # wait for nobody who is not there
-        for client, got in self.say("finish", {"model": model, "statistics": dict(statistics)}):
+        names = [member.name for member in self._members.values()]
+        text = json.dumps({**told, "participants": names})
+        down = {"model": model, "statistics": dict(statistics), "told": text}
+        for client, got in self.say("finish", down):
             why = got if isinstance(got, str) else got["why"]
             if why:
                 self._note(f"{self._members[client].name} did not take the encoder: {why}")
@@ -215,16 +276,23 @@ class RemoteEngine(States):
         }
         header = {**self._about, "round": turn.round, "ask": turn.ask, "step": step}
         bodies = (self._plan, frame, _Body(codec.encode(facts)))
-        header |= {"client": client, "site": self._members[client].number}
+        header |= {"client": client, "site": self._member(client).number}
         return _Task(header, tuple(b.data for b in bodies), tuple(b.digest for b in bodies))
 
+    def _member(self, client: ClientId) -> Member:
+        return self._members[client] if client in self._members else self._others[client]
+
     def _collect(
-        self, tasks: dict[ClientId, _Task], enough: int | None = None
+        self,
+        tasks: dict[ClientId, _Task],
+        enough: int | None = None,
+        seconds: float = math.inf,
     ) -> Iterator[tuple[ClientId, dict[str, Any] | str]]:
         """Push, poll, push again what was lost; end with everyone answered or given up."""
-        began = time.monotonic()
-        end, looked = began + self._waits.deadline, began - LOOK
-        answered, pause, online = 0, SHORTEST, set[int]()
+        began, limit = time.monotonic(), min(seconds, self._waits.deadline)
+        end, looked = began + limit, began - LOOK
+        answered, pause = 0, SHORTEST
+        online: Mapping[int, str] = {}
         for task in tasks.values():
             task.since = began
         while tasks:
@@ -247,6 +315,7 @@ class RemoteEngine(States):
                 yield client, got
                 if enough is not None and answered >= enough:
                     break
+            self._lose(tasks, online)
             if enough is not None and answered >= enough:
                 for client in list(tasks):
                     del tasks[client]
@@ -255,20 +324,36 @@ class RemoteEngine(States):
             for client in [c for c in tasks if self._is_lost(c, tasks[c], now, end)]:
                 task = tasks.pop(client)
                 self._away.add(client)
-                late = f"no answer within {self._waits.deadline:g} s"
+                late = f"no answer within {limit:g} s"
                 yield client, late if task.ticket else task.why
             if tasks:
                 pause = SHORTEST if heard else min(1.3 * pause, LONGEST)
                 time.sleep(pause)
 
+    def _lose(self, tasks: Mapping[ClientId, _Task], online: Mapping[int, str]) -> None:
+        """Take back what went to a connection that is no more.
+
+        A node that died and came back between two looks never was gone, and its message is not
+        delivered twice: only the new connection tells that the answer will not come.
+        """
+        for client, task in tasks.items():
+            mark = online.get(self._member(client).node)
+            if task.ticket is not None and mark is not None and mark != task.session:
+                task.ticket, task.why = None, "its node connected anew"
+                task.since = time.monotonic()
+
     def _push(
-        self, tasks: Mapping[ClientId, _Task], online: set[int], looked: float, seconds: float
+        self,
+        tasks: Mapping[ClientId, _Task],
+        online: Mapping[int, str],
+        looked: float,
+        seconds: float,
     ) -> None:
         """Send what has no ticket to those who were there when last looked at, after any loss."""
         ready = [
             client
             for client, task in tasks.items()
-            if self._members[client].node in online
+            if self._member(client).node in online
             and task.ticket is None
             and task.since <= looked
             and task.tries < TRIES
@@ -278,7 +363,8 @@ class RemoteEngine(States):
             task = tasks[client]
             task.header["nonce"] = nonce()  # a site answers each once
             sealed = seal("ask", task.header, task.digests, self._key)
-            node, kind = self._members[client].node, f"train.{task.header['step']}"
+            node, kind = self._member(client).node, f"train.{task.header['step']}"
+            task.session = online[node]
             letters.append(Letter(node, kind, sealed, task.bodies, max(seconds, 1.0)))
         for client, ticket in zip(ready, self._post.push(letters) if letters else (), strict=True):
             tasks[client].ticket = ticket
@@ -297,7 +383,7 @@ class RemoteEngine(States):
         """What a site said, provided that it is the site and says it to this ask."""
         sealed, bodies = came
         try:
-            must_match(unseal("answer", sealed, bodies, self._members[client].key), task.header)
+            must_match(unseal("answer", sealed, bodies, self._member(client).key), task.header)
             limits = self._limits(task.header["step"], client)
             got: dict[str, Any] = codec.decode(bodies[0], limits)
             if not _is_answer(got):

@@ -6,6 +6,7 @@ can be measured as well.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,13 +31,15 @@ from harmonium.evaluate.whitening import DIRECTIONS, WhitenedEncoder, moments_of
 from harmonium.federation.method import Method, Server
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
-from harmonium.hosts import opened, read_about
+from harmonium.handover import load_encoder
+from harmonium.hosts import TOLD, opened, read_about
 from harmonium.life import as_drawn
 from harmonium.measures.draws import Drawn, Finished
-from harmonium.measures.grounds import OWN, UPRIGHT, Ground, Sets
+from harmonium.measures.grounds import OWN, THEIRS, UPRIGHT, Ground, Sets
 from harmonium.recipe import Recipe
 from harmonium.runs import judged_on
 from harmonium.settings import plain
+from harmonium.sites.plan import method_of
 from harmonium.telling import tell
 
 
@@ -124,7 +127,11 @@ class Run:
     @cached_property
     def untrained(self) -> nn.Module:
         """The encoder as first drawn."""
-        return as_drawn(self.method, self.ground().data)
+        return as_drawn(self.method, self._held)
+
+    @property
+    def _held(self) -> Dataset:
+        return self.ground().data
 
     def pixels(self, ground: Ground) -> dict[str, nn.Module]:
         """Encoders without training: pixels as they are, and whitened.
@@ -275,6 +282,69 @@ class Run:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class Federated(Run):
+    """A federation's run: its encoder is here, its clients' images and models are not."""
+
+    at_site: bool = False  # the folder is a site's, which has the encoder and no commits
+
+    @cached_property
+    def method(self) -> Method:
+        """The method of the plan, which is the same at the server and at every site."""
+        return method_of(self.recipe)
+
+    @property
+    def _held(self) -> Dataset:
+        return self.dataset
+
+    def overlap(self, name: str) -> list[str]:
+        """A warning where a set to judge on is the public one; nobody knows what sites hold."""
+        public = self.recipe.public
+        return super().overlap(name) if public is not None and name == public.name else []
+
+    @cached_property
+    def judged(self) -> dict[str, nn.Module]:
+        """The federation's encoder; at a site of a method with personal encoders, its own."""
+        method = self.method
+        if self.at_site:
+            whose = "this site" if method.has_own_encoders else "the federation"
+            return {whose: load_encoder(self.path).network}
+        if method.has_own_encoders:
+            raise DataError(
+                f"{self.path}: with {method.name} every site ends with an encoder of its own, so "
+                "there is none at the server: evaluate it at a site"
+            )
+        server = Server({}, **self.commit.server)
+        if method.recalibrates and "statistics" not in server.memory:
+            raise DataError(
+                f"{self.path}: the statistics of BatchNorm are measured at the sites before an "
+                f"encoder is judged, and round {self.commit.round} has none: let the run end first"
+            )
+        return {"the federation": method.represent(server)}
+
+    def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
+        """None: refused."""
+        raise self._away(measure)
+
+    def federations(self) -> list[nn.Module]:
+        """The encoders that are here."""
+        return list(self.judged.values())
+
+    def state(self, client: ClientId) -> dict[str, Any]:
+        """Stays at its site: refused."""
+        raise self._away("it")
+
+    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+        """Stay at the sites: refused."""
+        raise self._away("it")
+
+    def _away(self, what: str) -> DataError:
+        return DataError(
+            f"{self.path} is a run of a federation: {what} looks at clients' images and models, "
+            "which stay at the sites; knn, linear, semi, transfer and retrieval do not"
+        )
+
+
 def open_run(
     path: Path,
     label: str,
@@ -282,18 +352,57 @@ def open_run(
     note: Callable[[str], None] = lambda text: None,
     **more: Any,
 ) -> Run:
-    """Open a run of this machine at its newest commit that can be read.
+    """Open a run at its newest commit that can be read, or a federation's at one of its sites.
 
     `recipe` is the run's, read from its folder; only its engine may have been changed since. `more`
     are further fields of `Run`.
     """
-    if read_about(path)["federation"]:
-        raise ConfigError(
-            f"{path} is a run of a federation: its pictures and its clients' models are at its "
-            "sites, so it cannot be measured here"
-        )
-    commit = Folder(path).newest()
-    if commit is None:
-        raise StoreError(f"{path} has no committed round yet: let the run go on first")
+    at_site = (path / TOLD).exists()
+    of_federation = at_site or bool(read_about(path)["federation"])
+    if at_site:
+        commit = Commit(_told_round(path), {}, {}, {})
+    else:
+        commit = _newest_commit(path, with_states=not of_federation)
+    if of_federation:
+        return _federated(path, label, recipe, commit, note, at_site, **more)
     dataset, public, split = opened(recipe, path)
     return Run(label, path, recipe, dataset, public, split, commit, note, **more)
+
+
+def _newest_commit(path: Path, *, with_states: bool) -> Commit:
+    commit = Folder(path).newest(with_states=with_states)
+    if commit is None:
+        raise StoreError(f"{path} has no committed round yet: let the run go on first")
+    return commit
+
+
+def _told_round(path: Path) -> int:
+    try:
+        return int(json.loads((path / TOLD).read_text(encoding="utf-8"))["round"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StoreError(f"{path / TOLD} is damaged: take part in a new run") from None
+
+
+def _federated(
+    path: Path,
+    label: str,
+    recipe: Recipe,
+    commit: Commit,
+    note: Callable[[str], None],
+    at_site: bool,
+    **more: Any,
+) -> Run:
+    """A federation's run, to be judged on the first of the sets that the call names."""
+    sets: Sets = more.get("sets", Sets())
+    if theirs := [name for name in sets.names if name in THEIRS]:
+        raise ConfigError(
+            f"{path} is a run of a federation, whose images stay at the sites, so on={theirs[0]} "
+            "cannot be judged: name a data set that is here, e.g. on=digits, or on=folder "
+            "on.folder.path=FOLDER"
+        )
+    method = method_of(recipe)
+    side, channels = recipe.data.size or method.world.side, method.world.channels
+    dataset = sets.load(sets.names[0], (side, side, channels))
+    nobody = Split((), {}, dataset.digest, f"federation {recipe.digest}")
+    made: dict[str, Any] = {"at_site": at_site, **more}
+    return Federated(label, path, recipe, dataset, None, nobody, commit, note, **made)

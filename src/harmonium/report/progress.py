@@ -80,6 +80,8 @@ class LineWatcher(Callback):
             recipe.rounds, lambda number: recipe.evaluate.due(number, recipe.rounds)
         )
         clients = counted(recipe.clients, "client")
+        if self.names and len(self.names) < recipe.clients:  # of a federation, some are not there
+            clients = f"{len(self.names)} of {clients}"
         if new := recipe.split.newcomers:
             beside = " and " if recipe.clients == 1 else ", "  # all of one place, or among them
             clients += beside + counted(new, "newcomer")

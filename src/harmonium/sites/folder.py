@@ -49,6 +49,7 @@ from harmonium.sites.kit import (
     write_policy,
     write_sheet,
 )
+from harmonium.sites.upkeep import private
 from harmonium.store import write_atomic
 
 __all__ = [
@@ -178,7 +179,8 @@ def init(
     if not 1 <= port <= 65535 or not 1 <= days <= 3650:
         raise ConfigError(f"port {port} and {days} days: use ports 1 to 65535, days 1 to 3650")
     names = tuple(dict.fromkeys(made.checked_host(host) for host in hosts))
-    _must_be_empty(make_folder(folder))  # before a lock is put into somebody else's folder
+    with private():
+        _must_be_empty(make_folder(folder))  # before a lock is put into somebody else's folder
     with _lock(folder):
         _must_be_empty(folder)
         try:
@@ -232,7 +234,7 @@ def describe(federation: Federation) -> list[dict[str, Any]]:
 def _make(folder: Path, sheet: _Sheet, sites: Sequence[str]) -> None:
     """All files of a new federation."""
     for name in _OURS:
-        (folder / name).mkdir(mode=0o755 if name == "sites" else 0o700)
+        (folder / name).mkdir(mode=0o700)
     authority, key = made.make_authority(sheet.id)
     write_atomic(folder / "ca" / "ca.key", made.private_pem(key), private=True)
     write_atomic(folder / "ca" / "ca.crt", made.certificate_pem(authority))
@@ -349,7 +351,7 @@ def _lock(folder: Path) -> Iterator[None]:
     """One command at a time may change a federation."""
     if not folder.is_dir():
         raise StoreError(f"{folder} is no folder: harmonium server init makes a federation")
-    lock = filelock.FileLock(folder / ".lock")
+    lock = filelock.FileLock(folder / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=10)
     except filelock.Timeout:
@@ -357,6 +359,7 @@ def _lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error.strerror}") from None
     try:
-        yield
+        with private():
+            yield
     finally:
         lock.release()

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.errors import ConfigError, StoreError
 from harmonium.home import make_folder
 from harmonium.sites import certificates as made
+from harmonium.sites.upkeep import private
 from harmonium.store import write_atomic
 
 T = TypeVar("T")
@@ -131,13 +132,14 @@ class Kit:
 
 def keygen(folder: Path) -> Path:
     """At a site: make site.key, which stays, and site.pub, which is sent and returned here."""
-    make_folder(folder)
-    for name in ("site.key", "site.pub", "kit.yaml"):
-        if (folder / name).exists():
-            raise ConfigError(f"{folder} holds {name} already: name another folder")
-    write_pair(folder / "site")
-    if not (folder / "policy.yaml").exists():
-        write_policy(folder)
+    with private():
+        make_folder(folder)
+        for name in ("site.key", "site.pub", "kit.yaml"):
+            if (folder / name).exists():
+                raise ConfigError(f"{folder} holds {name} already: name another folder")
+        write_pair(folder / "site")
+        if not (folder / "policy.yaml").exists():
+            write_policy(folder)
     return folder / "site.pub"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +23,12 @@ import filelock
 
 from harmonium import store
 from harmonium.errors import StoreError
+from harmonium.federation.wire import is_measuring
 from harmonium.privacy.budget import epsilon
 from harmonium.report.progress import size_of
 
-LEFT = ("sent", "stored answer sent again")  # outcomes by which something left the site
+AGAIN = "stored answer sent again"
+LEFT = ("sent", AGAIN)  # outcomes by which something left the site
 PATIENCE = 60.0  # seconds to wait for another process that appends
 _SUM = b', "sha256": "'  # what stands between a line's content and its sum
 _OURS = ("number", "before", "sha256")  # keys of the chain
@@ -200,21 +202,44 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases.
 
-    Epsilon is for one picture in another's place, as the policy counts.
+    Epsilon is for one picture in another's place, as the policy counts. A server counts an answer
+    once, so what left `again` is beside its bytes, and what is for `measuring` it counts apart from
+    those of its rounds.
     """
     answers, sizes, releases = 0, Counter[str](), []
+    beside = {"again": 0, "measuring": 0}
     for entry in entries:
         answers += entry.get("outcome") == "sent"
         releases += _released(entry)
         for _, about in _left(entry):
             sizes[about["kind"]] += about["bytes"]
+            if entry["outcome"] == AGAIN:
+                beside["again"] += about["bytes"]
+            elif is_measuring(str(entry.get("step")), entry.get("round", 1)):
+                beside["measuring"] += about["bytes"]
     return {
         "answers": answers,
         "bytes": dict(sizes),
+        **beside,
         "releases": len(releases),
         "epsilon": epsilon(releases, delta, neighbours="replace"),
         "delta": delta,
     }
+
+
+def images_told(entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """The number of images that the site last told a server; none: it never did."""
+    found = [entry["told"].get("examples") for entry in entries if entry.get("told")]
+    return found[-1] if found else None
+
+
+def left_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:
+    """Bytes that left the site in a run, by exchange and by kind of value."""
+    found: dict[str, Counter[str]] = {}
+    for entry in entries:
+        for _, about in _left(entry) if entry.get("run") == run else ():
+            found.setdefault(str(entry.get("step")), Counter())[about["kind"]] += about["bytes"]
+    return {step: dict(sizes) for step, sizes in found.items()}
 
 
 def _left(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

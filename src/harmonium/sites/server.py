@@ -1,25 +1,27 @@
 """The server of a federation: it greets the sites, plays the run and hands the encoder out.
 
 A run of a federation lies in a folder like any other. Beside the recipe it has the roll: which
-sites take part, under which client's number, and with how many pictures. The roll is called once,
-before the first round; a site that is away later is left out of rounds by name and continues with
-its state when it is back.
+sites take part, under which client's number, and with how many pictures. The roll is called before
+the first round. A site that is away later is left out of rounds by name and continues with its
+state when it is back. A site that did not come, or refused, is greeted again when a round begins,
+and takes part from the round on before which it accepts. To a method it is a client whose answers
+were all lost until then: it has no state, and was not heard in the setup.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
+from harmonium import store
 from harmonium.callbacks import Callback
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
@@ -35,12 +37,15 @@ from harmonium.recipe import Recipe
 from harmonium.runs import changed_recipe, go_further, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
+from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
 
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
 
 MOST_PICTURES = 10**9  # of one site
 AGAIN = 2.0  # seconds between two looks for sites that are not there yet
+JOINING = 3.0  # seconds that a round waits for a site that was just greeted
+SOONEST, LATEST = 5.0, 60.0  # seconds until a site that refused is asked again, twice as many each
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Enrolled:
     number: int  # in the federation
     name: str
     fingerprint: str  # of its key
-    examples: int  # pictures it takes part with
+    examples: int = 0  # pictures it takes part with; 0: it does not take part yet
 
 
 def start(
@@ -83,7 +88,7 @@ def start(
     federation = _read(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
-    with locked(path):
+    with private(), locked(path):
         held = holds(path, plan)
         return _serve(path, plan, dataset, federation, held, watcher, listening)
 
@@ -104,7 +109,8 @@ def resume(
         raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
-    with locked(path):
+    with private(), locked(path):
+        close_to_others(path)
         go_further(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
@@ -128,24 +134,8 @@ def _serve(
     life = Life(path, plan, watcher or Callback())
     if held and life.is_complete():
         return life.result()
-    with _alone(federation.folder):
+    with alone(federation.folder, SERVING, f"server of {federation.folder}"):
         return _play(life, dataset, federation, held, listening or Listening())
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One server of a federation at a time."""
-    lock = filelock.FileLock(folder / ".serving")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StoreError(
-            f"another server of {folder} is running: wait for it, or stop it"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _play(
@@ -167,20 +157,22 @@ def _play(
     for text in federation.notes:
         note(text)
     public = load_public(plan, (method.world.side, method.world.side, method.world.channels))
-    run, roll = _held_roll(path, federation) if held else (secrets.token_hex(16), [])
+    begun = _Begun.read(path, federation) if held else _Begun.new(federation)
+    run, roll, sites = begun.run, begun.roll, _called(federation, begun.called)
     examples = {one.client: one.examples for one in roll}
-    sites = _called(federation, roll) if held else dict(enumerate(federation.sites))
-    life.watcher.names = {client: site.name for client, site in sites.items()}
     port = federation.port if listening.port is None else listening.port
     pair = (federation.certificate, federation.certificate_key)
-    place = federation.folder / "link"
-    shutil.rmtree(place, ignore_errors=True)  # an earlier link's; its messages serve nobody now
-    with Link(place, listening.host, port, None if listening.insecure else pair) as link:
+    close_to_others(federation.folder)
+    with (
+        _linked(federation.folder / "link") as place,
+        Link(place, listening.host, port, None if listening.insecure else pair) as link,
+    ):
         note(f"run {run[:8]}, plan {plan.digest}")
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
+        strangers = _strangers(federation, begun.called, plan.clients)
         engine = RemoteEngine(
             FlowerPost(link),
-            _members(link, sites),
+            _members(link, {**sites, **strangers}),
             federation.signing_key(),
             {"federation": federation.id, "run": run, "plan": plan.digest},
             frame_of(plan),
@@ -191,13 +183,15 @@ def _play(
                 method, step, examples.get(client, 0), len(sites)
             ),
         )
+        shown = public_digest(public.train if public else None)
         if not held:
-            shown = public_digest(public.train if public else None)
-            roll, absent = _roll(engine, sites, shown, listening.wait, note)
+            found, absent = _roll(engine, sites, shown, listening.wait, note)
+            roll += found
             _check_roll(plan, roll)
             if absent:
-                note(f"{len(roll)} of {len(sites)} sites take part in this run, to its end")
-            engine.keep(one.client for one in roll)
+                note(
+                    f"{len(roll)} of {len(sites)} sites take part; others may join in a later round"
+                )
             examples |= {one.client: one.examples for one in roll}
             register(
                 path,
@@ -213,16 +207,25 @@ def _play(
                     *(dataset.notes if dataset else ()),
                     *public_notes(plan, public),
                 ],
-                federation={
-                    "id": federation.id,
-                    "folder": str(federation.folder.absolute()),
-                    "run": run,
-                    "roll": [asdict(one) for one in roll],
-                },
+                federation=begun.plain(federation),
             )
+        engine.keep(one.client for one in roll)
+        late = _Late(engine, {**sites, **strangers}, shown, plan.clients, note)
+
+        def newcomers(round: int) -> dict[ClientId, int]:
+            absent = [c for c in late.sites if c not in {one.client for one in roll}]
+            if found := late.greeted(absent, round):
+                roll[:] = sorted([*roll, *found], key=lambda one: one.client)
+                begun.write(path, federation)  # before anything is asked of them
+                life.watcher.names = {one.client: one.name for one in roll}
+                examples.update({one.client: one.examples for one in found})
+            return {one.client: one.examples for one in found}
+
+        engine.newcomers = newcomers
+        life.watcher.names = {one.client: one.name for one in roll}
         ground = Ground(
             method,
-            examples,
+            dict(examples),
             dataset,
             public.train.without_labels() if public else None,
             tuple(public_notes(plan, public)),
@@ -230,15 +233,115 @@ def _play(
         return life.play(ground, engine, simulate=False)
 
 
-def _held_roll(path: Path, federation: Federation) -> tuple[str, list[Enrolled]]:
-    """The run's name among its sites and who takes part in it, as written when it began."""
-    about = read_about(path)["federation"]
+@contextmanager
+def _linked(place: Path) -> Iterator[Path]:
+    """A place for the link. Its messages are models and answers, and serve nobody afterwards."""
+    shutil.rmtree(place, ignore_errors=True)
     try:
-        if about["id"] != federation.id:
-            raise ConfigError(f"{path} is a run of another federation than {federation.folder}")
-        return about["run"], [Enrolled(**one) for one in about["roll"]]
-    except (KeyError, TypeError):
-        raise StoreError(f"{path / 'about.json'} is damaged: start a new run") from None
+        yield place
+    finally:
+        for path in place.glob("flower.db*"):
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run's name among its sites, whom it called, and who takes part."""
+
+    run: str
+    called: list[Enrolled]  # every site that belonged when the run began, by client
+    roll: list[Enrolled]  # those that take part, by client; grows
+
+    @classmethod
+    def new(cls, federation: Federation) -> _Begun:
+        """A run that begins now; sites are its clients in the order of their numbers."""
+        called = [
+            Enrolled(client, site.number, site.name, site.fingerprint)
+            for client, site in enumerate(federation.sites)
+        ]
+        return cls(secrets.token_hex(16), called, [])
+
+    @classmethod
+    def read(cls, path: Path, federation: Federation) -> _Begun:
+        """A run that was begun before; one of an earlier version called who took part."""
+        about = read_about(path)["federation"]
+        try:
+            if about["id"] != federation.id:
+                raise ConfigError(f"{path} is a run of another federation than {federation.folder}")
+            roll = [Enrolled(**one) for one in about["roll"]]
+            called = [Enrolled(**one) for one in about.get("called", about["roll"])]
+            return cls(about["run"], called, roll)
+        except (KeyError, TypeError):
+            raise StoreError(f"{path / 'about.json'} is damaged: start a new run") from None
+
+    def plain(self, federation: Federation) -> dict[str, Any]:
+        """As about.json has it."""
+        return {
+            "id": federation.id,
+            "folder": str(federation.folder.absolute()),
+            "run": self.run,
+            "called": [asdict(one) for one in self.called],
+            "roll": [asdict(one) for one in self.roll],
+        }
+
+    def write(self, path: Path, federation: Federation) -> None:
+        """Write down who takes part now."""
+        about = json.loads((path / "about.json").read_text(encoding="utf-8"))
+        about["federation"] = self.plain(federation)
+        about["clients"] = [one.name for one in self.roll]
+        store.write_atomic(path / "about.json", json.dumps(about, indent=1).encode())
+
+
+@dataclass
+class _Late:
+    """Greets sites that do not take part yet; one that refused is asked again after a while."""
+
+    engine: RemoteEngine
+    sites: Mapping[ClientId, Site]
+    public: str
+    clients: int  # of the plan: a site that was added after the run began has no place in it
+    note: Callable[[str], None]
+    _said: dict[ClientId, str] = field(default_factory=dict)
+    _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
+
+    def greeted(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
+        """Those of these clients who take part from a round on."""
+        found, now = list[Enrolled](), time.monotonic()
+        due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
+        for client, got in self.engine.greet(due, JOINING, round) if due else ():
+            if isinstance(got, str):  # it left, or did not understand
+                continue
+            site, up = self.sites[client], got["up"]
+            why = got["why"] if up is None else _unfit(up, self.public)
+            if not why and client >= self.clients:
+                why = f"the run was planned for {counted(self.clients, 'site')} before it was added"
+            if not why:
+                note = f"{site.name} joins with {counted(up['examples'], 'image')}"
+                found.append(_enrolled(client, site, up))
+            else:
+                note = f"{site.name} does not take part yet: {why}"
+                pause = max(SOONEST, min(2 * self._next.get(client, (0.0, 0.0))[1], LATEST))
+                self._next[client] = (time.monotonic() + pause, pause)
+            if self._said.get(client) != note:
+                self.note(note)
+            self._said[client] = note
+        return found
+
+
+def _enrolled(client: ClientId, site: Site, up: Mapping[str, Any]) -> Enrolled:
+    return Enrolled(client, site.number, site.name, site.fingerprint, up["examples"])
+
+
+def _strangers(
+    federation: Federation, called: Sequence[Enrolled], clients: int
+) -> dict[ClientId, Site]:
+    """Sites that were added after a run began, by numbers that no client of it has.
+
+    They are let in and greeted, so that they learn why nothing is asked of them.
+    """
+    known = {one.fingerprint for one in called}
+    new = [site for site in federation.sites if site.fingerprint not in known]
+    return dict(enumerate(new, max(clients, len(called))))
 
 
 def _called(federation: Federation, roll: Sequence[Enrolled]) -> dict[ClientId, Site]:
@@ -275,8 +378,8 @@ def _roll(
     roll: list[Enrolled] = []
     absent: list[str] = []
     end = time.monotonic() + (float("inf") if wait is None else wait)
-    while waiting and time.monotonic() < end:
-        for client, got in engine.say("hello", {}, list(waiting)):
+    while waiting and (left := end - time.monotonic()) > 0:
+        for client, got in engine.say("hello", {}, list(waiting), left):
             name = sites[client].name
             if isinstance(got, str):  # not there, or it did not understand
                 if said.get(client) != got:
@@ -288,7 +391,7 @@ def _roll(
                 absent.append(f"{name} does not take part: {why}")
                 note(absent[-1])
                 continue
-            roll.append(Enrolled(client, site.number, name, site.fingerprint, up["examples"]))
+            roll.append(_enrolled(client, site, up))
             note(f"{name} takes part with {up['examples']:,} pictures")
         if waiting:
             time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))

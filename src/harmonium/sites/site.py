@@ -181,6 +181,7 @@ class Site:
         if header["round"] > recipe.rounds:  # else a policy's rounds would bound nothing
             raise WireError(f"the ask is for round {header['round']} of {recipe.rounds}")
         if header["step"] == "hello":
+            self._check_late(header, policy)
             examples = len(host.indices[header["client"]])
             found = {"examples": examples, "public": public_digest(host.public)}
             what = f"{recipe.method.name} with {recipe.objective.name}"
@@ -241,7 +242,10 @@ class Site:
         if recipe.digest != digest:
             raise WireError("the plan is not the one that the ask names")
         if client >= recipe.clients:
-            raise WireError(f"the ask names client {client}, but its plan has {recipe.clients}")
+            raise WireError(
+                f"the ask names client {client}, but its plan has {recipe.clients}: a site that "
+                "was added after a run began takes part in the next one"
+            )
         if policy is not None:  # before any picture is read
             policy.check_plan(recipe, method_of(recipe))
         try:
@@ -253,6 +257,16 @@ class Site:
         opened = _Opened(tree, recipe, host, policy)
         self._hosts = {name: opened}  # one at a time: pictures may be many
         return opened
+
+    def _check_late(self, header: Mapping[str, Any], policy: Policy | None) -> None:
+        """Refuse to join a run after round 1 where the policy says so, before anything is asked."""
+        began = (self._run(header) / "began.txt").is_file()
+        if policy is not None and not policy.join_late and header["round"] > 1 and not began:
+            raise PolicyRefusal(
+                f"the site's policy refuses to join the run in round {header['round']}: its first "
+                "model could not be compared with the one that the plan begins with, and "
+                "`join_late` is false"
+            )
 
     def _check_received(
         self,

@@ -16,6 +16,7 @@ from harmonium.data.pictures import (
     is_picture,
     listing_digest,
     numbered,
+    unread,
     write_pictures,
 )
 from harmonium.data.store import Writer
@@ -84,13 +85,17 @@ class Folder(PictureSpec, UnsplitSpec):
         if self.styles:
             writer.names["style"] = listing.styles
         write_pictures(writer, listing.files, self)
+        if others := unread(self._root()):
+            writer.notes.append(f"{self.path} also has files that are not read as images: {others}")
         return listing.classes
 
     def _listing(self) -> _Listing:
         found = self._parts()
         everything = [one for some in found.values() for one in some]
         if not found.get("train"):
-            raise DataError(f"{self.path} holds no pictures ({' '.join(ENDINGS)})")
+            others = unread(self._root())
+            beside = f", but {others}, which are not read: convert them first" if others else ""
+            raise DataError(f"{self.path} holds no pictures ({' '.join(ENDINGS)}){beside}")
         classes, class_number = numbered(one.class_name for one in everything)
         styles, style_number = numbered(one.style for one in everything)
         root = self._root()

@@ -17,6 +17,8 @@ import os
 from harmonium.home import home
 
 CHUNK = 8 << 20  # bytes of an array that travel in one piece
+WHY_HEADER = "x-harmonium-why"  # in the answer to a node that is not let in
+UNKNOWN, CONNECTED = "unknown", "connected"  # its first word; the second is seconds until it may
 
 # Flower reads these when it is imported: nothing is reported, asked for or installed.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"

@@ -35,7 +35,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus, TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
@@ -133,6 +133,7 @@ class Link:
         self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._grid: Grid | None = None
+        self._looking: Any = None
 
     def __enter__(self) -> Link:
         self._await_port()
@@ -145,6 +146,8 @@ class Link:
         self._ended.set()
         with suppress(httpx.HTTPError, EngineError):
             self._finish_run(SubStatus.COMPLETED if why[0] is None else SubStatus.STOPPED)
+        if self._looking is not None:
+            self._looking.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -215,6 +218,13 @@ class Link:
     def _nodes(self) -> list[Any]:
         with self._control() as control:
             return list(control.ListNodes(ListNodesRequest()).nodes_info)
+
+    def online(self) -> list[Any]:
+        """What Flower says of each node that is connected now; asked often, by one client."""
+        if self._looking is None:
+            self._looking = _client(ControlHttpClient, self._address, self.settings.secret)
+        found = self._looking.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in found if node.status == NodeStatus.ONLINE]
 
     def admit(self, keys: Mapping[ClientId, ec.EllipticCurvePublicKey]) -> dict[ClientId, int]:
         """Let these sites in, and no others; the number of the node by which each is reached."""

@@ -6,10 +6,13 @@ process for every message. And it is deaf to code: it never asks for the app of 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -38,12 +42,14 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from harmonium.engines.flower import CHUNK
+from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER
 from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
 from harmonium.errors import EngineError, HarmoniumError, one_line
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
+BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)  # seconds a site's clock may be late
+AHEAD = float(SYSTEM_TIME_TOLERANCE)  # or early
 
 
 def attend(
@@ -70,24 +76,85 @@ def attend(
             try:
                 node = Node(node_id=_activate(client, key).node_id)
             except httpx.HTTPStatusError as error:
-                why = f"the server does not let this site in ({error.response.status_code}): "
-                why += "its key is not enrolled, or its last connection is still counted as alive"
+                reason = refusal(error.response.status_code, error.response.headers, time.time())
+                why = f"the server does not let this site in: {reason}"
             except httpx.TransportError as error:
-                if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    raise EngineError(
-                        f"the server at {address} does not show a certificate of this federation "
-                        f"({error}): check the address and the kit"
-                    ) from None
-                why = f"the server at {address} cannot be reached ({error})"
+                why = _unreachable(address, str(error))
             else:
                 note(f"connected to {address}")
                 said, why = "", _serve(client, node, answer, ended)
         if ended.is_set():
             return
-        if why != said:
+        if (kind := re.sub(r"\d+", "", why)) != said:  # seconds and times change with every try
             note(f"{why}; trying again until it works")
-            said = why
+            said = kind
         ended.wait(2.0)
+
+
+def refusal(code: int, headers: Mapping[str, str], now: float) -> str:
+    """Why a server lets a site in no further, from its answer and this machine's clock."""
+    known, _, seconds = headers.get(WHY_HEADER, "").partition(" ")
+    if known == UNKNOWN:
+        return (
+            "it does not know this site's key: the site was never added, was removed, or was "
+            "added after the server had started. Its operator sees who belongs by harmonium server "
+            "list, and adds a site by harmonium server add NAME --key site.pub"
+        )
+    if known == CONNECTED:
+        return (
+            "it still counts this site's last connection as alive: it lets the site in about "
+            f"{seconds} s from now, unless another process runs with the same kit"
+        )
+    if code == httpx.codes.UNAUTHORIZED:
+        off = _clock_off(headers.get("date", ""), now)
+        if off is not None and not -BEHIND < off < AHEAD:
+            word = "ahead of" if off > 0 else "behind"
+            apart = f"{abs(off) / 60:.0f} minutes" if abs(off) > 90 else f"{abs(off):.0f} s"
+            return (
+                f"this machine's clock is {apart} {word} the server's; up to {BEHIND:.0f} s behind "
+                f"or {AHEAD:.0f} s ahead is accepted: set the clock, e.g. by NTP"
+            )
+        return "it does not accept this site's signature: is site.key the key of this kit?"
+    return f"it answers with HTTP code {code}: is a proxy in between, or another service?"
+
+
+def _clock_off(date: str, now: float) -> float | None:
+    """Seconds that this machine's clock is ahead of the server's."""
+    try:
+        return now - parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError):
+        return None
+
+
+def _unreachable(address: str, error: str) -> str:
+    """Why there is no connection; what trying again cannot mend is an error.
+
+    An expired certificate is renewed at the server, and a clock may be set while the site waits.
+    """
+    server = f"the server at {address}"
+    if "certificate has expired" in error:
+        return (
+            f"the certificate of {server} has expired, by this machine's clock, which says "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: its operator renews it with harmonium "
+            "server renew and starts again; no new kit is needed"
+        )
+    if "certificate is not yet valid" in error:
+        return (
+            f"the certificate of {server} is not valid yet, by this machine's clock, which says "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
+        )
+    if "mismatch" in error:
+        raise EngineError(
+            f"{server} shows a certificate that is made for other names "
+            f"({one_line(error)}): dial one of those with --server HOST:PORT"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in error:
+        raise EngineError(
+            f"{server} does not show a certificate of this federation: it is signed by another "
+            f"authority ({one_line(error)}). The address or the kit is of another federation, or "
+            "a proxy in between opens TLS"
+        )
+    return f"{server} cannot be reached ({one_line(error)})"
 
 
 def _activate(client: FleetHttpClient, key: ec.EllipticCurvePrivateKey) -> Any:

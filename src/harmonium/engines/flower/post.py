@@ -54,14 +54,14 @@ class FlowerPost:
                 yield from ((ticket, "the SuperLink was gone") for ticket in waiting[start:])
                 return
 
-    def online(self) -> set[int]:
-        """The nodes that Flower hears of."""
+    def online(self) -> dict[int, str]:
+        """The nodes that Flower hears of, with the time when each connected."""
         grid = self._link.grid()
         try:
-            return {node.node_id for node in grid.get_nodes()}
+            return {node.node_id: node.last_activated_at for node in self._link.online()}
         except httpx.HTTPError:
             self._again(grid)
-            return set()
+            return {}
 
     def _again(self, grid: Grid) -> None:
         """After a fault of the link: wait until it is back; if our run ended, begin another."""

@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import os
 import sys
 import threading
 import time
+from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
+
+from harmonium.engines.flower import CONNECTED, UNKNOWN, WHY_HEADER
 
 SECRET_HEADER = "x-harmonium-secret"
 LARGEST_BODY = 64 << 20  # bytes of one request; a chunk is an eighth of that
@@ -76,7 +81,11 @@ def serve(settings: LinkSettings) -> None:
     private = server(_only(app, secret=settings.secret), "127.0.0.1", settings.private_port)
     tls = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.certificate_key}
     public = server(
-        _only(app, path="/v1/fleet/"), settings.host, settings.port, lifespan="off", **tls
+        _only(_explained(app), path="/v1/fleet/"),
+        settings.host,
+        settings.port,
+        lifespan="off",
+        **tls,
     )
 
     async def both() -> None:
@@ -104,6 +113,37 @@ def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
         await app(scope, receive, send)
 
     return filtered
+
+
+def _explained(app: Any) -> Any:
+    """The application, which also says why it does not let a node in: Flower has one code for all.
+
+    Only who has signed the request with the key in question gets so far.
+    """
+
+    def why(key: str) -> str:
+        state = app.state.linkstate_factory.state()
+        node = state.get_node_id_by_public_key(b64decode(key))
+        if node is None:
+            return UNKNOWN
+        until = max(
+            (one.online_until or 0.0 for one in state.get_node_info(node_ids=[node])), default=0
+        )
+        return f"{CONNECTED} {max(1, math.ceil(until - time.time()))}"
+
+    async def explained(scope: Any, receive: Any, send: Any) -> None:
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 412:
+                key = dict(scope["headers"]).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"")
+                reason = await asyncio.to_thread(why, key.decode("ascii", "replace"))
+                headers = [*message["headers"], (WHY_HEADER.encode(), reason.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        activates = scope["type"] == "http" and scope["path"] == "/v1/fleet/activate-node"
+        await app(scope, receive, answer if activates else send)
+
+    return explained
 
 
 def _leave_with(parent: int) -> None:

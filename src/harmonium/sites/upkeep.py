@@ -1,0 +1,161 @@
+"""Upkeep of what a federation keeps: closed to others, and not kept for longer than it serves.
+
+Everything that a server or a site of a federation writes is for its owner alone: folders 0700,
+files 0600, whatever the umask of whoever starts it. Answers and states of runs that are over may
+go after some days. A site's log, which is its privacy account, and encoders always stay.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from harmonium.errors import ConfigError, StoreError
+
+DAY = 24 * 3600.0
+RUNNING = ".running"  # in the folder of what a site keeps: held by the client that serves it
+SERVING = ".serving"  # in a federation's folder: held by its server
+_OPEN = 0o077  # the rights of all but the owner
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Whatever is written meanwhile, also by child processes, is for its owner alone."""
+    before = os.umask(_OPEN)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of others off a folder and all that is in it.
+
+    What belongs to somebody else, or lies on a disk that cannot be written, stays as it is.
+    """
+    for place, _, files in os.walk(folder):
+        for path in (Path(place), *(Path(place, name) for name in files)):
+            try:
+                mode = path.lstat().st_mode
+                if mode & _OPEN and not path.is_symlink():
+                    path.chmod(mode & 0o7777 & ~_OPEN)
+            except OSError:
+                continue
+
+
+@contextmanager
+def alone(folder: Path, name: str, who: str) -> Iterator[None]:
+    """One process at a time; the lock goes when its holder does."""
+    lock = _lock(folder / name)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreError(f"another {who} is running: wait for it, or stop it") from None
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_held(folder: Path, name: str) -> bool:
+    """Whether a process holds the lock."""
+    if not (folder / name).exists():
+        return False
+    lock = _lock(folder / name)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _lock(path: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(path, mode=0o600)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something that is no longer needed."""
+
+    path: Path
+    size: int  # bytes
+    what: str
+
+
+def at_site(kept: Path, days: float) -> list[Removal]:
+    """Answers and states of a site's runs of which nothing was written for so many days.
+
+    Of a client that is running, the newest run stays whatever its age.
+    """
+    if not days >= 0:
+        raise ConfigError(f"{days:g} days: name 0 or more")
+    runs = sorted((path for path in (kept / "runs").glob("*") if path.is_dir()), key=_newest)
+    if is_held(kept, RUNNING):
+        runs = runs[:-1]
+    limit = time.time() - days * DAY
+    found = []
+    for run in runs:
+        if _newest(run) > limit:
+            continue
+        for path in sorted(run.iterdir()):
+            if path.name.startswith("answer-"):
+                found.append(_removal(path, "answer"))
+            elif path.name == "clients":
+                found.append(_removal(path, "states"))
+    return found
+
+
+def at_server(folder: Path, *runs: Path) -> list[Removal]:
+    """Messages of an earlier server, and of complete runs all commits but the last."""
+    found = []
+    if not is_held(folder, SERVING):
+        found += [
+            _removal(path, "messages") for path in sorted((folder / "link").glob("flower.db*"))
+        ]
+    for run in runs:
+        if not (run / "recipe.yaml").exists():
+            raise ConfigError(f"{run} holds no run: there is no recipe.yaml in it")
+        if not (run / "result.json").exists() or is_held(run, ".lock"):
+            raise ConfigError(f"{run} is not complete: let it come to its end first")
+        newest = max((path.stem for path in (run / "commits").glob("*.json")), default="")
+        older = [path for path in sorted((run / "commits").iterdir()) if path.stem < newest]
+        found += [_removal(path, "earlier commit") for path in older]
+        found += [_removal(path, "earlier end") for path in sorted((run / "earlier").glob("*"))]
+    return found
+
+
+def remove(found: list[Removal]) -> None:
+    """Delete; what is gone already is no fault."""
+    for one in found:
+        try:
+            shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreError(f"cannot delete {one.path}: {error.strerror}") from None
+
+
+def _newest(folder: Path) -> float:
+    """When anything in a folder was last written."""
+    times = [folder.stat().st_mtime]
+    for path in folder.rglob("*"):
+        try:
+            times.append(path.lstat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _removal(path: Path, what: str) -> Removal:
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return Removal(path, sum(one.stat().st_size for one in files), what)
