@@ -389,7 +389,7 @@ def _why_none(path: Path) -> str:
 
 def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
     """What a file says of its encoder; ValueError where numbers cannot be those of images."""
-    view = about["prepare"]["size"]
+    view = about.get("prepare", {}).get("size")
     sides = [about["side"], *about.get("size", ()), *([] if view is None else [view])]
     for number in (about["channels"], *sides):
         if type(number) is not int or not 1 <= number <= LARGEST:
