@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium.errors import WireError
+from harmonium.errors import LONGEST, WireError, one_line
 from harmonium.sites import seal as seals
-from harmonium.sites.seal import LARGEST, LONGEST, must_match, nonce, one_line, seal, unseal
+from harmonium.sites.seal import LARGEST, must_match, nonce, seal, unseal
 from harmonium.store import digest_of
 
 KEY, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))

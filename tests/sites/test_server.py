@@ -1,5 +1,6 @@
 """The server's side of a federation, as far as it can be seen without one."""
 
+import json
 import socket
 from dataclasses import replace
 from pathlib import Path
