@@ -147,6 +147,17 @@ ATTACKS: dict[str, dict[str, Lie]] = {
     },
 }
 CLEAN = "nobody lies"
+OF_MODELS = ("sign-flip x10", "change x100", "noise", "weights of 3e38")
+MORE = {  # beyond what the defaults promise: no check can see them, and they do not end
+    (method, attack)
+    for method in ("fedsc", "fedca", "orchestra")
+    for attack in (
+        "sign-flip x10",
+        "matrix of one direction",
+        "random unit rows",
+        "random unit centroids",
+    )
+}
 
 
 def recipe(method: str, arm: str, seed: int) -> Recipe:
@@ -170,12 +181,10 @@ def lying(lie: Lie, seed: int) -> Callable[..., Iterator[Reply]]:
 
     def deliver(engine: LocalEngine, ask: Ask, turn: Turn) -> Iterator[Reply]:
         for reply in honest(engine, ask, turn):
-            if reply.client in LIARS and reply.up and ("model" in reply.up or len(reply.up) < 3):
+            if reply.client in LIARS and reply.up:
                 rng = seeds.torch_rng(seed, "attack", turn.round, turn.ask, reply.client)
                 down = {**ask.down, **ask.each.get(reply.client, {})}
-                changes_model = "model" in reply.up and "model" in down
-                up = lie(down, reply.up, rng) if changes_model or "model" not in reply.up else {}
-                reply = replace(reply, up=up)
+                reply = replace(reply, up=lie(down, reply.up, rng))
             yield reply
 
     return deliver
@@ -187,10 +196,9 @@ def measure(method: str, attack: str, arm: str, seed: int) -> Found:
     honest = LocalEngine.deliver
     if attack != CLEAN:
         lie = ATTACKS[method][attack]
-        is_model = "sign" in attack or "change" in attack or attack in ("noise", "weights of 3e38")
 
         def only(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> Any:
-            return lie(down, up, rng) if not is_model or "model" in up else dict(up)
+            return lie(down, up, rng) if attack not in OF_MODELS or "model" in up else dict(up)
 
         LocalEngine.deliver = lying(only, seed)  # type: ignore[method-assign]
     try:
@@ -218,24 +226,27 @@ def page(runs: Sequence[Found]) -> str:
     by: dict[str, list[Found]] = {}
     for one in runs:
         by.setdefault(one["label"], []).append(one)
-    rows, worst = [], -math.inf
+    rows, worst, beyond = [], -math.inf, -math.inf
     for method, attacks in ATTACKS.items():
         for attack in (CLEAN, *attacks):
             row: dict[str, Any] = {"method": method, "two of ten clients": attack}
             for arm in ARMS:
-                its = by.get(f"{method}/{attack}/{arm}", [])
-                clean = {one["seed"]: one for one in by.get(f"{method}/{CLEAN}/{arm}", [])}
-                if not its:
+                if not (its := by.get(f"{method}/{attack}/{arm}", [])):
                     continue
-                if any("ended" in one for one in its):
-                    row[f"{arm}: kNN"], worst = "ends", math.inf if arm == "federation" else worst
+                ended = any("ended" in one for one in its)
+                clean = {one["seed"]: one["knn"] for one in by[f"{method}/{CLEAN}/{arm}"]}
+                row[f"{arm}: kNN"] = "ends" if ended else estimate([one["knn"] for one in its])
+                if attack == CLEAN:
                     continue
-                row[f"{arm}: kNN"] = estimate([one["knn"] for one in its])
-                cost = estimate([clean[one["seed"]]["knn"] - one["knn"] for one in its])
-                if attack != CLEAN:
+                cost = (math.inf, 0.0)
+                if not ended:
+                    cost = estimate([clean[one["seed"]] - one["knn"] for one in its])
                     row[f"{arm}: costs"] = cost
-                    worst = max(worst, cost[0]) if arm == "federation" else worst
-                    row["refused"] = "yes" if its[0]["refused"] > 0.5 else "no"
+                    row["refused"] = "yes" if any(one["why"] for one in its) else "no"
+                if arm == "federation" and (method, attack) in MORE:
+                    beyond = max(beyond, cost[0])
+                elif arm == "federation":
+                    worst = max(worst, cost[0])
             rows.append(row)
     untrained = estimate([one["knn_untrained"] for one in runs if "knn_untrained" in one])
     wrong = sum(one.get("wrong", 0) for one in runs)
@@ -255,8 +266,15 @@ def page(runs: Sequence[Found]) -> str:
             "",
             markdown(rows),
             "",
-            f"With the defaults of a federation the worst attack costs {worst:.1f} points; "
-            f"{COSTS:g} are the most that one may cost. Honest clients were refused {wrong} times.",
+            f"With the defaults of a federation the worst of the attacks on FedAvg's model and of "
+            f"the lies that checks refuse costs {worst:.1f} points; {COSTS:g} are the most that one "
+            f"may cost. Honest clients were refused {wrong} times.",
+            "",
+            "What no check can tell from an honest answer is bounded and not undone: a change in "
+            "the wrong direction, of the median's length, in every round, and rows, centroids or "
+            "a matrix that are well-formed and say nothing. Such lies, told of the methods beside "
+            f"FedAvg, cost {beyond:.1f} points at most. Orchestra learns little on these images, "
+            "so its rows show that nothing breaks and no more.",
             "",
         ]
     )
@@ -272,7 +290,7 @@ def main() -> None:
     for seed in asked.seeds:
         for method in asked.methods:
             for attack in (CLEAN, *ATTACKS[method]):
-                for arm in ARMS:
+                for arm in ARMS if attack in (CLEAN, *OF_MODELS) else ("federation",):
                     if (f"{method}/{attack}/{arm}", seed) not in held:
                         runs.append(measure(method, attack, arm, seed))
                         if asked.json:

@@ -535,6 +535,14 @@ def test_ordinary_plans_are_within_the_default_policy(name: str) -> None:
     policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), 50)
 
 
+def test_a_plan_that_asks_some_of_the_sites_needs_late_joining() -> None:
+    words = ["data=sites", "data.size=8", "data.channels=1", "participation.fraction=0.5"]
+    plan, _ = planned(Recipe.of("fedavg", *words), 4)
+    with pytest.raises(PolicyRefusal, match="asks only 2 of 4 sites.*`join_late` is false"):
+        Policy().check_plan(plan, method_of(plan), 50)
+    Policy(join_late=True).check_plan(plan, method_of(plan), 50)
+
+
 def test_changes_of_a_view_must_be_likely_and_strong_to_count() -> None:
     still = {"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0}
     for faint in (

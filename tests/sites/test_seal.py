@@ -193,3 +193,14 @@ def test_a_stranger_s_words_become_one_harmless_line() -> None:
     long = one_line("x" * 10 * LONGEST)
     assert len(long) == LONGEST + 3 and long.endswith("...")
     assert one_line(WireError("é")) == "é"
+
+
+def test_an_envelope_is_written_in_one_way() -> None:
+    """Whatever byte is changed, also one that reads alike, the envelope is refused."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    sealed = seal("answer", {"round": 1}, [digest_of(b"body")], key)
+    signature = json.loads(sealed)["signature"].encode()
+    assert unseal("answer", sealed, [b"body"], key.public_key()) == {"round": 1}
+    for same in (sealed.replace(signature, signature.upper()), sealed + b" ", b" " + sealed):
+        with pytest.raises(WireError, match="cannot be read"):
+            unseal("answer", same, [b"body"], key.public_key())

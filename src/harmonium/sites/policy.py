@@ -258,6 +258,13 @@ class Policy:
         if method.reads_labels and not self.labels:
             _refuse("reads labels", "`labels` is false")
         self._at_most("rounds", "rounds", recipe.rounds)
+        asked = recipe.participation.asked(recipe.training)
+        if asked < recipe.training and not self.join_late:
+            _refuse(
+                f"asks only {asked} of {recipe.training} sites in a round, so that a site's first "
+                "model may be a later one, which nothing can be compared with",
+                "`join_late` is false",
+            )
         self._check_training(recipe, method, pictures)
         if recipe.init is not None and start_of(recipe.init.digest, self.initial_weights) is None:
             _refuse(

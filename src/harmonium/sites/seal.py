@@ -33,8 +33,7 @@ def seal(
 ) -> bytes:
     """The envelope of bodies with these SHA-256 digests."""
     text = _text({**header, "bodies": list(digests)})
-    signature = key.sign(_signed(way, text), _HASH).hex()
-    return json.dumps({"header": text, "signature": signature}).encode()
+    return _envelope(text, key.sign(_signed(way, text), _HASH))
 
 
 def unseal(
@@ -46,6 +45,8 @@ def unseal(
     try:
         held = json.loads(sealed)
         text, signature = str(held["header"]), bytes.fromhex(held["signature"])
+        if sealed != _envelope(text, signature):  # other letters may read alike
+            raise ValueError("it is not written as seals are")
         key.verify(signature, _signed(way, text), _HASH)
         header: dict[str, Any] = json.loads(text)
         digests = header.pop("bodies")
@@ -56,6 +57,11 @@ def unseal(
     if digests != [digest_of(body) for body in bodies]:
         raise WireError(f"the {way} was changed on its way: it is not what was signed")
     return header
+
+
+def _envelope(text: str, signature: bytes) -> bytes:
+    """A header and its signature as they are sent: the one way to write them."""
+    return json.dumps({"header": text, "signature": signature.hex()}).encode()
 
 
 def addressed(sealed: bytes) -> dict[str, Any]:
