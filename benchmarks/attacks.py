@@ -266,9 +266,9 @@ def page(runs: Sequence[Found]) -> str:
             "",
             markdown(rows),
             "",
-            f"With the defaults of a federation the worst of the attacks on FedAvg's model and of "
-            f"the lies that checks refuse costs {worst:.1f} points; {COSTS:g} are the most that one "
-            f"may cost. Honest clients were refused {wrong} times.",
+            "With the defaults of a federation the worst of the attacks on FedAvg's model and of "
+            f"the lies that checks refuse costs {worst:.1f} points; {COSTS:g} are the most that "
+            f"one may cost. Honest clients were refused {wrong} times.",
             "",
             "What no check can tell from an honest answer is bounded and not undone: a change in "
             "the wrong direction, of the median's length, in every round, and rows, centroids or "

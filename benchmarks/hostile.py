@@ -19,6 +19,7 @@ import random
 import resource
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
