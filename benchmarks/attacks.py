@@ -38,7 +38,7 @@ from harmonium.runs import run
 from stored import arguments, before, show
 
 Found = dict[str, Any]
-Lie = Callable[[Mapping[str, Any], Mapping[str, Any], torch.Generator], dict[str, Any]]
+Lie = Callable[[Mapping[str, Any], Mapping[str, Any], torch.Generator], dict[str, Any] | None]
 
 LIARS = (3, 7)
 ROUNDS = 20
@@ -98,6 +98,10 @@ def far(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) ->
     return {**up, "model": model}
 
 
+def absent(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> None:
+    """Nothing at all: the least that two clients can cost."""
+
+
 def with_field(name: str, change: Callable[[Tensor, torch.Generator], Any]) -> Lie:
     """Another value of one field, where an answer has it."""
     return lambda down, up, rng: {**up, name: change(up[name], rng)} if name in up else dict(up)
@@ -146,7 +150,7 @@ ATTACKS: dict[str, dict[str, Lie]] = {
         "sign-flip x10": moved(-10.0),
     },
 }
-CLEAN = "nobody lies"
+CLEAN, ABSENT = "nobody lies", "nothing: they are absent"
 OF_MODELS = ("sign-flip x10", "change x100", "noise", "weights of 3e38")
 MORE = {  # beyond what the defaults promise: no check can see them, and they do not end
     (method, attack)
@@ -184,7 +188,8 @@ def lying(lie: Lie, seed: int) -> Callable[..., Iterator[Reply]]:
             if reply.client in LIARS and reply.up:
                 rng = seeds.torch_rng(seed, "attack", turn.round, turn.ask, reply.client)
                 down = {**ask.down, **ask.each.get(reply.client, {})}
-                reply = replace(reply, up=lie(down, reply.up, rng))
+                up = lie(down, reply.up, rng)
+                reply = replace(reply, up=up, why="" if up is not None else "it is absent")
             yield reply
 
     return deliver
@@ -195,7 +200,7 @@ def measure(method: str, attack: str, arm: str, seed: int) -> Found:
     found: Found = {"label": f"{method}/{attack}/{arm}", "seed": seed}
     honest = LocalEngine.deliver
     if attack != CLEAN:
-        lie = ATTACKS[method][attack]
+        lie = ATTACKS[method].get(attack, absent)
 
         def only(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> Any:
             return lie(down, up, rng) if attack not in OF_MODELS or "model" in up else dict(up)
@@ -228,7 +233,7 @@ def page(runs: Sequence[Found]) -> str:
         by.setdefault(one["label"], []).append(one)
     rows, worst, beyond = [], -math.inf, -math.inf
     for method, attacks in ATTACKS.items():
-        for attack in (CLEAN, *attacks):
+        for attack in (CLEAN, ABSENT, *attacks):
             row: dict[str, Any] = {"method": method, "two of ten clients": attack}
             for arm in ARMS:
                 if not (its := by.get(f"{method}/{attack}/{arm}", [])):
@@ -242,10 +247,11 @@ def page(runs: Sequence[Found]) -> str:
                 if not ended:
                     cost = estimate([clean[one["seed"]] - one["knn"] for one in its])
                     row[f"{arm}: costs"] = cost
-                    row["refused"] = "yes" if any(one["why"] for one in its) else "no"
+                    if attack != ABSENT:
+                        row["refused"] = "yes" if any(one["why"] for one in its) else "no"
                 if arm == "federation" and (method, attack) in MORE:
                     beyond = max(beyond, cost[0])
-                elif arm == "federation":
+                elif arm == "federation" and attack != ABSENT:
                     worst = max(worst, cost[0])
             rows.append(row)
     untrained = estimate([one["knn_untrained"] for one in runs if "knn_untrained" in one])
@@ -289,7 +295,7 @@ def main() -> None:
     held = {(one["label"], one["seed"]) for one in runs}
     for seed in asked.seeds:
         for method in asked.methods:
-            for attack in (CLEAN, *ATTACKS[method]):
+            for attack in (CLEAN, ABSENT, *ATTACKS[method]):
                 for arm in ARMS if attack in (CLEAN, *OF_MODELS) else ("federation",):
                     if (f"{method}/{attack}/{arm}", seed) not in held:
                         runs.append(measure(method, attack, arm, seed))
