@@ -44,6 +44,19 @@ class Limits:
     frame: int  # bytes of all of it
     header: int  # bytes of its tree and the shapes of its tensors
 
+    def check(self, frame: bytes | bytearray | memoryview) -> None:
+        """Refuse a frame that is larger, by its length and what it says of its header."""
+        header = int.from_bytes(frame[:8], "little")
+        for part, size, most in (
+            ("frame", len(frame), self.frame),
+            ("header", header, self.header),
+        ):
+            if size > most:
+                raise WireError(f"its {part} of {size:,} bytes is too large: {most:,} are the most")
+
+
+LIMITS = Limits(frame=2**31, header=2**24)  # of a frame of which nothing else is known
+
 
 def encode(tree: Tree) -> bytes:
     """The frame of a tree; equal trees give equal bytes.
@@ -84,12 +97,9 @@ def decode(frame: bytes | bytearray | memoryview, limits: Limits | None = None) 
     frame never becomes more tensors than it has bytes for. `limits` are checked before anything is
     unpacked.
     """
-    size = int.from_bytes(frame[:8], "little")
-    if limits is not None and (len(frame) > limits.frame or size > limits.header):
-        which = "frame" if len(frame) > limits.frame else "header"
-        large, most = (len(frame) if which == "frame" else size), getattr(limits, which)
-        raise WireError(f"its {which} of {large:,} bytes is too large: {most:,} are the most")
-    data = bytes(frame)
+    if limits is not None:
+        limits.check(frame)
+    size, data = int.from_bytes(frame[:8], "little"), bytes(frame)
     try:
         tensors = safetensors.torch.load(data)
         # The parser has checked lengths and offsets by now; it does not hand out the metadata.

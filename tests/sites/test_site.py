@@ -824,6 +824,14 @@ def test_facts_that_are_none_are_refused(bench: Bench, body: bytes) -> None:
         assert got["up"] is None and bench.last["outcome"] == "refused"
 
 
+def test_a_frame_with_a_header_beyond_all_bounds_is_not_unpacked(bench: Bench) -> None:
+    bomb = (2**25).to_bytes(8, "little") + b" " * 100
+    bodies = [bench.bodies()[0], bomb, bench.bodies()[2]]
+    digests = [store.digest_of(one) for one in bodies]
+    got = bench.answer(seal("ask", bench.header(step="train"), digests, SERVER), bodies)
+    assert got["up"] is None and "header of 33,554,432 bytes is too large" in got["why"]
+
+
 def test_nothing_leaves_by_a_log_that_was_tampered_with(bench: Bench) -> None:
     bench.say()
     path = bench.site.log.path

@@ -32,7 +32,6 @@ REFUSED = "its answer was refused"
 TRIES = 5  # how often a task may be lost with its node before the site is left out
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two looks for answers
 LOOK = 1.0  # seconds between two looks at who is there
-LIMITS = codec.Limits(frame=2**31, header=2**24)  # of an answer of which nothing else is known
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class RemoteEngine(States):
         wanted: Callable[[Ask, Turn], int | None] = lambda ask, turn: None,
         read_state: Callable[[StateRef | None], dict[str, Any]] | None = None,
         note: Callable[[str], None] = lambda text: None,
-        limits: Callable[[str, ClientId], codec.Limits] = lambda step, client: LIMITS,
+        limits: Callable[[str, ClientId], codec.Limits] = lambda step, client: codec.LIMITS,
     ) -> None:
         """Ask `members` over `post`.
 

@@ -175,6 +175,8 @@ class Site:
         reading: Reading,
     ) -> tuple[codec.Tree | bytes, dict[str, Any]]:
         """What to say, and what to write down about it."""
+        for body in bodies[1:]:  # the first is the plan, as text
+            codec.LIMITS.check(body)
         opened = self._open(header, bodies[0], policy)
         recipe, host = opened.recipe, opened.host
         folder = self._run(header)
