@@ -346,7 +346,10 @@ def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[s
         found += [
             ("of one axis more", value[None]),
             ("of longer rows", torch.cat([value, value], -1) if value.ndim else value[None]),
-            ("five hundred times", value[None].repeat(500, *[1] * value.ndim)),
+            (
+                "many times",
+                value[None].repeat(2 + 10_000 // (1 + value.numel()), *[1] * value.ndim),
+            ),
             ("without axes", torch.zeros((), dtype=value.dtype) if value.ndim else value[None]),
             ("of another type", value.to(torch.int8)),
         ]
