@@ -350,7 +350,7 @@ class Life:
             method,
             asked,
             Ledger(),
-            recipe.participation.least(min(recipe.training, len(ground.examples))),
+            self._quorum(ground.examples),
             watcher.task,
             masks=recipe.privacy.masks,
         )
@@ -387,6 +387,7 @@ class Life:
             started = time.perf_counter()
             if new := engine.joined(number):
                 server = replace(server, examples=dict(sorted({**server.examples, **new}.items())))
+                driver.quorum = self._quorum(server.examples)
             server, marks = self._try(driver, engine, replace(server, round=number), simulate)
             stopped = marks.get("stopped", "")
             if reason := fault(server.model):
@@ -420,6 +421,10 @@ class Life:
         about = {"round": turn.round, "ask": turn.ask, "step": step}
         lines = [json.dumps({**about, "client": client}) for client in clients]
         self.folder.log(ASKED, lines, sync=True)
+
+    def _quorum(self, examples: Mapping[ClientId, int]) -> int:
+        """The fewest answers that a round of these clients needs."""
+        return self.recipe.participation.least(min(self.recipe.training, len(examples)))
 
     def _cohort(self, server: Server) -> list[ClientId]:
         recipe = self.recipe

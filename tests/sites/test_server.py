@@ -23,6 +23,7 @@ from harmonium.sites.server import (
     _called,
     _check_roll,
     _enough,
+    _heavy,
     _Late,
     _roll,
     _strangers,
@@ -235,3 +236,11 @@ def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:
     init(tmp_path / "empty", [], ["localhost"])
     with pytest.raises(ConfigError, match="has no sites: add them"):
         start(recipe, tmp_path / "empty")
+
+
+def test_a_site_that_would_outweigh_all_others_is_named() -> None:
+    plan = Recipe.of("fedavg")
+    roll = [Enrolled(c, c, f"site-{c}", "0" * 64, n) for c, n in enumerate((10, 10**6, 20))]
+    assert "site-1 says that it has 1,000,000 of all 1,000,030 images" in _heavy(plan, roll)
+    assert not _heavy(plan, roll[:2]) and not _heavy(plan, [roll[0], roll[2], roll[0]])
+    assert not _heavy(Recipe.of("fedavg", "server.weighting=uniform"), roll)

@@ -209,6 +209,8 @@ def _play(
                 ],
                 federation=begun.plain(federation),
             )
+        if heavy := _heavy(plan, roll):
+            note(heavy)
         engine.keep(one.client for one in roll)
         late = _Late(engine, {**sites, **strangers}, shown, plan.clients, note)
 
@@ -419,6 +421,21 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
             plan.privacy.masks.check(method_of(plan), wanted)
     except ConfigError as error:
         raise NotEnoughReplies(f"{counted(len(roll), 'site')} came, too few: {error}") from None
+
+
+def _heavy(plan: Recipe, roll: Sequence[Enrolled]) -> str:
+    """A warning where one of several sites weighs more than all others; nothing where none does.
+
+    How many images a site has is what it says, and averages are weighted by it.
+    """
+    total = sum(one.examples for one in roll)
+    largest = max(roll, key=lambda one: one.examples)
+    if len(roll) < 3 or plan.server.weighting == "uniform" or 2 * largest.examples <= total:
+        return ""
+    return (
+        f"{largest.name} says that it has {largest.examples:,} of all {total:,} images, so it "
+        "weighs more than all other sites together; server.weighting=uniform counts sites alike"
+    )
 
 
 def is_loopback(host: str) -> bool:
