@@ -357,7 +357,7 @@ def test_a_federation_of_sites_measures_only_what_it_is_told_to() -> None:
     method = method_of(told)
     assert {*MEASURING} <= set(method.exchanges())
     with pytest.raises(PolicyRefusal, match="measure_objective"):
-        Policy(exchanges=("train",)).check_plan(told, method)
+        Policy(exchanges=("train",), steps=1).check_plan(told, method)
     text = card(method).text()
     assert all(step in text for step in MEASURING) and "evaluate.objective=false" in text
 

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 import harmonium
-from harmonium.checkpoint import Folder
 from harmonium.cli import main
 from harmonium.errors import DataError
 from harmonium.measures import measures
@@ -138,15 +137,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
         assert (code, text) == (2, ""), words
         assert message in told and len(told.strip().splitlines()) == 1, told
     assert not (home / "evaluations").exists()
-
-
-def test_a_run_whose_pictures_are_at_sites_is_refused(
-    fedca: Path, said: Said, tmp_path: Path
-) -> None:
-    Folder(tmp_path).tell({**Folder(fedca).about(), "federation": "north"})
-    (tmp_path / "recipe.yaml").write_bytes((fedca / "recipe.yaml").read_bytes())
-    code, _, told = said(tmp_path, "angles")
-    assert code == 2 and "a run of a federation" in told and len(told.splitlines()) == 1
 
 
 def test_the_measure_of_the_page_works(

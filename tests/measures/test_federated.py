@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import harmonium
+from harmonium import store
 from harmonium.engines.host import Host
 from harmonium.errors import ConfigError, StoreError
 from harmonium.hosts import read_recipe
@@ -25,9 +26,9 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     data = {**SMALL["data"], "channels": 1}
     held = tmp_path_factory.mktemp("server") / "run"
     shutil.copytree(made("fedavg", data=data), held)
-    about = json.loads((held / "about.json").read_text())
+    about = store.read_sealed(held / "about.json")
     about["federation"] = {"id": "x", "folder": "nowhere", "run": "y", "roll": []}
-    (held / "about.json").write_text(json.dumps(about))
+    (held / "about.json").write_bytes(store.sealed(about))
     (held / "split.npz").unlink()  # a server has none
     return held
 

@@ -1,12 +1,12 @@
 """The server's side of a federation, as far as it can be seen without one."""
 
-import json
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harmonium import store
 from harmonium.checkpoint import Folder
 from harmonium.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
 from harmonium.federation.drive import Turn
@@ -130,13 +130,13 @@ def test_who_joined_is_on_the_roll_of_a_resumed_run(federation, tmp_path: Path) 
     begun = _Begun.new(federation)
     names = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
     about = dict.fromkeys(names) | {"federation": begun.plain(federation)}
-    (tmp_path / "about.json").write_text(json.dumps(about))
+    (tmp_path / "about.json").write_bytes(store.sealed(about))
     begun.roll.append(replace(begun.called[1], examples=9))
     begun.write(tmp_path, federation)
     again = _Begun.read(tmp_path, federation)
     assert again == begun and again.roll[0].name == "south"
     assert list(_called(federation, again.called)) == [0, 1, 2]  # the others may still join
-    assert json.loads((tmp_path / "about.json").read_text())["clients"] == ["south"]
+    assert store.read_sealed(tmp_path / "about.json")["clients"] == ["south"]
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])

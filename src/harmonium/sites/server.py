@@ -10,7 +10,6 @@ were all lost until then: it has no state, and was not heard in the setup.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
@@ -288,10 +287,10 @@ class _Begun:
 
     def write(self, path: Path, federation: Federation) -> None:
         """Write down who takes part now."""
-        about = json.loads((path / "about.json").read_text(encoding="utf-8"))
+        about = store.read_sealed(path / "about.json")
         about["federation"] = self.plain(federation)
         about["clients"] = [one.name for one in self.roll]
-        store.write_atomic(path / "about.json", json.dumps(about, indent=1).encode())
+        store.write_atomic(path / "about.json", store.sealed(about))
 
 
 @dataclass
