@@ -45,6 +45,9 @@ ABOUT, RECIPE, SPLIT = "about.json", "recipe.yaml", "split.npz"
 ENCODER, RESULT = "encoder.safetensors", "result.json"
 
 
+TOLD = "run.json"  # in a run's folder at a site: what the server told of the run at its end
+
+
 @dataclass(frozen=True)
 class Commit:
     """A committed round."""
@@ -65,8 +68,13 @@ class Folder:
         self._sums: dict[str, tuple[int, Any]] = {}  # of each log: bytes so far, their SHA-256
 
     def about(self) -> dict[str, Any]:
-        """What is known of the run as a whole, from `about.json`."""
-        return store.read_sealed(self.path / ABOUT)
+        """What is known of the run as a whole, from `about.json`, or at a site from `run.json`."""
+        return store.read_sealed(self.path / self._known_by)
+
+    @property
+    def _known_by(self) -> str:
+        at_site = (self.path / TOLD).exists() and not (self.path / ABOUT).exists()
+        return TOLD if at_site else ABOUT
 
     def tell(self, about: Mapping[str, Any]) -> None:
         """Write `about.json`."""
@@ -82,7 +90,7 @@ class Folder:
 
         Where it has none, as in runs of earlier versions, the file is left to its reader.
         """
-        with store.reading(self.path / ABOUT):
+        with store.reading(self.path / self._known_by):
             known = self.about().get("files", {}).get(name)
             digests = [known] if isinstance(known, str) else list(known or ())
         path = self.path / name
@@ -93,7 +101,7 @@ class Folder:
         if found not in digests:
             raise StoreError(
                 f"{path} is damaged, edited or of another run, for its SHA-256 is not the one in "
-                f"{self.path / ABOUT}: {remedy}"
+                f"{self.path / self._known_by}: {remedy}"
             )
 
     def commit(self, round: int, server: codec.Tree, clients: codec.Tree) -> codec.Tree:

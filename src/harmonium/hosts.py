@@ -22,8 +22,6 @@ from harmonium.given_weights import COPY
 from harmonium.recipe import Recipe
 from harmonium.recipe_text import read_yaml
 
-TOLD = "run.json"  # in a run's folder at a site: what the server told of the run at its end
-
 
 def read_recipe(folder: Path) -> Recipe:
     """The recipe that a run began with; given weights are those that its folder has a copy of.

@@ -83,9 +83,17 @@ def test_what_needs_clients_is_left_out_or_refused(at_server: Path, tmp_path: Pa
 def test_what_cannot_be_judged_says_why(at_server: Path, tmp_path: Path) -> None:
     site = taken_home(at_server, tmp_path / "site")
     (site / "run.json").write_text("{")
-    with pytest.raises(StoreError, match=r"run.json is damaged"):
+    with pytest.raises(StoreError, match=r"run.json cannot be read"):
         harmonium.evaluate_run(site, "knn", *ON)
     (site / "run.json").write_text('{"round": 2}')
     (site / "encoder.safetensors").unlink()
     with pytest.raises(StoreError, match="there is no encoder"):
+        harmonium.evaluate_run(site, "knn", *ON)
+
+
+def test_a_site_notices_damage_to_what_it_took_home(at_server: Path, tmp_path: Path) -> None:
+    site = taken_home(at_server, tmp_path / "site")
+    recipe = site / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rounds: 2", "rounds: 3"))
+    with pytest.raises(StoreError, match=r"recipe.yaml is damaged, edited.*run.json"):
         harmonium.evaluate_run(site, "knn", *ON)

@@ -6,7 +6,6 @@ can be measured as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from harmonium import seeds
-from harmonium.checkpoint import Commit, Folder
+from harmonium import seeds, store
+from harmonium.checkpoint import TOLD, Commit, Folder
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split
 from harmonium.engines import shelf
@@ -32,7 +31,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.own import Own
 from harmonium.federation.wire import ClientId
 from harmonium.handover import load_encoder
-from harmonium.hosts import TOLD, opened, read_about
+from harmonium.hosts import opened, read_about
 from harmonium.life import as_drawn
 from harmonium.measures.draws import Drawn, Finished
 from harmonium.measures.grounds import OWN, THEIRS, UPRIGHT, Ground, Sets
@@ -377,10 +376,9 @@ def _newest_commit(path: Path, *, with_states: bool) -> Commit:
 
 
 def _told_round(path: Path) -> int:
-    try:
-        return int(json.loads((path / TOLD).read_text(encoding="utf-8"))["round"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StoreError(f"{path / TOLD} is damaged: take part in a new run") from None
+    remedy = "take part in a new run"
+    with store.reading(path / TOLD, remedy):
+        return int(store.read_sealed(path / TOLD, remedy)["round"])
 
 
 def _federated(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from harmonium import store
+from harmonium.checkpoint import TOLD
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.host import Host
@@ -25,7 +26,7 @@ from harmonium.federation.spending import paid_here, records
 from harmonium.federation.wire import ClientId
 from harmonium.handover import save_encoder
 from harmonium.home import make_folder
-from harmonium.hosts import TOLD, load_public
+from harmonium.hosts import load_public
 from harmonium.overrides import apply_changes
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe import Recipe
@@ -195,14 +196,18 @@ def take_home(
     server = Server({}, told["model"], memory={"statistics": told["statistics"]})
     path = folder / "encoder.safetensors"
     encoder = host.method.represent(server, kept)
-    save_encoder(path, encoder, plan, host.method, plan.data.name, host.images.shape)
+    files = {
+        path.name: save_encoder(
+            path, encoder, plan, host.method, plan.data.name, host.images.shape
+        ),
+        "recipe.yaml": store.write_atomic(folder / "recipe.yaml", plan.yaml().encode()),
+    }
     try:
         said = json.loads(told.get("told", "{}"))
     except (ValueError, TypeError, RecursionError):  # the encoder is what counts
         said = None
-    about = {**said, "left": left} if isinstance(said, dict) else {"left": left}
-    store.write_atomic(folder / TOLD, json.dumps(about, indent=1).encode(), private=True)
-    store.write_atomic(folder / "recipe.yaml", plan.yaml().encode())
+    about = {**(said if isinstance(said, dict) else {}), "left": left, "files": files}
+    store.write_atomic(folder / TOLD, store.sealed(about), private=True)
     return path
 
 
