@@ -178,6 +178,11 @@ def _begins(words: list[str], place: int) -> bool:
     return starts and words[place] in ("server", "client") and words[place + 1].isalpha()
 
 
+def test_the_page_of_federations_says_how_proxies_and_clocks_matter() -> None:
+    text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
+    assert "HTTPS_PROXY=" in text and re.search(r"\*\*Clocks\.\*\*.*305 s behind", text, re.DOTALL)
+
+
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/results").glob("*.md")))
 def test_a_page_of_results_says_of_which_commit_its_figures_are(page: str) -> None:
     text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")

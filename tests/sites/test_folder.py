@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harmonium.cli_federation import sites
 from harmonium.errors import ConfigError, HarmoniumError, StoreError
 from harmonium.sites import certificates as made
 from harmonium.sites.folder import (
@@ -447,3 +448,15 @@ def test_what_is_no_federation_is_said_so(tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "missing"):
             with pytest.raises(StoreError, match="harmonium server init"):
                 command(path)
+
+
+def test_the_list_of_sites_says_until_when_certificates_are_valid(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites(folder, as_json=False)
+    told = capsys.readouterr().out
+    for name, file in (("authority", "authority"), ("TLS", "certificate")):
+        shown, _ = made.read_certificate(getattr(Federation.read(folder), file), "")
+        last = f"{shown.not_valid_after_utc:%Y-%m-%d}"
+        (line,) = [line for line in told.splitlines() if line.startswith(name)]
+        assert line.endswith(f"to {last}") and made.fingerprint(shown) in line
