@@ -187,7 +187,11 @@ class Folder:
     @property
     def again(self) -> str:
         """What to do about files that follow from commits."""
-        return f"harmonium resume {self.path} makes it again"
+        try:
+            at = "server " if self.about().get("federation") else ""
+        except StoreError:
+            at = ""
+        return f"harmonium {at}resume {self.path} makes it again"
 
     @property
     def has_trained(self) -> bool:

@@ -352,12 +352,17 @@ def check(
 
         held, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
-        policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan))
         written = SiteLog(held.folder / KEPT / "log.jsonl")
         known = images if images is not None else images_told(written.entries())
+        policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), known)
         budget = budget_words(policy, plan, written.releases(), known)
     if budget:
         say(f"budget   {budget}")
+    if known is None:
+        say_prose(
+            "note: `pictures`, `batch` and `steps` of the policy depend on how many images are "
+            "here, which no run has told yet: give --images N to have them checked"
+        )
     say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 
@@ -414,5 +419,14 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
 
 
 def _obey_sigterm() -> None:
-    """What a service manager says to end is obeyed as Ctrl-C is."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """What a service manager says to end is obeyed as Ctrl-C is.
+
+    Where Ctrl-C is ignored, as in what a shell's script starts with `&`, this is not.
+    """
+
+    def end(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, end)

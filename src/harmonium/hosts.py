@@ -31,11 +31,14 @@ def read_recipe(folder: Path) -> Recipe:
     path, held = folder / RECIPE, Folder(folder)
     if not path.exists():
         raise StoreError(f"{folder} holds no run: {path} is missing")
+    about = held.about()
+    command = "server start" if about.get("federation") else "run"
     remedy = (
-        f"bring the run's own recipe back, or start a new run with this one: harmonium run {path}"
+        "bring the run's own recipe back, or start a new run with this one: "
+        f"harmonium {command} {path}"
     )
     held.check(RECIPE, remedy)
-    known = "files" in held.about()
+    known = "files" in about
     with store.reading(path, remedy):
         try:
             recipe = Recipe.from_tree(_tree(path))
@@ -45,7 +48,7 @@ def read_recipe(folder: Path) -> Recipe:
             raise StoreError(f"{path}: {error}") from None
     if recipe.init is None:
         return recipe
-    if COPY in held.about().get("files", ()) and not (folder / COPY).is_file():
+    if COPY in about.get("files", ()) and not (folder / COPY).is_file():
         raise StoreError(f"{folder / COPY} is missing: {store.RESTORE}")
     return recipe.changed(init=recipe.init.kept_in(folder))
 

@@ -10,6 +10,7 @@ import pytest
 
 import harmonium
 from harmonium import store
+from harmonium.checkpoint import Folder
 from harmonium.engines.host import Host
 from harmonium.errors import ConfigError, StoreError
 from harmonium.hosts import read_recipe
@@ -97,3 +98,14 @@ def test_a_site_notices_damage_to_what_it_took_home(at_server: Path, tmp_path: P
     recipe.write_text(recipe.read_text().replace("rounds: 2", "rounds: 3"))
     with pytest.raises(StoreError, match=r"recipe.yaml is damaged, edited.*run.json"):
         harmonium.evaluate_run(site, "knn", *ON)
+
+
+def test_advice_on_a_federation_s_run_names_its_own_commands(
+    at_server: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(at_server, tmp_path / "run")
+    assert Folder(run).again == f"harmonium server resume {run} makes it again"
+    with (run / "recipe.yaml").open("a") as file:
+        file.write("# edited\n")
+    with pytest.raises(StoreError, match="start a new run with this one: harmonium server start"):
+        read_recipe(run)

@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import ssl
 import stat
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harmonium.cli_federation import sites
-from harmonium.errors import ConfigError, HarmoniumError, StoreError
+from harmonium.cli_federation import _obey_sigterm, check, sites
+from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, StoreError
 from harmonium.sites import certificates as made
 from harmonium.sites.folder import (
     Federation,
@@ -460,3 +461,30 @@ def test_the_list_of_sites_says_until_when_certificates_are_valid(
         last = f"{shown.not_valid_after_utc:%Y-%m-%d}"
         (line,) = [line for line in told.splitlines() if line.startswith(name)]
         assert line.endswith(f"to {last}") and made.fingerprint(shown) in line
+
+
+def test_a_plan_is_checked_for_the_images_that_are_here(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One epoch of a batch of 64 over 60 images is one step, which the policy refuses."""
+    words = ["local.epochs=1", "local.batch=64", "data.size=8", "data.channels=1", "clients=3"]
+    kit = Federation.read(folder).kit(SITES[0])
+    check("fedavg", words, kit=kit)
+    assert "give --images N" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(PolicyRefusal, match="weights of 1 step.*`steps` is 2"):
+        check("fedavg", words, kit=kit, images=60)
+    check("fedavg", words, kit=kit, images=600)
+    assert "--images" not in capsys.readouterr().out
+
+
+def test_a_service_ends_when_it_is_told_to_also_where_ctrl_c_is_ignored() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        for way in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, way)
+            _obey_sigterm()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])

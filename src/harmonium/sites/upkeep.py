@@ -130,7 +130,6 @@ def at_server(folder: Path, *runs: Path) -> list[Removal]:
         newest = max((path.stem for path in (run / "commits").glob("*.json")), default="")
         older = [path for path in sorted((run / "commits").iterdir()) if path.stem < newest]
         found += [_removal(path, "earlier commit") for path in older]
-        found += [_removal(path, "earlier end") for path in sorted((run / "earlier").glob("*"))]
     return found
 
 

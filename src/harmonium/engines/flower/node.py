@@ -50,6 +50,7 @@ HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
 BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)  # seconds a site's clock may be late
 AHEAD = float(SYSTEM_TIME_TOLERANCE)  # or early
+NOT_LET_IN = "the server does not let this site in"
 
 
 def attend(
@@ -70,24 +71,27 @@ def attend(
         note: told what a reader should know.
         ended: set to end.
     """
-    said = ""
+    said = last = ""
     while not ended.is_set():
         with _fleet(address, key, certificate) as client:
             try:
                 node = Node(node_id=_activate(client, key).node_id)
             except httpx.HTTPStatusError as error:
                 reason = refusal(error.response.status_code, error.response.headers, time.time())
-                why = f"the server does not let this site in: {reason}"
+                why = f"{NOT_LET_IN}: {reason}"
             except httpx.TransportError as error:
                 why = _unreachable(address, str(error))
             else:
                 note(f"connected to {address}")
-                said, why = "", _serve(client, node, answer, ended)
+                said, last, why = "", "", _serve(client, node, answer, ended)
         if ended.is_set():
             return
-        if (kind := re.sub(r"\d+", "", why)) != said:  # seconds and times change with every try
+        kind = re.sub(r"\d+", "", why)  # seconds and times change with every try
+        begins = why.startswith(NOT_LET_IN) and kind != last  # it may not have read its sites yet
+        if kind != said and not begins:
             note(f"{why}; trying again until it works")
             said = kind
+        last = kind
         ended.wait(2.0)
 
 
