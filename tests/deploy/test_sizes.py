@@ -23,7 +23,7 @@ def test_resnet_50_passes(stage, seen):
         "encoder=resnet50",
         "encoder.width=64",
         "rounds=1",
-        "local.batch=8",  # a policy asks for two steps, and sites have few images
+        "local.batch=4",  # a policy asks for two steps, and each site has 8 images
     )
     sites = [stage.site(name, "data.limit=24") for name in ("north", "south", "west")]
     server.ends(seconds=600)
