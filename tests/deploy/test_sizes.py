@@ -36,7 +36,7 @@ def test_resnet_50_passes(stage, seen):
 def test_500_megabytes_pass(stage, children, seen):
     """A model of 500 MB to one site and back."""
     stage.init(sites=("north",))
-    large = ("objective.hidden=11100", "objective.out=11100", "rounds=1", "local.batch=12")
+    large = ("objective.hidden=11100", "objective.out=11100", "rounds=1", "local.batch=4")
     server = stage.server("data=sites", "data.size=8", "data.channels=1", *large)
     site = stage.site("north", "data.limit=24", once=False)
     site.says("the run is over", seconds=900)
