@@ -233,6 +233,7 @@ def test_ctrl_c_stops_with_130_and_loses_nothing(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     deadline = time.monotonic() + 60
     while not list((tmp_path / "run").glob("commits/*.json")) and time.monotonic() < deadline:
