@@ -193,7 +193,8 @@ def test_a_real_federation_has_defaults_of_its_own_unless_told_otherwise() -> No
         Recipe.of("fedavg").aggregation == Mean() and Recipe.of("fedavg").participation.quorum == 1
     )
     made = federated("fedavg", ["participation.fraction=0.5"])
-    assert made.aggregation == NormBound() and made.participation.quorum == "majority"
+    assert made.aggregation == NormBound(agreement=0.0)
+    assert made.participation.quorum == "majority"
     assert made.participation.fraction == 0.5
     told = federated("fedavg", ["aggregation=mean", "participation.quorum=2"])
     assert told.aggregation == Mean() and told.participation.quorum == 2

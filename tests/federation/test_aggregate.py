@@ -28,8 +28,8 @@ LAYOUT = {
     "rows": Slot("row", (1,), torch.float32),
 }
 LAYOUTS = {"model": LAYOUT, "parameters": {key: LAYOUT[key] for key in ("w", "rows")}}
-EVERY = [Mean(), Median(), Trimmed(0.25), NormBound(), NormBound(bound=5.0)]
-ROBUST = [Median(), Trimmed(0.2), NormBound()]
+EVERY = [Mean(), Median(), Trimmed(0.25), NormBound(), NormBound(5.0), NormBound(agreement=0.0)]
+ROBUST = [Median(), Trimmed(0.2), NormBound(), NormBound(agreement=0.0)]
 
 
 def upload(w: list[float], mean: float = 0.0, count: int = 1, row: float = 0.0) -> Upload:
@@ -131,6 +131,35 @@ def test_without_a_bound_it_is_the_median_length() -> None:
     assert got.tolist() == pytest.approx([(1 + 3 + 2 + 3 + 3) / 5, 0.0])
     even = fold(NormBound(), uploads[:4], reference=sent)["w"]  # the lower of the two middle ones
     assert even.tolist() == pytest.approx([(1 + 2 + 2 + 2) / 4, 0.0])
+
+
+def test_changes_against_the_median_change_are_left_out() -> None:
+    """Two of five go backwards at full length: with `agreement` they neither pull nor weigh."""
+    forwards = [upload([1.0, y], 2.0) for y in (-0.5, 0.0, 0.5)]
+    backwards = [upload([-900.0, 0.0], 1.0), upload([-1.0, 0.0], 1.0)]
+    sent = {"w": torch.zeros(2), "norm.mean": torch.zeros(1)}
+    uploads = [*forwards, *backwards]
+    pulled = fold(NormBound(), uploads, reference=sent)
+    assert pulled["w"][0] < 0.25 and pulled["norm.mean"] < 2.0
+    kept = fold(NormBound(agreement=0.0), uploads, reference=sent)
+    alone = fold(NormBound(bound=1.0), forwards, reference=sent)
+    assert kept["w"].tolist() == pytest.approx(alone["w"].tolist())
+    assert kept["norm.mean"].tolist() == [2.0]
+
+
+def test_agreement_is_with_the_median_not_with_the_longest() -> None:
+    """At right angles is not against; a strict `agreement` leaves that out as well."""
+    uploads = [upload([1.0, 0.0]), upload([1.0, 0.0]), upload([0.0, 1.0])]
+    sent = {"w": torch.zeros(2)}
+    assert fold(NormBound(agreement=0.0), uploads, reference=sent)["w"][1] > 0.3
+    assert fold(NormBound(agreement=0.1), uploads, reference=sent)["w"].tolist() == [1.0, 0.0]
+
+
+def test_where_no_change_agrees_there_is_no_result() -> None:
+    """Three changes whose median is shorter than any of them and points elsewhere."""
+    uploads = [upload([1.0, 0.1]), upload([-1.0, 0.1]), upload([0.0, -1.0])]
+    with pytest.raises(NotEnoughReplies, match="aggregation.agreement"):
+        fold(NormBound(agreement=0.9), uploads, reference={"w": torch.zeros(2)})
 
 
 def test_lengths_are_over_all_trained_tensors_together() -> None:
@@ -255,6 +284,8 @@ def test_all_are_registered() -> None:
         (Trimmed, {"trim": -0.1}, "aggregation.trim is -0.1"),
         (NormBound, {"bound": 0.0}, "aggregation.bound is 0.0; it must be above 0, or none"),
         (NormBound, {"bound": math.nan}, "aggregation.bound is nan"),
+        (NormBound, {"agreement": 1.0}, "aggregation.agreement is 1.0"),
+        (NormBound, {"agreement": math.nan}, "aggregation.agreement is nan"),
     ],
 )
 def test_impossible_settings_are_refused(owner, settings, message) -> None:  # type: ignore[no-untyped-def]

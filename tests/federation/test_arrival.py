@@ -4,6 +4,7 @@ The answers of a real trial are played again with one of them replaced: whatever
 round must come to what it comes to without that client.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -274,3 +275,16 @@ def test_what_a_norm_bound_cut_off_is_reported() -> None:
     assert driver.reported["shortened"] in (2, 3)
     assert 0 < driver.reported["shortened_to"] < 0.01
     assert "shortened" not in replayed(found, plain, lambda client: False, None).reported
+
+
+def test_a_client_left_out_is_named_in_the_ledger() -> None:
+    """Three clients go one way, client 1 goes back: it answered, and its change does not count."""
+    found = heard("fedavg", "train")
+    method = replace(trial("fedavg").method, aggregation=NormBound(agreement=0.0))
+    ahead, back = (model("weight", lambda w, by=by: w + by) for by in (10.0, -10.0))
+    along = [one if one.client == 1 else replace(one, up=ahead(one.up)) for one in found.replies]
+    driver = replayed(replace(found, replies=along), method, lambda client: client == 1, back)
+    assert driver.reported["left_out"] == 1
+    (entry,) = [line for line in map(json.loads, driver.ledger.lines) if "note" in line]
+    assert entry["client"] == 1 and "left out of the mean" in entry["note"]
+    assert 1 in driver.ledger.answered

@@ -13,7 +13,10 @@ statistics of a method are combined as it declares.
   You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. A given bound is
   for what is trained; BatchNorm's statistics and EMA twins are then averaged plainly. Without one
   the bound is the median length of the round's changes, and the changes of everything else are
-  bounded by their own median, for statistics can be poisoned too.
+  bounded by their own median, for statistics can be poisoned too. A bounded change can still point
+  backwards, in every round. With `agreement` a client whose change of what is trained has a smaller
+  cosine with the coordinate-wise median of all changes is left out of the round's mean: such a
+  client undoes what the middle of the others learn.
 
 `median`, `trimmed` and a norm bound that is not given need all uploads of a round at once: memory
 grows with the number of clients. `mean` and a given norm bound need only one at a time.
@@ -31,7 +34,7 @@ import torch
 from torch import Tensor
 
 from harmonium.errors import ConfigError
-from harmonium.federation.wire import Weights
+from harmonium.federation.wire import ClientId, Weights
 from harmonium.registry import Registry
 
 
@@ -41,6 +44,8 @@ class Upload(NamedTuple):
     weight: float  # in the mean
     tensors: Weights  # the floating ones, by name
     factor: float = 1.0  # by which its change was shortened
+    client: ClientId | None = None  # none: the settled upload of several clients
+    note: str = ""  # why it is left out, if it is
 
 
 @dataclass(frozen=True)
@@ -140,15 +145,21 @@ class NormBound(Aggregation):
     """The weighted mean of changes, none longer than a bound."""
 
     bound: float | None = None  # longest change; none: the median length of the round's changes
+    agreement: float | None = None  # least cosine with the median change; none: clients may differ
 
     def __post_init__(self) -> None:
         if self.bound is not None and not self.bound > 0:
             raise ConfigError(f"aggregation.bound is {self.bound}; it must be above 0, or none")
+        if self.agreement is not None and not -1 <= self.agreement < 1:
+            raise ConfigError(
+                f"aggregation.agreement is {self.agreement}; it is a cosine, so it must be at "
+                "least -1 and below 1, or none"
+            )
 
     @property
     def holds(self) -> bool:
-        """Only the median needs all of a round."""
-        return self.bound is None
+        """A given bound alone needs one change at a time; medians need all of a round."""
+        return self.bound is None or self.agreement is not None
 
     def settle(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
@@ -157,9 +168,29 @@ class NormBound(Aggregation):
         factors = self._factors(uploads, sent, trained)
         others = {key for one in uploads for key in one.tensors} - set(trained)
         rest = self._factors(uploads, sent, others) if self.bound is None else [1.0] * len(factors)
-        for (weight, tensors, _), factor, other in zip(uploads, factors, rest, strict=True):
-            shorter = _shortened(tensors, factor, sent, trained)
-            yield Upload(weight, _shortened(shorter, other, sent, others), min(factor, other))
+        bounded = [
+            upload._replace(
+                tensors=_shortened(
+                    _shortened(upload.tensors, factor, sent, trained), other, sent, others
+                ),
+                factor=min(factor, other),
+            )
+            for upload, factor, other in zip(uploads, factors, rest, strict=True)
+        ]
+        yield from bounded if self.agreement is None else self._agreeing(bounded, sent, trained)
+
+    def _agreeing(
+        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
+    ) -> Iterator[Upload]:
+        """Each upload in turn; those that point away from the median have no weight."""
+        middle = _middle(uploads, (len(uploads) - 1) // 2)
+        for upload in uploads:
+            cosine = _cosine(upload.tensors, middle, sent, trained)
+            if self.agreement is None or cosine >= self.agreement:
+                yield upload
+            else:
+                note = f"left out of the mean: cosine {cosine:.2f} with the median change"
+                yield upload._replace(weight=0.0, note=note)
 
     def _factors(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], keys: Collection[str]
@@ -189,6 +220,17 @@ def _norm(tensors: Weights, sent: Mapping[str, Tensor], keys: Collection[str]) -
     """The length of some changes together, added up in a fixed order."""
     keys = sorted(set(tensors).intersection(keys))
     return math.sqrt(sum(_change(k, tensors[k], sent).square().sum().item() for k in keys))
+
+
+def _cosine(
+    tensors: Weights, other: Weights, sent: Mapping[str, Tensor], keys: Collection[str]
+) -> float:
+    """The cosine between two changes of some tensors; 1 where one of them is no change."""
+    keys = sorted(set(tensors).intersection(keys))
+    pairs = ((_change(k, tensors[k], sent), _change(k, other[k], sent)) for k in keys)
+    inner = sum((one * two).sum().item() for one, two in pairs)
+    lengths = _norm(tensors, sent, keys) * _norm(other, sent, keys)
+    return inner / lengths if lengths else 1.0
 
 
 def _shortened(

@@ -194,7 +194,10 @@ class Driver:
 
         self._collect(sent, turn, take, server)
         folded = tally.result()
-        self.reported |= tally.shortened
+        self.reported |= tally.bounded
+        for client, note in tally.left_out.items():
+            entry = Entry(turn.round, turn.ask, ask.step, client, "answered", note=note)
+            self.ledger.write(entry, aside=True)
         return folded
 
     def _masked(

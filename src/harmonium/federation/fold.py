@@ -46,6 +46,7 @@ Layouts = Mapping[Of, Layout]
 
 _MEAN = Mean()
 _WEIGHTLESS = "every answer has weight 0: no client trained on anything"
+_AGAINST = "no client's change agrees with the median change as aggregation.agreement asks"
 
 
 class Tally:
@@ -78,7 +79,9 @@ class Tally:
         self._uniform = uniform
         self._ids: list[ClientId] = []
         self._most = most_weight(reference or {})
-        self.shortened: dict[str, float] = {}  # once there is a result: what an aggregation cut off
+        # Once there is a result:
+        self.bounded: dict[str, float] = {}  # how many changes the aggregation cut, and how far
+        self.left_out: dict[ClientId, str] = {}  # whom it did not count, and why
         trained = layouts.get("parameters", {})
         sent: dict[Of, Mapping[str, Tensor]] = {"model": reference or {}}  # others are changes
         self._sums: dict[str, _Sum] = {
@@ -128,7 +131,9 @@ class Tally:
         """Who answered, and every field combined by its declared rule."""
         combined = {name: total.result() for name, total in self._sums.items()}
         for total in self._sums.values():
-            self.shortened |= total.shortened() if isinstance(total, _Parts) else {}
+            if isinstance(total, _Parts):
+                self.bounded |= total.bounded()
+                self.left_out |= total.left_out
         return Folded(ids=list(self._ids), **self._each, **combined)
 
 
@@ -213,15 +218,17 @@ class _Parts(_Sum):
         self._trained = trained
         self._held: list[Upload] = []
         self._factors: list[float] = []  # by which changes were shortened
+        self.left_out: dict[ClientId, str] = {}
 
-    def shortened(self) -> dict[str, float]:
-        """How many changes were shortened, and to what part of their length; empty if none was."""
-        if not self._factors:
-            return {}
-        return {
-            "shortened": len(self._factors),
-            "shortened_to": min(self._factors),  # the one that lost most
-        }
+    def bounded(self) -> dict[str, float]:
+        """How many changes were shortened, to what part of their length, and how many left out."""
+        shown: dict[str, float] = {}
+        if self._factors:
+            shown["shortened"] = len(self._factors)
+            shown["shortened_to"] = min(self._factors)  # the one that lost most
+        if self.left_out:
+            shown["left_out"] = len(self.left_out)
+        return shown
 
     def add(self, client: ClientId, value: Any, weight: float) -> None:
         floats = {}
@@ -234,16 +241,19 @@ class _Parts(_Sum):
                 held = self._total.get(key)
                 self._total[key] = tensor if held is None else torch.maximum(held, tensor)
         if self._aggregation.holds:
-            self._held.append(Upload(weight, floats))
+            self._held.append(Upload(weight, floats, client=client))
         else:
-            self._settle([Upload(weight, floats)])
+            self._settle([Upload(weight, floats, client=client)])
 
     def _settle(self, uploads: Sequence[Upload]) -> None:
-        for weight, tensors, factor in self._aggregation.settle(uploads, self._sent, self._trained):
-            self._factors += [factor] if factor < 1 else []
-            self._weight += weight
-            for key, tensor in tensors.items():
-                self._accumulate(key, tensor, weight)
+        for settled in self._aggregation.settle(uploads, self._sent, self._trained):
+            if settled.note and settled.client is not None:
+                self.left_out[settled.client] = settled.note
+                continue
+            self._factors += [settled.factor] if settled.factor < 1 else []
+            self._weight += settled.weight
+            for key, tensor in settled.tensors.items():
+                self._accumulate(key, tensor, settled.weight)
 
     def result(self) -> Weights:
         if self._held:
@@ -251,6 +261,8 @@ class _Parts(_Sum):
             if not counted:
                 raise NotEnoughReplies(_WEIGHTLESS)
             self._settle(counted)
+            if len(self.left_out) == len(counted):
+                raise NotEnoughReplies(_AGAINST)
             self._held.clear()
         self._finish(mean=True)
         return self._total

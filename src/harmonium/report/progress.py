@@ -34,6 +34,7 @@ LATER = (
     "clients",
     "score",
     "shortened",
+    "left_out",
     "bytes",
 )  # of a round, after what matters most
 
@@ -159,7 +160,8 @@ class LiveWatcher(LineWatcher):
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Put the round's figures into the line."""
         self._done = row["round"]
-        self._figures = self._figures | {"clients": "", "score": "", "shortened": ""}
+        passing = ("clients", "score", "shortened", "left_out")
+        self._figures = self._figures | dict.fromkeys(passing, "")
         self._figures |= figures_of(row)
         self._left = self._clock.left(self._done)
         self._warn(row)
@@ -242,6 +244,8 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
         words["score"] = f"score {tuning_score(told['align'], told['unif']):.3f}"
     if "shortened" in told:
         words["shortened"] = f"{told['shortened']:.0f} shortened, to {told['shortened_to']:.2g}"
+    if "left_out" in told:
+        words["left_out"] = f"{told['left_out']:.0f} left out"
     words["bytes"] = size_of(row["bytes_up"] + row["bytes_down"])
     return words
 

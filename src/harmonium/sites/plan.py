@@ -27,8 +27,9 @@ def federated(what: str, changes: Iterable[str]) -> Recipe:
 
     Where nothing is said of data, the images are at the sites. Where nothing is said of them, a
     round needs the answers of a majority, and changes of the model longer than the round's median
-    are shortened to it, so that few sites cannot bend it far. Under masks no single change can be
-    seen, and noise that the server adds is made for the plain mean: both keep the mean.
+    are shortened to it, and those that point against the median of all are left out, so that few
+    sites cannot bend it far. Under masks no single change can be seen, and noise that the server
+    adds is made for the plain mean: both keep the mean.
     """
     tree = changed_tree(what, changes, defaults={"data": "sites"})
     if isinstance(section := tree.get("participation") or {}, dict):
@@ -38,7 +39,7 @@ def federated(what: str, changes: Iterable[str]) -> Recipe:
     seen_alone = recipe.privacy.masks is None and (made is None or made.place == "client")
     if "aggregation" in tree or not seen_alone:
         return recipe
-    return recipe.changed(aggregation="norm-bound")
+    return recipe.changed(aggregation={"name": "norm-bound", "agreement": 0.0})
 
 
 def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
