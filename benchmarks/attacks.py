@@ -27,15 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import HarmoniumError
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import HarmoniumError
-from harmonium.federation.drive import Reply, Turn
+from harmonium.federation.driver import Reply, Turn
 from harmonium.federation.wire import Ask
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import load_tree
+from harmonium.recipe.presets import load_tree
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from stored import arguments, before, show
 
 Found = dict[str, Any]

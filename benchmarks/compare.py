@@ -20,10 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from harmonium.comparing.cells import BY_ITSELF
 from harmonium.methods import methods
-from harmonium.recipe_text import baselines
+from harmonium.recipe.presets import baselines
 from harmonium.report.tables import markdown
+from harmonium.studies.comparison.cells import BY_ITSELF
 from stored import write_page
 
 # References, no method, fedsimclr by another name, and one that needs a third view.

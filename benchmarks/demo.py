@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from harmonium.comparing import demonstration
-from harmonium.errors import Diverged
-from harmonium.recipe import Recipe
+from harmonium.core.errors import Diverged
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
+from harmonium.studies.comparison import demonstration
 from stored import write_page
 
 SEEDS = (201, 202)  # of the choice alone

@@ -29,11 +29,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from harmonium.diagnosis.finding import SHARE, diagnose, judge, share
-from harmonium.diagnosis.scatter import Spread
-from harmonium.home import home
-from harmonium.recipe import Recipe
+from harmonium.core.paths import home
+from harmonium.methods.diagnosis.scatter import Spread
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
+from harmonium.studies.diagnosis import SHARE, diagnose, judge, share
 from stored import arguments, before, show
 
 Run = dict[str, Any]

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from harmonium.encoders import Convolutional, Encoder, encoders
-from harmonium.encoders.fixup import FixupResNet20
+from harmonium.learning.encoders import Convolutional, Encoder, encoders
+from harmonium.learning.encoders.fixup import FixupResNet20
 
 BATCHES = (16, 64)
 LAYOUTS = (torch.contiguous_format, torch.channels_last)

@@ -23,13 +23,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.federation.parts import Parts
+from harmonium.learning.objectives import Seen
+from harmonium.learning.parts import Parts
 from harmonium.methods.fedca import FedCA
-from harmonium.objectives import Seen
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from memory import peak
 from paired import SHOWN, paired, untrained
 from stored import arguments, before, show

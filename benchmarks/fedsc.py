@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.plots import curves
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from paired import SHOWN, paired, untrained
 from stored import arguments, before, show
 

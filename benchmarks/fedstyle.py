@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 from fedstyle_page import ADAPTERS, BY, LAMBDAS, OBJECTIVES, STYLES, draw, growth, page
-from harmonium.evaluate.geometry import effective_rank, spread
+from harmonium.evaluation.geometry import effective_rank, spread
 from harmonium.measures.evaluation import evaluate_run
-from harmonium.measures.opened import open_run
-from harmonium.recipe import Recipe
-from harmonium.runs import changed_recipe, run
+from harmonium.measures.run_reader import open_run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.start import changed_recipe, run
 from memory import peak
 from stored import arguments, before, show
 

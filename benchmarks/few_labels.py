@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harmonium import compare, evaluate_run
-from harmonium.recipe_text import read_yaml
+from harmonium.recipe.presets import read_yaml
 from harmonium.report.tables import markdown
 from stored import studies, write_page
 
@@ -85,7 +85,7 @@ def judged(name: str, seeds: int, folder: Path, workers: int | None) -> str:
 
 def published(name: str, column: int) -> dict[tuple[str, str], float]:
     """What the paper's further tables have, by row and share of labels in percent."""
-    file = files("harmonium").joinpath("recipes", "tables", f"{name}.yaml")
+    file = files("harmonium").joinpath("recipe", "library", "tables", f"{name}.yaml")
     further = read_yaml(file.read_text(encoding="utf-8"), file.name)["elsewhere"]
     return {
         (row, share): figures[column]

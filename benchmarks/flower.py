@@ -27,18 +27,18 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.append(str(Path(__file__).parent))
 
-from harmonium import codec
+from harmonium.core import codec
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.rehearsal import rehearsal
-from harmonium.federation.client import Client
-from harmonium.federation.drive import Driver
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import exchange, scalar, weights
-from harmonium.hosts import open_host
-from harmonium.recipe import Recipe
+from harmonium.learning.client import Client
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.runs import _begin
+from harmonium.runs.open_run import open_host
+from harmonium.runs.start import _begin
+from harmonium.sites.rehearsal import rehearsal
 
 SIZES = {"1 MB": ["encoder.width=17"], "45 MB": ["encoder=resnet18"]}
 MASKED = ["privacy.secure_aggregation=true"]

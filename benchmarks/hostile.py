@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium import codec, store
+from harmonium.core import codec, files
+from harmonium.core.errors import Diverged, NotEnoughReplies, WireError
 from harmonium.engines.remote import Member, RemoteEngine, Waits, _Task
-from harmonium.errors import Diverged, NotEnoughReplies, WireError
+from harmonium.engines.seal import seal
 from harmonium.federation import arrival
-from harmonium.federation.drive import Reply
+from harmonium.federation.driver import Reply
 from harmonium.methods import methods
 from harmonium.report.tables import markdown
-from harmonium.sites.seal import seal
 from harmonium.testing import Heard, Trial, first_trial, lies
 from stored import write_page
 
@@ -84,7 +84,7 @@ class Door:
     def sealed(self, heard: Heard, client: int, frame: bytes) -> Sealed:
         """A frame with the seal of the site that was asked."""
         header = self.task(heard, client).header
-        return seal("answer", header, [store.digest_of(frame)], KEY), [frame]
+        return seal("answer", header, [files.digest_of(frame)], KEY), [frame]
 
     def outcome(self, heard: Heard, client: int, came: Sealed) -> str:
         """What becomes of an answer: refused, no answer, or answered."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harmonium.data.store import Writer
+    from harmonium.data.cache import Writer
 
 LIMIT_MEGABYTES = 200
 BATCH = 64
@@ -67,8 +67,8 @@ def main() -> None:
     import numpy as np
     import torch
 
+    from harmonium.data.augment.views import preset
     from harmonium.data.datasets import DataSpec, no_labels
-    from harmonium.data.views import preset
 
     torch.set_num_threads(1)
     count = round(words.gigabytes * 1e9 / (3 * words.size**2))

@@ -26,12 +26,12 @@ import torch
 from torch.nn import functional
 
 from harmonium.data.images import Images
-from harmonium.federation.client import Client, Examples
+from harmonium.learning.client import Client, Examples
 from harmonium.methods.orchestra import Orchestra
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from paired import SHOWN, paired, untrained
 from stored import arguments, before, show
 

@@ -26,17 +26,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch import nn
 
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.federation.client import Client
-from harmonium.federation.drive import Driver
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import exchange, scalar, weights
-from harmonium.hosts import open_host
+from harmonium.learning.client import Client
 from harmonium.methods import methods
-from harmonium.recipe import Recipe
-from harmonium.runs import _begin
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import open_host
+from harmonium.runs.start import _begin
 
 LIMITS = {128: 1.10, 16: 1.20}
 TASK_MILLISECONDS = 5.0

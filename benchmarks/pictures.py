@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from harmonium.data.pictures import File, write_pictures
+from harmonium.data.cache import Writer
+from harmonium.data.decoding.image_files import File, write_pictures
 from harmonium.data.sets.folder import Folder
-from harmonium.data.store import Writer
 
 SIZE, SIDE = (640, 480), 224
 

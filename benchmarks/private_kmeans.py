@@ -20,14 +20,9 @@ from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from harmonium import seeds
+from harmonium.core import seeds
 from harmonium.privacy.budget import epsilon as spent
-from harmonium.privacy.kmeans import (
-    multiplier,
-    private_centroids,
-    public_matrix,
-    weighted_kmeans,
-)
+from harmonium.privacy.kmeans import multiplier, private_centroids, public_matrix, weighted_kmeans
 from harmonium.privacy.mechanisms import Noise
 from harmonium.report.tables import markdown
 from stored import write_page

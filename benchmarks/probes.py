@@ -30,12 +30,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.seeds import numpy_rng
 from harmonium.data.datasets import datasets
-from harmonium.evaluate import embed, few_label_probe, knn_predict, linear_probe
-from harmonium.evaluate.linear import FEW_STRENGTH, STRENGTHS, _draw, standard
-from harmonium.evaluate.logistic import regressions
+from harmonium.evaluation import embed, few_label_probe, knn_predict, linear_probe
+from harmonium.evaluation.linear import FEW_STRENGTH, STRENGTHS, _draw, standard
+from harmonium.evaluation.logistic import regressions
 from harmonium.report.tables import markdown
-from harmonium.seeds import numpy_rng
 from stored import write_page
 
 FILTERS, SIDE, BIAS = 64, 6, 0.25  # of the features

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from harmonium.core.errors import DataError
 from harmonium.data.images import Images
 from harmonium.data.partition import SplitRule, make_split, splits
-from harmonium.errors import DataError
 
 ALPHAS = (1e-4, 1e-2, 0.1, 1.0, 100.0, 1e5)
 LIMIT = 3.0  # seconds

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harmonium import sweep
-from harmonium.recipe_text import about, sweeps
+from harmonium.recipe.presets import about, sweeps
 from harmonium.report.tables import markdown
 from stored import studies, write_page
 

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.federation.client import Client, Fitted
-from harmonium.federation.parts import Parts
 from harmonium.federation.transport import STEPS
+from harmonium.learning.client import Client
+from harmonium.learning.parts import Parts
+from harmonium.learning.training import Fitted
 from harmonium.methods.fedavg import FedAvg
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from paired import paired, untrained
 from stored import arguments, before, show
 

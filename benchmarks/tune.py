@@ -23,16 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harmonium import seeds
-from harmonium.evaluate.geometry import tuning_score
-from harmonium.federation import appraising
-from harmonium.federation.client import Client, Examples
-from harmonium.measures.opened import open_run
+from harmonium.core import seeds
+from harmonium.core.threads import single_thread
+from harmonium.evaluation.geometry import tuning_score
+from harmonium.federation import label_free_score
+from harmonium.learning.client import Client, Examples
+from harmonium.measures.run_reader import open_run
 from harmonium.privacy.mechanisms import Noise
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import changed_recipe
-from harmonium.threads import single_thread
-from harmonium.tuning.study import spearman, tune
+from harmonium.runs.start import changed_recipe
+from harmonium.studies.tuning.study import spearman, tune
 from stored import arguments, before, show
 
 Found = dict[str, Any]
@@ -75,7 +75,7 @@ def centred(path: Path) -> float | None:
     run = open_run(path, path.name, changed_recipe(path, []))
     assert run.method.appraisal is not None
     method = replace(run.method, appraisal=replace(run.method.appraisal, centred=True))
-    model: Any = appraising.ask(method, run.server).down["model"]
+    model: Any = label_free_score.ask(method, run.server).down["model"]
     total, count = 0.0, 0
     for number, index in enumerate(run.split.indices):
         where = ("client", run.commit.round, 0, "appraise", number)
@@ -84,7 +84,7 @@ def centred(path: Path) -> float | None:
         last = run.recipe.rounds
         client = Client(number, last, last, examples, method.views, rng, Noise("simulated", rng))
         with single_thread():
-            up: Any = appraising.appraised(method, client, model)
+            up: Any = label_free_score.appraised(method, client, model)
         total += up["pictures"] * tuning_score(up["align"], up["unif"])
         count += up["pictures"]
     return total / count

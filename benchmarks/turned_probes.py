@@ -21,12 +21,12 @@ from torch import Tensor
 from harmonium.data.images import Images
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
-from harmonium.evaluate import embed
-from harmonium.evaluate.linear import linear_probe
-from harmonium.handover import load_encoder
-from harmonium.recipe import Recipe
+from harmonium.evaluation import embed
+from harmonium.evaluation.linear import linear_probe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.runs import run
+from harmonium.runs.export import load_encoder
+from harmonium.runs.start import run
 from verification import FEDERATED, LOCAL, words
 
 ASKED = 4000  # test pictures

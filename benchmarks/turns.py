@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harmonium.evaluate import embed, knn_accuracy
-from harmonium.handover import load_encoder
-from harmonium.recipe import Recipe
+from harmonium.evaluation import embed, knn_accuracy
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.runs import run
+from harmonium.runs.export import load_encoder
+from harmonium.runs.start import run
 
 SETTINGS = [
     "objective=rotation",

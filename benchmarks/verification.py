@@ -24,9 +24,9 @@ from typing import Any
 
 from scipy.stats import ttest_rel
 
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
-from harmonium.runs import run
+from harmonium.runs.start import run
 from stored import arguments, before, show
 
 Run = dict[str, Any]

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageChops, ImageFilter
 
-from harmonium.data.views import View, Views
+from harmonium.data.augment.views import View, Views
 
 SIDE = 32
 TARGETS = {"faithful": 1.3, "fast": 3.0}  # times Pillow

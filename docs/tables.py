@@ -14,25 +14,25 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from harmonium.comparing.cells import Settings
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.partition import SplitRule, splits
-from harmonium.encoders import Encoder, encoders
 from harmonium.engines.settings import EngineSettings
-from harmonium.evaluate.judge import Evaluation
-from harmonium.federation.aggregate import Aggregation, aggregations
-from harmonium.federation.client import Local
+from harmonium.evaluation.evaluator import Evaluation
+from harmonium.federation.aggregation import Aggregation, aggregations
 from harmonium.federation.method import Method
-from harmonium.federation.optimiser import ServerOptimiser, optimisers
 from harmonium.federation.sampling import Participation
+from harmonium.federation.server_optimisers import ServerOptimiser, optimisers
 from harmonium.federation.transport import Transport
-from harmonium.given_weights import Init
+from harmonium.learning.encoders import Encoder, encoders
+from harmonium.learning.objectives import Objective, objectives
+from harmonium.learning.terms import Term, terms
+from harmonium.learning.training import Local
 from harmonium.measures import measures
 from harmonium.methods import methods
-from harmonium.objectives import Objective, objectives
-from harmonium.recipe import Privacy
-from harmonium.recipe_text import about, baselines, sweeps
-from harmonium.terms import Term, terms
+from harmonium.recipe.initial_weights import Init
+from harmonium.recipe.presets import about, baselines, sweeps
+from harmonium.recipe.schema import Privacy
+from harmonium.studies.comparison.cells import Settings
 
 HERE = Path(__file__).parent
 HEAD = "| key | type | default | meaning |\n|---|---|---|---|\n"

@@ -30,7 +30,7 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _one_format() -> Iterator[None]:
     """Studies draw in one format, unless a test names others: three take three times as long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.report.look.BY_DEFAULT", ("png",))
+        patch.setattr("harmonium.report.figure.BY_DEFAULT", ("png",))
         yield
 
 
@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def undrawn() -> Iterator[None]:
     """Runs draw no picture of themselves, which takes most of the time of small ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.life.Life._picture", lambda life: None)
+        patch.setattr("harmonium.runs.loop.Life._picture", lambda life: None)
         yield
 
 

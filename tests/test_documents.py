@@ -12,16 +12,16 @@ import pytest
 import typer.main
 import yaml
 
-from harmonium.cli import app
-from harmonium.comparing.cells import plan
-from harmonium.comparing.sweep import read
+from harmonium.cli.main import app
 from harmonium.data.datasets import datasets
 from harmonium.data.published import Published
+from harmonium.measures.eval_data import sets_of
 from harmonium.measures.evaluation import _asked, _needed
-from harmonium.measures.grounds import sets_of
-from harmonium.overrides import apply_changes, changes_of
-from harmonium.recipe import Recipe, known_keys
+from harmonium.recipe.overrides import apply_changes, changes_of
+from harmonium.recipe.schema import Recipe, known_keys
 from harmonium.sites.plan import federated
+from harmonium.studies.comparison.cells import plan
+from harmonium.studies.comparison.sweep import read
 
 ROOT = Path(__file__).parents[1]
 FILES = {  # a word of the block -> the file that the text calls it

@@ -11,44 +11,44 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from harmonium import errors as errors
     from harmonium import privacy as privacy
-    from harmonium.callbacks import Callback as Callback
-    from harmonium.comparing.study import compare as compare
-    from harmonium.comparing.sweep import sweep as sweep
-    from harmonium.diagnosis.finding import diagnose as diagnose
-    from harmonium.encoders import Encoder as Encoder
+    from harmonium.core import errors as errors
+    from harmonium.core.callbacks import Callback as Callback
     from harmonium.federation.method import Method as Method
-    from harmonium.handover import load_encoder as load_encoder
-    from harmonium.life import Result as Result
+    from harmonium.learning.encoders import Encoder as Encoder
+    from harmonium.learning.objectives import Objective as Objective
     from harmonium.measures.evaluation import evaluate_run as evaluate_run
-    from harmonium.objectives import Objective as Objective
-    from harmonium.recipe import Recipe as Recipe
-    from harmonium.report.progress import progress as progress
-    from harmonium.runs import resume as resume
-    from harmonium.runs import run as run
+    from harmonium.recipe.schema import Recipe as Recipe
+    from harmonium.report.run_progress import progress as progress
+    from harmonium.runs.export import load_encoder as load_encoder
+    from harmonium.runs.loop import Result as Result
+    from harmonium.runs.start import resume as resume
+    from harmonium.runs.start import run as run
+    from harmonium.studies.comparison.study import compare as compare
+    from harmonium.studies.comparison.sweep import sweep as sweep
+    from harmonium.studies.diagnosis import diagnose as diagnose
+    from harmonium.studies.tuning.study import tune as tune
     from harmonium.testing import check_method as check_method
-    from harmonium.tuning.study import tune as tune
 
 _WHERE = {
-    "Callback": "harmonium.callbacks",
-    "Encoder": "harmonium.encoders",
+    "Callback": "harmonium.core.callbacks",
+    "Encoder": "harmonium.learning.encoders",
     "Method": "harmonium.federation.method",
-    "Objective": "harmonium.objectives",
-    "Recipe": "harmonium.recipe",
-    "Result": "harmonium.life",
-    "compare": "harmonium.comparing.study",
+    "Objective": "harmonium.learning.objectives",
+    "Recipe": "harmonium.recipe.schema",
+    "Result": "harmonium.runs.loop",
+    "compare": "harmonium.studies.comparison.study",
     "check_method": "harmonium.testing",
-    "diagnose": "harmonium.diagnosis.finding",
+    "diagnose": "harmonium.studies.diagnosis",
     "evaluate_run": "harmonium.measures.evaluation",
-    "load_encoder": "harmonium.handover",
-    "progress": "harmonium.report.progress",
-    "resume": "harmonium.runs",
-    "run": "harmonium.runs",
-    "sweep": "harmonium.comparing.sweep",
-    "tune": "harmonium.tuning.study",
+    "load_encoder": "harmonium.runs.export",
+    "progress": "harmonium.report.run_progress",
+    "resume": "harmonium.runs.start",
+    "run": "harmonium.runs.start",
+    "sweep": "harmonium.studies.comparison.sweep",
+    "tune": "harmonium.studies.tuning.study",
 }
-_MODULES = ("errors", "privacy")  # that users need whole
+_MODULES = {"errors": "harmonium.core.errors", "privacy": "harmonium.privacy"}
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 
 
@@ -60,5 +60,5 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"harmonium.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'harmonium' has no attribute '{name}'")

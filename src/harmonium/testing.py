@@ -25,25 +25,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium import codec, store
+from harmonium.core import codec, files
+from harmonium.core.errors import HarmoniumError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import HarmoniumError
+from harmonium.engines.runtime import Host
 from harmonium.federation.card import card
-from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.spending import recount
 from harmonium.federation.wire import MASKS, STEPS, Ask, Exchange, Field
-from harmonium.hosts import load_public, make_host
 from harmonium.privacy.account import Account
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import load_tree
+from harmonium.recipe.presets import load_tree
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import load_public, make_host
 
 if TYPE_CHECKING:
-    from harmonium.engines.flower.together import Together
+    from harmonium.sites.flower_pair import Together
 
 TINY: dict[str, Any] = {
     "data": {"name": "shapes", "count": 60, "test_count": 10, "size": 12, "validation": 0.2},
@@ -76,7 +76,7 @@ class Heard:
         ask = replace(self.ask, least=0)
         folded = driver._ask(ask, self.turn, replace(self.server, account=Account()))
         entries = map(json.loads, driver.ledger.lines)
-        return store.digest_of(codec.encode(vars(folded))), {one["client"]: one for one in entries}
+        return files.digest_of(codec.encode(vars(folded))), {one["client"]: one for one in entries}
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Trial:
     def digest(self) -> str:
         """SHA-256 over the server's and the clients' states."""
         server = {key: getattr(self.server, key) for key in _KEPT}
-        return store.digest_of(codec.encode({"server": server, "clients": self.states}))
+        return files.digest_of(codec.encode({"server": server, "clients": self.states}))
 
 
 _KEPT = ("model", "round", "memory", "moments")
@@ -202,7 +202,7 @@ def check_parity(method: str | type[Method], together: Together, /, **settings: 
 
     Args:
         method: as for `check_method`.
-        together: an open `harmonium.engines.flower.together.Together`, which needs Flower.
+        together: an open `harmonium.sites.flower_pair.Together`, which needs Flower.
         settings: recipe sections that the method needs.
     """
     plain = first_trial(method, **settings)

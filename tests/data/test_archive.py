@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.sets.npz import Npz
-from harmonium.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)

@@ -5,15 +5,15 @@ import os
 import pytest
 from PIL import Image
 
-from harmonium.data import decoding
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.datasets import datasets
-from harmonium.errors import ConfigError, DataError
+from harmonium.data.decoding import pool
 
 
 @pytest.fixture(autouse=True)
 def surroundings(home, monkeypatch):
     """A home of its own, and no decoding processes, which take longer to start than to decode."""
-    monkeypatch.setattr(decoding, "_cores", lambda: 0)
+    monkeypatch.setattr(pool, "_cores", lambda: 0)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import threading
 import numpy as np
 import pytest
 
-from harmonium.data import store
+from harmonium.core.errors import ConfigError, DataError, StoreError
+from harmonium.data import cache as store
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Images
 from harmonium.data.sets.digits import Digits
 from harmonium.data.sets.npz import Npz
-from harmonium.errors import ConfigError, DataError, StoreError
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harmonium.data import decoding
-from harmonium.data.decoder import Order, perform
-from harmonium.data.decoding import Decoders
-from harmonium.data.picture import read_picture
-from harmonium.errors import EngineError
+from harmonium.core.errors import EngineError
+from harmonium.data.decoding import pool
+from harmonium.data.decoding.image import read_picture
+from harmonium.data.decoding.pool import Decoders
+from harmonium.data.decoding.worker import Order, perform
 
 HEAD = Order(head=True)
 
@@ -71,7 +71,9 @@ def test_names_that_are_not_text(tmp_path):
 
 
 def test_a_decoder_imports_little():
-    code = "import sys, harmonium.data.decoder; print({'torch', 'sklearn'} & set(sys.modules))"
+    code = (
+        "import sys, harmonium.data.decoding.worker; print({'torch', 'sklearn'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -236,7 +238,7 @@ def dummy(monkeypatch, body):
     def start():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    monkeypatch.setattr(decoding, "_start", start)
+    monkeypatch.setattr(pool, "_start", start)
 
 
 def test_a_decoder_that_never_ends_is_ended(monkeypatch, album):

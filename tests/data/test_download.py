@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from harmonium.data.download import Patience, download
-from harmonium.errors import DataError, StoreError
+from harmonium.core.errors import DataError, StoreError
+from harmonium.data.sources.download import Patience, download
 
 NAME = "archive.tar.gz"
 BODY = np.random.default_rng(0).bytes(300_000)

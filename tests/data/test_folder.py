@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harmonium.data import decoding, pictures
-from harmonium.data.picture import read_picture
-from harmonium.data.pictures import write_pictures
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.data.cache import Writer
+from harmonium.data.decoding import image_files, pool
+from harmonium.data.decoding.image import read_picture
+from harmonium.data.decoding.image_files import write_pictures
 from harmonium.data.sets.folder import Folder
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError
 
-CORES = decoding._cores
+CORES = pool._cores
 
 
 @pytest.fixture(autouse=True)
 def surroundings(home, monkeypatch):
     """A home of its own, and no decoding processes, which take longer to start than to decode."""
-    monkeypatch.setattr(decoding, "_cores", lambda: 0)
+    monkeypatch.setattr(pool, "_cores", lambda: 0)
 
 
 def which(images):
@@ -148,10 +148,10 @@ def test_uncommon_modes_are_refused_or_skipped_if_asked(tmp_path):
 
 
 def test_processes_decode_unless_told(photos, monkeypatch):
-    monkeypatch.setattr(decoding, "_cores", CORES)
+    monkeypatch.setattr(pool, "_cores", CORES)
     started = []
-    start = decoding._start
-    monkeypatch.setattr(decoding, "_start", lambda: started.append(start()) or started[-1])
+    start = pool._start
+    monkeypatch.setattr(pool, "_start", lambda: started.append(start()) or started[-1])
     test_folder_of_classes(photos)
     assert started and all(process.returncode is not None for process in started)
 
@@ -173,14 +173,14 @@ def test_what_was_skipped_before_is_refused_if_asked(tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_read(photos, monkeypatch):
-    run = decoding.Decoders.run
+    run = pool.Decoders.run
 
     def change(self, paths, order, chunk):
         if not order.head:
             paint(photos / "cat" / "3.png", "red", (9, 7))
         return run(self, paths, order, chunk)
 
-    monkeypatch.setattr(decoding.Decoders, "run", change)
+    monkeypatch.setattr(pool.Decoders, "run", change)
     with pytest.raises(DataError, match=r"1 of 20 .* cat/3.png \(changed to 9x7 while"):
         Folder(path=str(photos)).load()
 
@@ -200,7 +200,7 @@ def test_the_number_of_workers_changes_nothing(damaged, tmp_path):
 
 
 def test_large_pictures_are_written_in_small_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "CHUNK_BYTES", 6 * 6 * 3 * 2)
+    monkeypatch.setattr(image_files, "CHUNK_BYTES", 6 * 6 * 3 * 2)
     for number in range(5):
         paint(tmp_path / "set" / f"{number}.png", (number, 0, 0))
     pieces = []

@@ -8,10 +8,10 @@ import zipfile
 import numpy as np
 import pytest
 
+from harmonium.core.errors import DataError
 from harmonium.data.datasets import About
 from harmonium.data.published import Package, Published, Remote, Source
-from harmonium.data.sources import fetch_set
-from harmonium.errors import DataError
+from harmonium.data.sources.fetch import fetch_set
 
 TRAIN, TEST = bytes(range(48)), bytes(range(100, 116))
 PIECES = {"one/1.png": b"1", "one/deep/2.png": b"2", "two/3.png": b"3"}
@@ -89,7 +89,7 @@ def give(spec, path):
 
 def refused(spec, path):
     """One line, and nothing of it stays."""
-    from harmonium.data.store import fetched_folder
+    from harmonium.data.cache import fetched_folder
 
     with pytest.raises(DataError) as caught:
         give(spec, path)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.labels import stratified
 from harmonium.data.partition import Split, make_split
@@ -11,10 +12,9 @@ from harmonium.data.sets.shapes import Shapes
 from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
 from harmonium.data.splits.styles import Styles
-from harmonium.errors import ConfigError, DataError
 from harmonium.federation.method import Method
-from harmonium.hosts import load_public, make_host
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import load_public, make_host
 
 
 def pictures(labels) -> Images:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.images import Images
 from harmonium.data.newcomers import in_turn, most_common
 from harmonium.data.partition import Split, make_split, splits
@@ -15,8 +16,7 @@ from harmonium.data.splits.column import Column
 from harmonium.data.splits.file import File
 from harmonium.data.splits.iid import IID
 from harmonium.data.splits.styles import Styles
-from harmonium.errors import ConfigError, DataError
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import planned
 
 

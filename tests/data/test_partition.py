@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harmonium.core.errors import ConfigError, DataError, StoreError
 from harmonium.data.heterogeneity import counts, summary
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split, splits
 from harmonium.data.splits.by_class import ByClass
 from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
-from harmonium.errors import ConfigError, DataError, StoreError
 
 
 def pictures(labels):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from harmonium.data import randaugment as module
-from harmonium.data.randaugment import OPERATIONS, randaugment
-from harmonium.data.views import PRESETS, View, Views, plain, preset
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment import randaugment as module
+from harmonium.data.augment.randaugment import OPERATIONS, randaugment
+from harmonium.data.augment.views import PRESETS, View, Views, plain, preset
 
 OFF = {"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "mean": None, "std": None}
 BLENDED = {"colour", "contrast", "brightness", "sharpness", "autocontrast"}
@@ -169,7 +169,7 @@ def test_the_fourteen_are_equally_likely_and_so_are_the_signs(monkeypatch) -> No
         return operation
 
     monkeypatch.setattr(module, "OPERATIONS", {name: note(name) for name in OPERATIONS})
-    monkeypatch.setattr("harmonium.data.view.PIECE_PIXELS", 10**9)
+    monkeypatch.setattr("harmonium.data.augment.pipeline.PIECE_PIXELS", 10**9)
     View(**OFF, randaugment=2)(torch.zeros(7000, 2, 2, 3, dtype=torch.uint8), rng())
     assert len(OPERATIONS) == 14
     counts = {name: len(signs) for name, signs in seen.items()}

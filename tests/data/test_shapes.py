@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.sets.shapes import SHAPES, STYLES, TEXTURES, Shapes
-from harmonium.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)

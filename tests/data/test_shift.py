@@ -7,8 +7,8 @@ from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, make_split
 from harmonium.data.shift import as_held, turned
 from harmonium.data.splits.iid import IID
-from harmonium.hosts import make_host
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import make_host
 
 RNG = np.random.default_rng(0)
 

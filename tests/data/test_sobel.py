@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harmonium.data.sobel import sobel
-from harmonium.data.views import preset
-from harmonium.errors import DataError
+from harmonium.core.errors import DataError
+from harmonium.data.augment.sobel import sobel
+from harmonium.data.augment.views import preset
 
 ACROSS = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]])
 

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from harmonium.data import sources
+from harmonium.core.errors import ConfigError, DataError, StoreError
 from harmonium.data.datasets import About
-from harmonium.data.download import Patience
 from harmonium.data.published import Package, Published, Remote, Source
-from harmonium.data.sources import fetch, fetch_set
-from harmonium.errors import ConfigError, DataError, StoreError
+from harmonium.data.sources import fetch as sources
+from harmonium.data.sources.download import Patience
+from harmonium.data.sources.fetch import fetch, fetch_set
 
 QUICK = Patience(attempts=2, timeout_seconds=5, pause_seconds=0, package_seconds=20)
 TRAIN, TEST = bytes(range(48)), bytes(range(100, 116))

@@ -10,8 +10,8 @@ import zipfile
 
 import pytest
 
-from harmonium.data.unpack import decompress, kind_of, unpack
-from harmonium.errors import DataError
+from harmonium.core.errors import DataError
+from harmonium.data.sources.unpack import decompress, kind_of, unpack
 
 LEAST = 512  # what a member costs besides its content
 

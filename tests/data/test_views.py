@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from harmonium.data import view_draws as draw
-from harmonium.data import view_ops as ops
-from harmonium.data.views import PRESETS, View, Views, plain, preset, quarter_turns
-from harmonium.errors import ConfigError, DataError
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.data.augment import operations as ops
+from harmonium.data.augment import parameters as draw
+from harmonium.data.augment.views import PRESETS, View, Views, plain, preset, quarter_turns
 
 OFF = {"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "mean": None, "std": None}
 MODES = ("faithful", "fast")
@@ -506,7 +506,7 @@ def test_large_batches_are_worked_on_in_pieces_without_a_seam(monkeypatch):
     pixels = pictures(30)
     view = View(blur=0.5, quarter_turn=True)
     whole = view(pixels, rng())
-    monkeypatch.setattr("harmonium.data.view.PIECE_PIXELS", 7 * 32 * 32)
+    monkeypatch.setattr("harmonium.data.augment.pipeline.PIECE_PIXELS", 7 * 32 * 32)
     assert torch.allclose(view(pixels, rng()), whole, atol=1e-5)
 
 

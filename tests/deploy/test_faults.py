@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from harmonium.errors import counted
+from harmonium.core.errors import counted
 
 pytestmark = pytest.mark.deploy
 

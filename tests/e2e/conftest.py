@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harmonium.cli import main
-from harmonium.life import Life
+from harmonium.cli.main import main
+from harmonium.runs.loop import Life
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_an_encoder_file_cannot_choose_what_is_imported(tmp_path: Path) -> None:
     import torch
 
     from harmonium import load_encoder
-    from harmonium.errors import StoreError
+    from harmonium.core.errors import StoreError
 
     about = {"encoder": {"name": "this:Encoder"}, "channels": 1, "side": 8}
     path = tmp_path / "encoder.safetensors"

@@ -18,7 +18,7 @@ SHAPES = ["shapes", "data.count=200", "data.test_count=20", "data.size=12"]
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures, which take most of the time."""
-    monkeypatch.setattr("harmonium.cli_data._draw", lambda *_: None)
+    monkeypatch.setattr("harmonium.cli.data._draw", lambda *_: None)
 
 
 def archive(path: Path, **columns: np.ndarray) -> str:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from harmonium.core.types import Weights
 from harmonium.data.partition import make_split
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Examples
 from harmonium.federation.method import Method
-from harmonium.federation.wire import Weights
-from harmonium.objectives import objectives
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import baselines, load_tree
+from harmonium.learning.client import Batch, Examples
+from harmonium.learning.objectives import objectives
+from harmonium.recipe.presets import baselines, load_tree
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import FEW, TINY, Trial
 
 METHODS = ("fedavg", "fedadam", "fedprox", "scaffold")

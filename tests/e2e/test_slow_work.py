@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harmonium import terminal
-from harmonium.runs import run
+from harmonium.cli import terminal
+from harmonium.runs.start import run
 from harmonium.sites.folder import init
 
 TINY = ["data=shapes", "data.count=60", "data.test_count=20", "clients=2", "rounds=1"]

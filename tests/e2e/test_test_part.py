@@ -9,9 +9,9 @@ import pytest
 
 import harmonium
 from harmonium.data.sets.shapes import Shapes
-from harmonium.evaluate import judge
-from harmonium.life import Life
-from harmonium.tuning import study
+from harmonium.evaluation import evaluator
+from harmonium.runs.loop import Life
+from harmonium.studies.tuning import study
 
 SMALL: dict[str, Any] = {
     "encoder": {"name": "cnn-small", "width": 4, "out": 16},
@@ -58,13 +58,13 @@ def test_a_run_is_the_same_whatever_its_test_part(
     name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes: list[Any] = []
-    probe = judge.linear_probe
+    probe = evaluator.linear_probe
 
     def spied(*given: Any, **how: Any) -> Any:
         probes.append(probe(*given, **how))
         return probes[-1]
 
-    monkeypatch.setattr(judge, "linear_probe", spied)
+    monkeypatch.setattr(evaluator, "linear_probe", spied)
     monkeypatch.setattr(Life, "_picture", lambda life: None)  # it is of metrics.jsonl
     data = {"name": "npz", "path": str(tmp_path / "data.npz")}
     results = []

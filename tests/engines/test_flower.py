@@ -22,17 +22,17 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from harmonium.core.errors import EngineError
 from harmonium.engines.flower.node import attend, refusal
-from harmonium.engines.flower.together import Together
-from harmonium.errors import EngineError
-from harmonium.federation.client import Decline
-from harmonium.federation.drive import Turn
+from harmonium.federation.driver import Turn
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
-from harmonium.hosts import make_host
+from harmonium.learning.client import Decline
 from harmonium.methods import methods
+from harmonium.runs.open_run import make_host
 from harmonium.sites import certificates as made
+from harmonium.sites.flower_pair import Together
 from harmonium.testing import ContractError, check_parity, first_trial
 
 QUICK = {  # settings that are made for real runs, and slow

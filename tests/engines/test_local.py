@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from harmonium import codec, store
+from harmonium.core import codec, files
+from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, EngineError, WireError
-from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, scalar, weights
-from harmonium.hosts import open_host
-from harmonium.recipe import Recipe
-from harmonium.runs import _begin, run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import open_host
+from harmonium.runs.start import _begin, run
 from harmonium.testing import TINY
 
 MODEL = {"down": {"model": weights()}, "up": {"model": weights(), "loss": scalar()}}
@@ -93,7 +93,7 @@ def digest(
             server = driver.drive(host.method.round(server, server.everyone), server)
         states = {client: engine.state_of(client) for client in server.everyone}
     assert not list((folder / "scratch").glob("*"))
-    return store.digest_of(codec.encode([server.model, states]))
+    return files.digest_of(codec.encode([server.model, states]))
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_errors_of_workers_arrive_as_what_they_are_and_end_no_worker(tmp_path: P
 
 
 def test_workers_use_one_thread_and_wait_quietly(tmp_path: Path) -> None:
-    from harmonium.threads import single_thread
+    from harmonium.core.threads import single_thread
 
     torch.set_num_threads(2)
     with single_thread():

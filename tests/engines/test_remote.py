@@ -15,27 +15,27 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium import codec, store
-from harmonium.callbacks import Callback
+from harmonium.core import codec, files
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import EngineError, HarmoniumError, NotEnoughReplies
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
 from harmonium.engines import remote
-from harmonium.engines.host import Host, StateRef
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.remote import TRIES, Answer, Letter, Member, RemoteEngine, Waits
-from harmonium.errors import EngineError, HarmoniumError, NotEnoughReplies
-from harmonium.federation.client import Decline
-from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.engines.runtime import Host, StateRef
+from harmonium.engines.seal import seal
+from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, statistic, weights
-from harmonium.hosts import make_host
-from harmonium.life import Ground, Life
-from harmonium.recipe import Recipe
-from harmonium.runs import register
+from harmonium.learning.client import Decline
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.loop import Ground, Life
+from harmonium.runs.open_run import make_host
+from harmonium.runs.start import register
 from harmonium.sites.policy import Policy
-from harmonium.sites.seal import seal
 from harmonium.sites.site import Identity, Site
 from harmonium.testing import TINY
 
@@ -355,7 +355,7 @@ def play(recipe: Recipe, host: Host, engine: Any, rounds: int = 2) -> tuple[str,
         server = driver.drive(host.method.play(server, server.everyone), server)
         engine.prune(engine.snapshot())
     tree = {"model": server.model, "memory": server.memory}
-    return store.digest_of(codec.encode(tree)), engine.snapshot(), ledger.lines
+    return files.digest_of(codec.encode(tree)), engine.snapshot(), ledger.lines
 
 
 @cache
@@ -479,7 +479,7 @@ def resealed(answer: Answer, signer: int, bodies: list[bytes], **changes: Any) -
     """An answer with another body or header, signed by the site itself."""
     about = json.loads(json.loads(answer[0])["header"])
     about.pop("bodies")
-    digests = [store.digest_of(body) for body in bodies]
+    digests = [files.digest_of(body) for body in bodies]
     return seal("answer", {**about, **changes}, digests, KEYS[signer]), bodies
 
 

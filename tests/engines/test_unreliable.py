@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from harmonium.checkpoint import Folder
+from harmonium.core.errors import NotEnoughReplies
 from harmonium.data.partition import make_split
-from harmonium.engines import shelf
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.unreliable import JITTER, Unreliable
-from harmonium.errors import NotEnoughReplies
-from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, weights
-from harmonium.hosts import make_host
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import make_host
+from harmonium.storage import state_store
+from harmonium.storage.run_folder import Folder
 from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -224,7 +224,7 @@ def test_a_round_below_its_quorum_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: Path) -> None:
     """Nothing of such a round counts, also not what its clients would have kept."""
-    from harmonium.runs import run
+    from harmonium.runs.start import run
 
     settings = {
         **TINY,
@@ -243,7 +243,7 @@ def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: P
         commit, _ = Folder(tmp_path / "run").last()
         assert commit is not None
         states = [
-            shelf.read(tmp_path / "run" / "clients" / held["file"], held["digest"]).state
+            state_store.read(tmp_path / "run" / "clients" / held["file"], held["digest"]).state
             for held in commit.clients.values()
         ]
         for key, mean in commit.server["memory"]["control"].items():
@@ -255,7 +255,7 @@ def test_a_run_goes_on_when_a_round_has_too_few_answers(method: str, tmp_path: P
 
 
 def test_a_run_without_a_single_round_says_so(tmp_path: Path) -> None:
-    from harmonium.runs import run
+    from harmonium.runs.start import run
 
     settings = {**TINY, "participation": {"deadline": 1e-6}, "engine": {"workers": 0}}
     with pytest.raises(NotEnoughReplies, match="no round had enough answers"):

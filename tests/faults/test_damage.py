@@ -19,18 +19,19 @@ import pytest
 import torch
 
 import harmonium
-from harmonium import codec, store
-from harmonium.callbacks import Callback
-from harmonium.checkpoint import ASKED, LOGS, Folder
-from harmonium.cli import main
-from harmonium.errors import CallbackError, HarmoniumError, StoreError
-from harmonium.evaluate.judge import Judge
-from harmonium.life import Life
-from harmonium.measures.opened import open_run
-from harmonium.privacy.reporting import report
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import read_yaml
-from harmonium.runs import changed_recipe, resume, run
+from harmonium.cli.main import main
+from harmonium.core import codec
+from harmonium.core import files as store
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import CallbackError, HarmoniumError, StoreError
+from harmonium.evaluation.evaluator import Judge
+from harmonium.measures.run_reader import open_run
+from harmonium.recipe.presets import read_yaml
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.loop import Life
+from harmonium.runs.privacy_report import report
+from harmonium.runs.start import changed_recipe, resume, run
+from harmonium.storage.run_folder import ASKED, LOGS, Folder
 from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn", "unjudged")
@@ -60,8 +61,10 @@ def unjudged() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Life, "_judged", judged)
         patch.setattr(Judge, "look", lambda *_: {})
-        patch.setattr("harmonium.hosts.Recipe.from_tree", known)  # recipes that were read before
-        patch.setattr("harmonium.hosts.read_yaml", lambda text, name: read(text, "recipe"))
+        patch.setattr(
+            "harmonium.runs.open_run.Recipe.from_tree", known
+        )  # recipes that were read before
+        patch.setattr("harmonium.runs.open_run.read_yaml", lambda text, name: read(text, "recipe"))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import harmonium
-from harmonium import extending, store
-from harmonium.cli import main
-from harmonium.errors import ConfigError
-from harmonium.hosts import read_about, read_recipe
-from harmonium.life import Callback
-from harmonium.privacy.reporting import report
+from harmonium.cli.main import main
+from harmonium.core import files
+from harmonium.core.errors import ConfigError
+from harmonium.runs import extend
+from harmonium.runs.loop import Callback
+from harmonium.runs.open_run import read_about, read_recipe
+from harmonium.runs.privacy_report import report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -123,8 +124,8 @@ def test_killed_at_any_instant_of_the_change_itself(
         return step
 
     with monkeypatch.context() as patch:
-        patch.setattr(extending.store, "write_atomic", counting(store.write_atomic))
-        patch.setattr(extending.os, "replace", counting(os.replace))
+        patch.setattr(extend.store, "write_atomic", counting(files.write_atomic))
+        patch.setattr(extend.os, "replace", counting(os.replace))
         with pytest.raises(KeyboardInterrupt):
             harmonium.resume(copied, rounds=4)
     if after < 3:  # to another number of rounds than at first

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harmonium.runs import run
+from harmonium.runs.start import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kills  # noqa: E402
@@ -73,6 +73,6 @@ def workers_of(folder: Path) -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"harmonium.engines.worker" in words and str(folder).encode() in words:
+        if b"harmonium.runs.worker" in words and str(folder).encode() in words:
             found.append(int(entry.name))
     return found

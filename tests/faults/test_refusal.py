@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import harmonium
-from harmonium.callbacks import Callback
-from harmonium.cli import main
+from harmonium.cli.main import main
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import CallbackError, ConfigError
 from harmonium.data.sets.digits import Digits
-from harmonium.errors import CallbackError, ConfigError
-from harmonium.objectives.simclr import SimCLR
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import shipped_recipes
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.recipe.presets import shipped_recipes
+from harmonium.recipe.schema import Recipe
 
 TINY = (
     "data=digits", "data.limit=60", "encoder.width=4", "clients=2", "rounds=1", "local.batch=12",

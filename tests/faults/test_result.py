@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import harmonium
-from harmonium.callbacks import Callback
+from harmonium.core.callbacks import Callback
 
 TINY = (
     "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",

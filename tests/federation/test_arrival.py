@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harmonium import codec
-from harmonium.errors import ConfigError, Diverged, NotEnoughReplies, WireError
+from harmonium.core import codec
+from harmonium.core.errors import ConfigError, Diverged, NotEnoughReplies, WireError
 from harmonium.federation import arrival
-from harmonium.federation.aggregate import NormBound
-from harmonium.federation.drive import Driver, Reply
+from harmonium.federation.aggregation import NormBound
+from harmonium.federation.driver import Driver, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation

@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import nn
 
+from harmonium.core.errors import NotEnoughReplies
 from harmonium.data.images import Images
-from harmonium.encoders import Encoder
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import NotEnoughReplies
+from harmonium.engines.runtime import Host
 from harmonium.federation.batch_norm import measure, moments, pooled
-from harmonium.federation.client import Local
-from harmonium.federation.drive import Driver
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.optimiser import Adam, Average
-from harmonium.federation.parts import Part, Parts
-from harmonium.federation.world import World
-from harmonium.handover import load_encoder
-from harmonium.life import as_drawn
+from harmonium.federation.server_optimisers import Adam, Average
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives.byol import BYOL
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.alone import Alone
-from harmonium.objectives.byol import BYOL
-from harmonium.objectives.simclr import SimCLR
-from harmonium.recipe import Recipe
-from harmonium.runs import run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.export import load_encoder
+from harmonium.runs.loop import as_drawn
+from harmonium.runs.start import run
 from harmonium.testing import TINY, check_method
 
 pytestmark = pytest.mark.usefixtures("undrawn")

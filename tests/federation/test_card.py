@@ -4,22 +4,22 @@ from dataclasses import dataclass
 
 import pytest
 
-from harmonium.federation.aggregate import Median
+from harmonium.federation.aggregation import Median
 from harmonium.federation.card import NUMBER, card
 from harmonium.federation.method import Method
-from harmonium.federation.optimiser import Adam
-from harmonium.federation.summable import Masks
+from harmonium.federation.secure_aggregation.fixed_point import Masks
+from harmonium.federation.server_optimisers import Adam
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
-from harmonium.federation.world import World
+from harmonium.learning.objectives import Objective
+from harmonium.learning.objectives.byol import BYOL
+from harmonium.learning.objectives.moco import MoCo
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.objectives.supervised import Supervised
+from harmonium.learning.objectives.swav import SwAV
+from harmonium.learning.world import World
 from harmonium.methods.alone import Alone
 from harmonium.methods.fedavg import FedAvg
 from harmonium.methods.scaffold import Scaffold
-from harmonium.objectives import Objective
-from harmonium.objectives.byol import BYOL
-from harmonium.objectives.moco import MoCo
-from harmonium.objectives.simclr import SimCLR
-from harmonium.objectives.supervised import Supervised
-from harmonium.objectives.swav import SwAV
 from harmonium.privacy.mechanisms import Release
 
 PLAIN = SimCLR(norm="none")

@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 import harmonium
-from harmonium.cli import main
-from harmonium.encoders import Encoder
-from harmonium.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
-from harmonium.federation.contract import checked_loss
+from harmonium.cli.main import main
+from harmonium.core.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.parts import Part
 from harmonium.federation.wire import Ask, Folded, exchange, weights
+from harmonium.learning.contract import checked_loss
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import Objective
+from harmonium.learning.objectives.byol import BYOL
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.parts import Part
+from harmonium.learning.terms import Term
 from harmonium.methods.fedu import OwnTargets
-from harmonium.objectives import Objective
-from harmonium.objectives.byol import BYOL
-from harmonium.objectives.simclr import SimCLR
-from harmonium.recipe import Recipe
-from harmonium.terms import Term
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import check_method
 
 SMALL = [

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from harmonium import seeds
+from harmonium.core import seeds
 from harmonium.data.partition import make_split
-from harmonium.federation.client import Client, Examples
+from harmonium.learning.client import Client, Examples
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import load_tree
+from harmonium.recipe.presets import load_tree
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial
 
 PLAIN = {"epochs": 2, "batch": 6, "lr": 0.1, "momentum": 0.0, "clip": None}
@@ -144,7 +144,7 @@ def test_centralised_holds_what_the_clients_hold() -> None:
 
 
 def test_centralised_by_hand_is_told_to_use_a_recipe(tmp_path: Path) -> None:
-    from harmonium.errors import ConfigError
+    from harmonium.core.errors import ConfigError
     from harmonium.methods.centralised import Centralised
 
     with pytest.raises(ConfigError, match="one client, not 2"):

@@ -4,9 +4,9 @@ import weakref
 import pytest
 import torch
 
-from harmonium.errors import NotEnoughReplies, WireError
-from harmonium.federation.aggregate import Aggregation, Mean, Median, NormBound, Trimmed
-from harmonium.federation.fold import Slot, Tally
+from harmonium.core.errors import NotEnoughReplies, WireError
+from harmonium.federation.aggregation import Aggregation, Mean, Median, NormBound, Trimmed
+from harmonium.federation.fold import Tally
 from harmonium.federation.wire import (
     EXAMPLES,
     Exchange,
@@ -17,6 +17,7 @@ from harmonium.federation.wire import (
     statistic,
     weights,
 )
+from harmonium.learning.parts import Slot
 
 LAYOUT = {
     "encoder.w": Slot("mean", (2,), torch.float32),

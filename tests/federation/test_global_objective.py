@@ -10,22 +10,22 @@ from safetensors.torch import load_file
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import harmonium
-from harmonium import seeds
-from harmonium.callbacks import Callback
-from harmonium.errors import ConfigError, PolicyRefusal
-from harmonium.evaluate.judge import Judge
+from harmonium.cli.terminal import show_result
+from harmonium.core import seeds
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import ConfigError, PolicyRefusal
+from harmonium.evaluation.evaluator import Judge
 from harmonium.federation import global_objective
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Examples
 from harmonium.federation.global_objective import from_bounds, note, obstacle
-from harmonium.life import Life
-from harmonium.objectives import Seen
-from harmonium.recipe import Recipe
+from harmonium.learning.client import Batch, Examples
+from harmonium.learning.objectives import Seen
+from harmonium.recipe.schema import Recipe
 from harmonium.report.plots import run_picture
-from harmonium.report.progress import figures_of
+from harmonium.report.run_progress import figures_of
+from harmonium.runs.loop import Life
 from harmonium.sites.plan import method_of, planned
 from harmonium.sites.policy import Policy
-from harmonium.terminal import show_result
 from harmonium.testing import TINY, Trial, first_trial
 
 MEASURING = ("measure_objective", "measure_gradient")

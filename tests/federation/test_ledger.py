@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from harmonium import codec
+from harmonium.core import codec
 from harmonium.federation.ledger import Entry, Ledger, by_part
 from harmonium.testing import first_trial
 

@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import nn
 
+from harmonium.core.errors import ConfigError, WireError
+from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
-from harmonium.data.views import preset
-from harmonium.encoders import Encoder
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, WireError
-from harmonium.federation.client import Local
-from harmonium.federation.drive import Driver
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.optimiser import Adam, Average, Sgd
-from harmonium.federation.parts import Part, Parts
-from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen
-from harmonium.terms import Term
-from harmonium.terms.proximal import Proximal
+from harmonium.federation.server_optimisers import Adam, Average, Sgd
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import Objective, Seen
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.terms import Term
+from harmonium.learning.terms.proximal import Proximal
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from harmonium.federation.optimiser import Average, Sgd
 from harmonium.federation.rows import step
+from harmonium.federation.server_optimisers import Average, Sgd
 
 EXAMPLES = {0: 10, 1: 30, 2: 5}
 TABLE = torch.arange(6.0).view(3, 2)

@@ -1,7 +1,7 @@
 import pytest
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.federation.sampling import Participation
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harmonium import codec
+from harmonium.core import codec
+from harmonium.core.errors import ConfigError, WireError
 from harmonium.data.partition import make_split
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError, WireError
 from harmonium.federation.card import card
-from harmonium.federation.drive import Driver, Reply, Turn
+from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.transport import (
@@ -34,9 +34,9 @@ from harmonium.federation.transport import (
     unpack,
 )
 from harmonium.federation.wire import Ask, exchange, weights
-from harmonium.hosts import make_host
 from harmonium.methods import methods
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import make_host
 from harmonium.testing import TINY, check_method, first_trial
 
 FLOATS = {"name": "simclr", "norm": "none"}

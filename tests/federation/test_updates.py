@@ -8,15 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
-from harmonium.data.views import preset
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import Weights
+from harmonium.data.augment.views import preset
 from harmonium.federation.card import card
-from harmonium.federation.client import Client
 from harmonium.federation.updates import Updates
-from harmonium.federation.wire import Weights
+from harmonium.learning.client import Client
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Noise, Randomness
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial, first_trial
 
 PLAIN: dict[str, Any] = {"objective": {"name": "simclr", "norm": "none"}, "split": "iid"}

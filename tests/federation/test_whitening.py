@@ -9,16 +9,16 @@ import safetensors.torch
 import torch
 
 import harmonium
-from harmonium.comparing.cells import plan
-from harmonium.errors import ConfigError
-from harmonium.evaluate.features import embed
-from harmonium.evaluate.whitening import moments_of, whitening
+from harmonium.core.errors import ConfigError
+from harmonium.evaluation.features import embed
+from harmonium.evaluation.whitening import moments_of, whitening
 from harmonium.federation.card import card
 from harmonium.measures.knn import NearestNeighbours
-from harmonium.measures.opened import Run, open_run
 from harmonium.measures.retrieval import Retrieving
-from harmonium.recipe import Recipe
-from harmonium.runs import changed_recipe
+from harmonium.measures.run_reader import Run, open_run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.start import changed_recipe
+from harmonium.studies.comparison.cells import plan
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -155,7 +155,7 @@ def test_impossible_numbers_of_directions_are_refused() -> None:
 
 def test_a_comparison_has_rows_of_whitened_features(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.comparing.drawing.draw", lambda *_: [])
+        patch.setattr("harmonium.studies.comparison.plots.draw", lambda *_: [])
         settings = {**SMALL, "rounds": 1, "compare.references": "none"}
         found = harmonium.compare("fedavg", out=tmp_path / "c", **settings)
     assert [row["encoder"] for row in found.rows][-2:] == ["fedavg", "fedavg, whitened"]

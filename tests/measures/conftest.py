@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import harmonium
-from harmonium.life import Life
-from harmonium.measures.opened import Run, open_run
-from harmonium.runs import changed_recipe
+from harmonium.measures.run_reader import Run, open_run
+from harmonium.runs.loop import Life
+from harmonium.runs.start import changed_recipe
 
 SMALL: dict[str, Any] = {
     "data": {"name": "shapes", "count": 64, "test_count": 40, "size": 10, "unlabelled": True},

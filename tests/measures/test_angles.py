@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from harmonium.errors import ConfigError, DataError
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.measures.angles import Angles, angles
-from harmonium.measures.opened import Run
+from harmonium.measures.run_reader import Run
 
 from .conftest import SMALL
 

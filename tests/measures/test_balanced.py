@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from harmonium.evaluate import classifier, finetune, linear, metrics
+from harmonium.evaluation import classifier, finetune, linear, metrics
 from harmonium.measures import Figures, Shown, personal
-from harmonium.measures.draws import Finished
-from harmonium.measures.grounds import Sets
+from harmonium.measures.eval_data import Sets
 from harmonium.measures.knn import NearestNeighbours
 from harmonium.measures.linear import Linear
-from harmonium.measures.opened import Run
 from harmonium.measures.personal import Personal, summary
 from harmonium.measures.probing import Frozen
-from harmonium.measures.repeats import over_seeds
+from harmonium.measures.result_cache import Finished
+from harmonium.measures.run_reader import Run
+from harmonium.measures.seed_means import over_seeds
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
 from harmonium.report.tables import table

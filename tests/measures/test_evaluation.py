@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 import harmonium
-from harmonium.cli import main
-from harmonium.errors import DataError
+from harmonium.cli.main import main
+from harmonium.core.errors import DataError
 from harmonium.measures import measures
-from harmonium.measures.opened import Run
+from harmonium.measures.run_reader import Run
 
 from .conftest import FEDCA
 

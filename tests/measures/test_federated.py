@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import harmonium
-from harmonium import store
-from harmonium.checkpoint import Folder
-from harmonium.engines.host import Host
-from harmonium.errors import ConfigError, StoreError
-from harmonium.hosts import read_recipe
+from harmonium.core import files
+from harmonium.core.errors import ConfigError, StoreError
+from harmonium.engines.runtime import Host
+from harmonium.runs.open_run import read_recipe
 from harmonium.sites.client import Pictures, open_host, take_home
+from harmonium.storage.run_folder import Folder
 
 from .conftest import SMALL
 
@@ -27,9 +27,9 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     data = {**SMALL["data"], "channels": 1}
     held = tmp_path_factory.mktemp("server") / "run"
     shutil.copytree(made("fedavg", data=data), held)
-    about = store.read_sealed(held / "about.json")
+    about = files.read_sealed(held / "about.json")
     about["federation"] = {"id": "x", "folder": "nowhere", "run": "y", "roll": []}
-    (held / "about.json").write_bytes(store.sealed(about))
+    (held / "about.json").write_bytes(files.sealed(about))
     (held / "split.npz").unlink()  # a server has none
     return held
 

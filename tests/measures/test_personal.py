@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import harmonium
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.core.seeds import torch_rng
 from harmonium.data.images import Images
-from harmonium.errors import ConfigError, DataError
-from harmonium.evaluate import classifier
-from harmonium.evaluate.pixels import Pixels
+from harmonium.evaluation import classifier
+from harmonium.evaluation.pixels import Pixels
 from harmonium.federation.method import Method
-from harmonium.federation.own import Own
+from harmonium.federation.personal import Own
 from harmonium.measures import Figures, personal
-from harmonium.measures.further import trained
-from harmonium.measures.opened import Run
+from harmonium.measures.extra_round import trained
 from harmonium.measures.personal import Board, Personal, summary
-from harmonium.seeds import torch_rng
+from harmonium.measures.run_reader import Run
 
 from .conftest import SMALL
 
@@ -115,7 +115,7 @@ def test_both_figures_are_those_of_classifiers_trained_by_hand(
 
     def accuracy(encoder: nn.Module, rows: np.ndarray, style: int, *path: Any) -> float:
         asked = test.subset(np.flatnonzero(test.factors["style"] == style))
-        from harmonium.evaluate.features import embed
+        from harmonium.evaluation.features import embed
 
         known = embed(encoder, train.subset(rows), views.plain)
         rng = torch_rng(3, "measure", *path)

@@ -14,35 +14,35 @@ import torch
 from PIL import Image
 
 import harmonium
-from harmonium import seeds, store
+from harmonium.core import files, seeds
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.core.progress import listening
+from harmonium.data.decoding.image import shaped
 from harmonium.data.images import UNKNOWN, Images
-from harmonium.data.picture import shaped
 from harmonium.data.sets.digits import Digits
-from harmonium.errors import ConfigError, DataError
-from harmonium.evaluate import classifier
-from harmonium.evaluate.features import embed
-from harmonium.evaluate.finetune import TUNINGS, Tuned, finetune
-from harmonium.evaluate.geometry import health
-from harmonium.evaluate.judge import Judge, average, figures_of
-from harmonium.evaluate.linear import FEW_STRENGTH, linear_probe
-from harmonium.evaluate.pixels import Pixels
-from harmonium.evaluate.references import references
-from harmonium.evaluate.retrieval import retrieve
-from harmonium.life import as_drawn
-from harmonium.measures import linear, tuned
-from harmonium.measures.draws import Drawn, Finished
-from harmonium.measures.further import trained
+from harmonium.evaluation import classifier
+from harmonium.evaluation.evaluator import Judge, average, figures_of
+from harmonium.evaluation.features import embed
+from harmonium.evaluation.finetune import TUNINGS, Tuned, finetune
+from harmonium.evaluation.geometry import health
+from harmonium.evaluation.linear import FEW_STRENGTH, linear_probe
+from harmonium.evaluation.pixels import Pixels
+from harmonium.evaluation.references import references
+from harmonium.evaluation.retrieval import retrieve
+from harmonium.measures import linear, training
+from harmonium.measures.eval_data import Ground, Sets, sets_of
+from harmonium.measures.extra_round import trained
 from harmonium.measures.geometry import Geometry, drift
-from harmonium.measures.grounds import Ground, Sets, sets_of
 from harmonium.measures.knn import NearestNeighbours
 from harmonium.measures.linear import Linear, cropped
-from harmonium.measures.opened import Run
+from harmonium.measures.result_cache import Drawn, Finished
 from harmonium.measures.retrieval import Retrieving
+from harmonium.measures.run_reader import Run
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
-from harmonium.overrides import changes_of
-from harmonium.runs import judged_on
-from harmonium.telling import listening
+from harmonium.recipe.overrides import changes_of
+from harmonium.runs.loop import as_drawn
+from harmonium.runs.start import judged_on
 
 from .conftest import SMALL
 
@@ -562,13 +562,13 @@ def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:
 def test_results_of_two_calls_at_once_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, real = [], store.write_atomic
+    names, real = [], files.write_atomic
 
     def spied(path: Path, data: bytes) -> str:
         names.append(path.name)
         return real(path, data)
 
-    monkeypatch.setattr(store, "write_atomic", spied)
+    monkeypatch.setattr(files, "write_atomic", spied)
 
     def work() -> dict[str, Any]:
         if not names:  # the other call finishes while this one works
@@ -603,7 +603,7 @@ def test_test_pictures_touch_no_probe(
         rules.append(made.weights)
         return made
 
-    monkeypatch.setattr(tuned, "finetune", tune)
+    monkeypatch.setattr(training, "finetune", tune)
     monkeypatch.setattr(linear, "train", rule)
     chosen = []
     for one in (run, changed):

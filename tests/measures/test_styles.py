@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.errors import ConfigError
 from harmonium.data.shift import as_held
-from harmonium.errors import ConfigError
-from harmonium.evaluate.features import embed
+from harmonium.evaluation.features import embed
 from harmonium.measures import styles
 from harmonium.measures.evaluation import evaluate_run
-from harmonium.measures.opened import Run
+from harmonium.measures.run_reader import Run
 from harmonium.measures.styles import KINDS, Styles, apart
 
 DATA = {"name": "shapes", "count": 64, "test_count": 40, "size": 10, "styles": 2}

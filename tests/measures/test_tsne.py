@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
-from harmonium.measures.opened import Run
+from harmonium.core.errors import ConfigError
+from harmonium.measures.run_reader import Run
 from harmonium.measures.tsne import TSNE, own_classes, separation
 
 

@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 import torch
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
-from harmonium.data.views import preset
-from harmonium.encoders.cnn import CnnSmall
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client, Decline, Examples, Local
-from harmonium.federation.drive import Driver
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.world import World
+from harmonium.learning.client import Client, Decline, Examples
+from harmonium.learning.encoders.cnn import CnnSmall
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.objectives.supervised import Supervised
+from harmonium.learning.terms import Term
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.cbafed import CBAFed, accept, shares, thresholds
 from harmonium.methods.fedavg import FedAvg
-from harmonium.objectives.pseudo import class_probabilities
-from harmonium.objectives.simclr import SimCLR
-from harmonium.objectives.supervised import Supervised
+from harmonium.methods.pseudo_labels import class_probabilities
 from harmonium.privacy.mechanisms import Noise
-from harmonium.terms import Term
 from harmonium.testing import check_method
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05, momentum=0.5, schedule="constant", clip=None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.federation.method import Server
 from harmonium.methods.fedu import distance
 from harmonium.testing import Trial, first_trial

@@ -10,23 +10,24 @@ import pytest
 import torch
 from torch.nn import functional
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
-from harmonium.data.views import preset
-from harmonium.encoders.cnn import CnnSmall
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client, Examples, Local
-from harmonium.federation.drive import Driver, Reply
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.optimiser import Adam
-from harmonium.federation.world import World
+from harmonium.federation.server_optimisers import Adam
+from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.encoders.cnn import CnnSmall
+from harmonium.learning.objectives.byol import BYOL
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.objectives.supervised import Supervised
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.featarc import FeatARC, FeatARCClustered, alignment
 from harmonium.methods.fedavg import FedAvg
-from harmonium.objectives.byol import BYOL
-from harmonium.objectives.simclr import SimCLR
-from harmonium.objectives.supervised import Supervised
 from harmonium.privacy.mechanisms import Noise
 from harmonium.testing import check_method
 

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium import seeds
-from harmonium.errors import ConfigError, NotEnoughReplies
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, NotEnoughReplies
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Client, Decline, Examples, Local
 from harmonium.federation.method import Method
-from harmonium.objectives.infonce import info_nce
-from harmonium.objectives.pool import collected, grouped_means, public_batches, quotas
+from harmonium.learning.client import Batch, Client, Decline, Examples
+from harmonium.learning.objectives.infonce import info_nce
+from harmonium.learning.training import Local
+from harmonium.methods.fedca.dictionary import collected, grouped_means, public_batches, quotas
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial, check_method, first_trial
 
 PUBLIC = {"name": "shapes", "count": 30, "test_count": 4, "size": 12}

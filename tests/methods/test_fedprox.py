@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from harmonium.errors import ConfigError
-from harmonium.federation.parts import Part, Parts
+from harmonium.core.errors import ConfigError
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.terms.proximal import squared_distance
 from harmonium.methods.fedprox import FedProx
-from harmonium.terms.proximal import squared_distance
 
 
 def test_the_pull_has_the_published_gradient() -> None:

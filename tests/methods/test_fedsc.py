@@ -11,15 +11,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, WireError
 from harmonium.data.images import Images
-from harmonium.errors import ConfigError, WireError
-from harmonium.federation.client import Client, Examples
 from harmonium.federation.method import Server
 from harmonium.federation.wire import Ask
+from harmonium.learning.client import Client, Examples
+from harmonium.learning.objectives.spectral import correlation, correlation_contrast, shortened
+from harmonium.learning.symmetric import pack, positive, triangle, unpack
 from harmonium.methods.fedsc import FedSC
-from harmonium.objectives.spectral import correlation, correlation_contrast, shortened
-from harmonium.objectives.triangle import pack, positive, triangle, unpack
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Noise

@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harmonium import seeds
-from harmonium.data.sobel import sobel
-from harmonium.errors import ConfigError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.sobel import sobel
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Client, Decline, Examples
+from harmonium.learning.client import Batch, Client, Decline, Examples
+from harmonium.learning.objectives.simclr import nt_xent
+from harmonium.learning.objectives.simsiam import SimSiam, negative_cosine
+from harmonium.learning.terms import Term
 from harmonium.methods import fedstyle
 from harmonium.methods.fedstyle import FedStyle
-from harmonium.objectives.simclr import nt_xent
-from harmonium.objectives.simsiam import SimSiam, negative_cosine
-from harmonium.objectives.styles import style_contrast
+from harmonium.methods.fedstyle.contrast import style_contrast
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
-from harmonium.terms import Term
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial, first_trial
 
 Rows = NDArray[np.float64]

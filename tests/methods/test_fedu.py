@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
-from harmonium.federation.client import Client, Examples
+from harmonium.learning.client import Client, Examples
 from harmonium.methods.fedu import ONLINE, distance
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import Trial, first_trial
 
 BYOL = {"name": "byol", "target": "local"}

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
-from harmonium.federation.client import Batch, Client, Examples
+from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.objectives.simclr import nt_xent
 from harmonium.methods.fedx import WEIGHTS, FedX, Related, projected, relational
-from harmonium.objectives.simclr import nt_xent
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import Trial, first_trial
 
 Rows = NDArray[np.float64]

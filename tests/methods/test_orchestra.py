@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harmonium import codec, seeds
-from harmonium.errors import ConfigError
+from harmonium.core import codec, seeds
+from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
-from harmonium.federation.client import Client, Decline, Examples
+from harmonium.learning.client import Client, Decline, Examples
 from harmonium.methods import orchestra
-from harmonium.objectives import clustering
+from harmonium.methods.orchestra import clustering
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
-from harmonium.runs import run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.start import run
 from harmonium.testing import Trial, check_method, first_trial
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -264,7 +264,7 @@ def test_released_clusters_tell_the_k_they_gave_and_are_held_to_it() -> None:
 def test_the_log_and_the_terminal_show_the_smallest_cluster(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from harmonium.terminal import show_result
+    from harmonium.cli.terminal import show_result
 
     words = ["data=shapes", "data.count=80", "data.test_count=10", "data.size=12", "clients=3"]
     words += ["encoder=cnn-small", "encoder.width=4", "encoder.out=16", "rounds=1"]

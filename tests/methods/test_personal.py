@@ -10,20 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.errors import ConfigError, NotEnoughReplies
+from harmonium.core.types import Weights
 from harmonium.data.images import Dataset
 from harmonium.data.partition import make_split
-from harmonium.encoders import Encoder
-from harmonium.errors import ConfigError, NotEnoughReplies
 from harmonium.federation.batch_norm import measure
-from harmonium.federation.client import Batch, Client, Examples, Fitted
-from harmonium.federation.drive import Reply, Turn, handle
+from harmonium.federation.driver import Reply, Turn, handle
 from harmonium.federation.method import Method
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import Ask, Weights
+from harmonium.federation.wire import Ask
+from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import Objective, Seen, objectives
+from harmonium.learning.parts import Parts
+from harmonium.learning.training import Fitted
 from harmonium.methods.fedrep import FedRep
-from harmonium.objectives import Objective, Seen, objectives
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial
 
 NORMED = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}

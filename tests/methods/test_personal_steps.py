@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from harmonium.data.augment.views import plain
 from harmonium.data.images import Images
-from harmonium.data.views import plain
-from harmonium.encoders import Encoder
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.federation.client import Local
-from harmonium.federation.drive import Driver
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.world import World
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import Objective, Seen
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.apfl import APFL
 from harmonium.methods.ditto import Ditto
 from harmonium.methods.fedprox import FedProx
-from harmonium.objectives import Objective, Seen
 
 PIXELS = np.array([0, 0, 255, 255, 204, 204], np.uint8).reshape(6, 1, 1, 1)
 AIMS = plain(torch.from_numpy(PIXELS)).flatten().double().tolist()[::2]  # -1, 1 and about 0.6

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import nn
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import plain
 from harmonium.data.images import Images
-from harmonium.data.views import plain
-from harmonium.encoders import Encoder
-from harmonium.engines.host import Host
 from harmonium.engines.local import LocalEngine
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Local
-from harmonium.federation.drive import Driver
+from harmonium.engines.runtime import Host
+from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Server
-from harmonium.federation.world import World
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import Objective, Seen
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.scaffold import Scaffold
-from harmonium.objectives import Objective, Seen
 
 
 @dataclass(frozen=True)

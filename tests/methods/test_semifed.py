@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 import torch
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import View, Views, preset
 from harmonium.data.images import Images
-from harmonium.data.views import View, Views, preset
-from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client, Examples, Local
 from harmonium.federation.method import Method
-from harmonium.federation.world import World
+from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.encoders.cnn import CnnSmall
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.objectives.supervised import Supervised
+from harmonium.learning.terms import Term
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
 from harmonium.methods.fedavg import FedAvg
+from harmonium.methods.pseudo_labels import class_probabilities
 from harmonium.methods.semifed import SemiFed, pseudo_labels
-from harmonium.objectives.pseudo import class_probabilities
-from harmonium.objectives.simclr import SimCLR
-from harmonium.objectives.supervised import Supervised
 from harmonium.privacy.mechanisms import Noise
-from harmonium.recipe import Recipe
-from harmonium.terms import Term
+from harmonium.recipe.schema import Recipe
 from harmonium.testing import check_method
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05, momentum=0.5, schedule="constant", clip=None)

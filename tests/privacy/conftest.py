@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harmonium.life import Life
+from harmonium.runs.loop import Life
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 
 from harmonium import Recipe, run
-from harmonium.callbacks import Callback
-from harmonium.checkpoint import Folder
-from harmonium.engines import shelf
-from harmonium.errors import BudgetSpent, ConfigError, WireError
-from harmonium.federation.client import Client
-from harmonium.federation.drive import Reply
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import BudgetSpent, ConfigError, WireError
+from harmonium.core.types import ClientId
+from harmonium.federation.driver import Reply
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
-from harmonium.federation.wire import Ask, ClientId, Plan, Value, exchange, statistic, weights
+from harmonium.federation.wire import Ask, Plan, Value, exchange, statistic, weights
+from harmonium.learning.client import Client
 from harmonium.privacy.account import Account
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Release
-from harmonium.privacy.reporting import report
-from harmonium.runs import resume
+from harmonium.runs.privacy_report import report
+from harmonium.runs.start import resume
+from harmonium.storage import state_store
+from harmonium.storage.run_folder import Folder
 from harmonium.testing import TINY, first_trial
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -145,7 +146,7 @@ def test_what_the_last_round_did_before_it_was_stopped_is_dropped(tmp_path: Path
     commit, _ = Folder(tmp_path / "a").last()
     assert commit is not None
     for held in commit.clients.values():
-        state = shelf.read(tmp_path / "a/clients" / held["file"], held["digest"]).state
+        state = state_store.read(tmp_path / "a/clients" / held["file"], held["digest"]).state
         assert state["turns"] == 2
 
 

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harmonium.data.views import preset
-from harmonium.federation.client import Client
+from harmonium.data.augment.views import preset
+from harmonium.learning.client import Client
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Noise, Randomness
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import _one, _power, epsilon, epsilon_rdp
 
 # clip, sigma, pictures, releases; epsilon at 1e-5 for removed and for replaced pictures

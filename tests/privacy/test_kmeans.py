@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import epsilon as spent
 from harmonium.privacy.kmeans import (
     COUNTS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from harmonium.errors import ConfigError, WireError
+from harmonium.core.errors import ConfigError, WireError
 from harmonium.privacy.mechanisms import Noise, Randomness
 
 

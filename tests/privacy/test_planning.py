@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import harmonium.privacy
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.planning import plan, plan_from
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 
 # delta, mu, sigma, releases, pictures; epsilon by RDP for a picture removed and replaced, exact
 ROWS = [

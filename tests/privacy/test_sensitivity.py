@@ -27,21 +27,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.data.images import Images
-from harmonium.encoders import Encoder
-from harmonium.errors import ConfigError
-from harmonium.federation import dpsgd
-from harmonium.federation.client import Client, Examples
-from harmonium.federation.drive import handle
+from harmonium.federation.driver import handle
 from harmonium.federation.method import Method
 from harmonium.federation.spending import check_noise
+from harmonium.learning import dpsgd
+from harmonium.learning.client import Client, Examples
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.objectives import objectives
+from harmonium.learning.symmetric import triangle
 from harmonium.methods import methods
 from harmonium.methods.fedsc import FedSC
-from harmonium.objectives import objectives
-from harmonium.objectives.triangle import triangle
 from harmonium.privacy.mechanisms import Noise, Release
-from harmonium.recipe import Recipe
+from harmonium.recipe.schema import Recipe
 
 COUNT, SIDE, PLACE, DIM = 6, 8, 2, 8
 TINY = ("encoder=cnn-small", "encoder.width=2", f"encoder.out={DIM}", "local.batch=4", "clients=2")

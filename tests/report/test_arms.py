@@ -3,10 +3,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.report import arms
 from harmonium.report.arms import arms_plot
-from harmonium.report.look import picture
+from harmonium.report.figure import picture
 
 ARMS = {
     "FedAvg": {"kNN": (40.0, 2.0), "linear": (50.0, 1.0)},

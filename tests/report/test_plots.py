@@ -4,9 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.report import tuning_plots
-from harmonium.report.look import brief_names, formats, picture
+from harmonium.report.figure import brief_names, formats, picture
 from harmonium.report.plots import bars, curves, run_picture
 
 SERIES = {

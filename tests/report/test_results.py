@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harmonium.errors import ConfigError
-from harmonium.life import Result
-from harmonium.recipe import Recipe
+from harmonium.core.errors import ConfigError
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.loop import Result
 
 HEALTH = {"spread": 0.6, "effective_rank": 40.0, "uniformity": -1.7, "alignment": 0.4}
 ROUNDS: tuple[dict[str, Any], ...] = (

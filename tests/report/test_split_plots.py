@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.report.split_plots import contact_sheet, split_map, split_sizes
 
 COUNTS = np.array([[5, 0, 3], [0, 40, 1]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harmonium import terminal
+from harmonium.cli import terminal
 from harmonium.report.tables import (
     BEST,
     NEAR,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harmonium.cli import main
+from harmonium.cli.main import main
 
 WIDTHS = (60, 80, 100, 140)
 

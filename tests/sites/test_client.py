@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, StoreError
 from harmonium.data.sets.sites import Sites
-from harmonium.engines.host import StateRef, Task
-from harmonium.errors import ConfigError, DataError, PolicyRefusal, StoreError
-from harmonium.recipe import Recipe
+from harmonium.engines.runtime import StateRef, Task
+from harmonium.recipe.schema import Recipe
 from harmonium.sites.client import Pictures, budget_words, open_host, take_home
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
 from harmonium.sites.policy import Policy
@@ -183,7 +183,7 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
     """Else a server could try states until one fits."""
     import hashlib
 
-    from harmonium import codec
+    from harmonium.core import codec
 
     host = open_host(Pictures.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret")
     model = host.method.blueprint.shared()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harmonium.cli_federation import _obey_sigterm, check, sites
-from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, StoreError
+from harmonium.cli.federation import _obey_sigterm, check, sites
+from harmonium.core.errors import ConfigError, HarmoniumError, PolicyRefusal, StoreError
 from harmonium.sites import certificates as made
 from harmonium.sites.folder import (
     Federation,

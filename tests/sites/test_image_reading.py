@@ -21,14 +21,14 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from harmonium import codec, store
+from harmonium.core import codec, files
+from harmonium.core.types import Weights
 from harmonium.data.images import Images
-from harmonium.engines.host import Host
-from harmonium.federation.wire import Weights
-from harmonium.recipe import Recipe
+from harmonium.engines.runtime import Host
+from harmonium.engines.seal import nonce, seal
+from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import method_of
 from harmonium.sites.policy import Policy
-from harmonium.sites.seal import nonce, seal
 from harmonium.sites.site import Identity, Site
 
 SIDE, UNITS = 8, 768
@@ -136,7 +136,7 @@ class Attack:
             codec.encode(down),
             codec.encode({"down": {}, "state": None, "keep": []}),
         ]
-        digests = [store.digest_of(body) for body in bodies]
+        digests = [files.digest_of(body) for body in bodies]
         _, (body,) = self.site.answer(seal("ask", header, digests, SERVER), bodies)
         return codec.decode(body)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harmonium.errors import StoreError
+from harmonium.core.errors import StoreError
 from harmonium.privacy.budget import epsilon
 from harmonium.report.tables import markdown
 from harmonium.sites.log import START, SiteLog, images_told, left_by_step, table, totals

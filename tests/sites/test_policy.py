@@ -15,20 +15,20 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harmonium import codec
+from harmonium.core import codec
+from harmonium.core.errors import ConfigError, HarmoniumError, PolicyRefusal
+from harmonium.data.augment.pipeline import View
 from harmonium.data.partition import make_split
 from harmonium.data.splits.iid import IID
-from harmonium.data.view import View
-from harmonium.engines.host import Task
-from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal
-from harmonium.federation.client import counted_reading
+from harmonium.engines.runtime import Task
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import exchange, per_example, statistic, weights
-from harmonium.hosts import make_host
+from harmonium.learning.client import counted_reading
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
-from harmonium.privacy.settings import Privacy
-from harmonium.recipe import Recipe
+from harmonium.recipe.privacy import Privacy
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import make_host
 from harmonium.sites.plan import frame_of, method_of, planned
 from harmonium.sites.policy import MOST_DEPTH, TEMPLATE, Policy, changes_of
 from harmonium.testing import TINY

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harmonium import store
-from harmonium.checkpoint import Folder
-from harmonium.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
-from harmonium.federation.drive import Turn
+from harmonium.core import files
+from harmonium.core.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
+from harmonium.federation.driver import Turn
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import Ask
-from harmonium.recipe import Recipe
-from harmonium.runs import resume as resume_here
-from harmonium.runs import run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.start import resume as resume_here
+from harmonium.runs.start import run
 from harmonium.sites.folder import add_site, init, remove_site
 from harmonium.sites.server import (
     Enrolled,
@@ -32,6 +31,7 @@ from harmonium.sites.server import (
     start,
 )
 from harmonium.sites.upkeep import SERVING, alone
+from harmonium.storage.run_folder import Folder
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=1", "data.limit=60")
 
@@ -130,13 +130,13 @@ def test_who_joined_is_on_the_roll_of_a_resumed_run(federation, tmp_path: Path) 
     begun = _Begun.new(federation)
     names = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
     about = dict.fromkeys(names) | {"federation": begun.plain(federation)}
-    (tmp_path / "about.json").write_bytes(store.sealed(about))
+    (tmp_path / "about.json").write_bytes(files.sealed(about))
     begun.roll.append(replace(begun.called[1], examples=9))
     begun.write(tmp_path, federation)
     again = _Begun.read(tmp_path, federation)
     assert again == begun and again.roll[0].name == "south"
     assert list(_called(federation, again.called)) == [0, 1, 2]  # the others may still join
-    assert store.read_sealed(tmp_path / "about.json")["clients"] == ["south"]
+    assert files.read_sealed(tmp_path / "about.json")["clients"] == ["south"]
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])

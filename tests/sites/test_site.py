@@ -15,24 +15,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 
-from harmonium import codec, store
+from harmonium.core import codec
+from harmonium.core import files as store
+from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError, WireError
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
-from harmonium.engines import shelf
-from harmonium.engines.host import Host, StateRef
-from harmonium.errors import ConfigError, DataError, HarmoniumError, StoreError, WireError
-from harmonium.federation.client import Decline
+from harmonium.engines.runtime import Host, StateRef
+from harmonium.engines.seal import must_match, nonce, seal, unseal
 from harmonium.federation.method import Method
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
-from harmonium.given_weights import Init
-from harmonium.hosts import make_host
+from harmonium.learning.client import Decline
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Recipe
+from harmonium.recipe.initial_weights import Init
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import make_host
 from harmonium.sites.log import LEFT, totals
 from harmonium.sites.policy import Policy
-from harmonium.sites.seal import must_match, nonce, seal, unseal
 from harmonium.sites.site import Identity, Site
+from harmonium.storage import state_store
 from harmonium.testing import TINY
 
 SERVER, OWN, STRANGER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(3))
@@ -425,7 +426,7 @@ def test_versions_that_no_commit_needs_are_deleted_but_none_that_is_newer(bench:
 def test_a_large_tensor_that_stays_lies_apart_and_nothing_tells_of_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "LARGE", 12)
+    monkeypatch.setattr(state_store, "LARGE", 12)
     states = [bench.say(about={"round": 1})["state"]]
     assert len(list(bench.states.glob("apart-*"))) == 2
     for round in (2, 3, 4):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harmonium.errors import ConfigError, StoreError
+from harmonium.core.errors import ConfigError, StoreError
 from harmonium.sites.folder import add_site, enrol, init, remove_site, renew
 from harmonium.sites.kit import keygen
 from harmonium.sites.upkeep import (

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.errors import DataError
+from harmonium.data.cache import Writer
 from harmonium.data.images import Pixels
-from harmonium.data.store import Writer
-from harmonium.errors import DataError
 
 PIECE = 16 << 20  # bytes handed on at once
 

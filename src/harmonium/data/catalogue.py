@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from harmonium.core.paths import home
+from harmonium.core.progress import work
+from harmonium.data.cache import fetched_folder
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.heterogeneity import style_factor
 from harmonium.data.images import Dataset, Images, Integers, Pixels
 from harmonium.data.published import GIVEN, RECORD, Published, Source
 from harmonium.data.sets.sites import Sites
-from harmonium.data.store import fetched_folder
-from harmonium.home import home
-from harmonium.telling import work
 
 CHUNK_BYTES = 1 << 24  # of pictures read at once
 NOT_HERE = "not here"

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from harmonium.core.errors import ConfigError, DataError, Key, undefined
+from harmonium.core.registry import Registry
+from harmonium.core.seeds import numpy_rng
+from harmonium.data.cache import Stored, Writer, decoded, digest_of, is_decoded, reopened
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
-from harmonium.data.store import Stored, Writer, decoded, digest_of, is_decoded, reopened
-from harmonium.errors import ConfigError, DataError, Key, undefined
-from harmonium.registry import Registry
-from harmonium.seeds import numpy_rng
 
 MOST_SIDE = 4096  # pixels; more is a slip of the keyboard
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.progress import work
+from harmonium.core.seeds import numpy_rng
 from harmonium.data.images import Dataset, Images, Integers, Pixels
 from harmonium.data.partition import Split
 from harmonium.data.shift import turned
-from harmonium.seeds import numpy_rng
-from harmonium.telling import work
 
 Floats = npt.NDArray[np.float64]
 Figures = dict[str, float | int]

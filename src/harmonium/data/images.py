@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harmonium.errors import DataError
+from harmonium.core.errors import DataError
 
 Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from harmonium.core.errors import DataError, counted
+from harmonium.data.decoding.image import read_picture, shaped
 from harmonium.data.images import Pixels
-from harmonium.data.picture import read_picture, shaped
-from harmonium.errors import DataError, counted
 
 Layout = Literal["NHWC", "NCHW"]
 CHANNELS = (1, 3)

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.errors import ConfigError, DataError, StoreError, undefined
+from harmonium.core.paths import make_folder
+from harmonium.core.registry import Registry
+from harmonium.core.seeds import numpy_rng
 from harmonium.data.images import UNKNOWN, Dataset, Images, Integers
 from harmonium.data.labels import stratified
 from harmonium.data.newcomers import newcomers
-from harmonium.errors import ConfigError, DataError, StoreError, undefined
-from harmonium.home import make_folder
-from harmonium.registry import Registry
-from harmonium.seeds import numpy_rng
 
 FORMAT = 2
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from harmonium.core.errors import DataError, Key, undefined
+from harmonium.data.cache import Writer, digest_of, fetched_folder
 from harmonium.data.datasets import About, DataSpec
-from harmonium.data.store import Writer, digest_of, fetched_folder
-from harmonium.errors import DataError, Key, undefined
 
 RECORD = "fetched.json"
 GIVEN = "given.npz"

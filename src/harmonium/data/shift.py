@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from harmonium.data.cache import Writer, decoded
 from harmonium.data.images import Dataset, Pixels
 from harmonium.data.partition import Split
-from harmonium.data.store import Writer, decoded
 
 CHUNK = 4096  # pictures turned at once
 

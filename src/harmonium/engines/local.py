@@ -21,14 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from harmonium import codec, store
-from harmonium.engines import shelf
-from harmonium.engines.host import Host, StateRef, Task
-from harmonium.engines.states import States
-from harmonium.errors import EngineError, HarmoniumError
-from harmonium.federation.drive import Reply, Turn
-from harmonium.federation.wire import Ask, ClientId, Weights
-from harmonium.telling import Listener, listener
+from harmonium.core import codec, files
+from harmonium.core.errors import EngineError, HarmoniumError
+from harmonium.core.progress import Listener, listener
+from harmonium.core.types import ClientId, Weights
+from harmonium.engines.runtime import Host, StateRef, Task
+from harmonium.engines.state_versions import States
+from harmonium.federation.driver import Reply, Turn
+from harmonium.federation.wire import Ask
+from harmonium.storage import state_store
 
 TRIES = 3  # how often a task may lose its worker before the run stops
 
@@ -105,8 +106,8 @@ class LocalEngine(States):
         for folder in self.host.folder.glob("[0-9]*"):
             for path in folder.glob("[0-9]*"):  # not what lies apart, nor secrets
                 if f"{folder.name}/{path.name}" not in needed:
-                    store.remove(path)
-            shelf.tidy(folder)
+                    files.remove(path)
+            state_store.tidy(folder)
 
     def joined(self, round: int) -> dict[ClientId, int]:
         """Everyone is here from the start."""
@@ -142,7 +143,7 @@ class _Pool:
         scratch = self._folder / "scratch"
         scratch.mkdir(exist_ok=True)
         shared = scratch / f"broadcast-{os.getpid()}"
-        with store.writing(shared):
+        with files.writing(shared):
             shared.write_bytes(broadcast)
         under_way: deque[Future[codec.Tree]] = deque()
         try:
@@ -209,7 +210,7 @@ class _Worker:
     def __init__(self, folder: Path) -> None:
         self._started = False  # it has said something
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harmonium.engines.worker", str(folder), str(os.getpid())],
+            [sys.executable, "-m", "harmonium.runs.worker", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle

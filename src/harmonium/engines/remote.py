@@ -19,13 +19,14 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from harmonium import codec, store
-from harmonium.engines.host import StateRef
-from harmonium.engines.states import States
-from harmonium.errors import EngineError, WireError, one_line
-from harmonium.federation.drive import Reply, Turn
-from harmonium.federation.wire import Ask, ClientId, Weights
-from harmonium.sites.seal import must_match, nonce, seal, unseal
+from harmonium.core import codec, files
+from harmonium.core.errors import EngineError, WireError, one_line
+from harmonium.core.types import ClientId, Weights
+from harmonium.engines.runtime import StateRef
+from harmonium.engines.seal import must_match, nonce, seal, unseal
+from harmonium.engines.state_versions import States
+from harmonium.federation.driver import Reply, Turn
+from harmonium.federation.wire import Ask
 
 NEEDS_FLOWER = "Flower is not installed: pip install 'harmonium[flower]'"
 REFUSED = "its answer was refused"
@@ -83,7 +84,7 @@ class _Body:
     """Bytes that are sent to many and hashed once."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.digest = data, store.digest_of(data)
+        self.data, self.digest = data, files.digest_of(data)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from harmonium import codec, seeds
-from harmonium.federation.drive import Engine, Reply, Turn
+from harmonium.core import codec, seeds
+from harmonium.core.types import ClientId
+from harmonium.federation.driver import Engine, Reply, Turn
 from harmonium.federation.sampling import Participation
-from harmonium.federation.wire import Ask, ClientId, is_measuring
+from harmonium.federation.wire import Ask, is_measuring
 
 JITTER = 0.2  # deviation of the logarithm of a client's time between asks
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from harmonium.codec import Limits
-from harmonium.errors import ConfigError, WireError
-from harmonium.federation.contract import called
+from harmonium.core.codec import Limits
+from harmonium.core.errors import ConfigError, WireError
 from harmonium.federation.wire import STEPS, Exchange, Field, Size
+from harmonium.learning.contract import called
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium.errors import NotEnoughReplies
-from harmonium.federation.wire import CALIBRATE, Ask, ClientId, Plan, Weights
+from harmonium.core.errors import NotEnoughReplies
+from harmonium.core.types import ClientId, Weights
+from harmonium.federation.wire import CALIBRATE, Ask, Plan
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Server

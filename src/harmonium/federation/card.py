@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import counted
-from harmonium.federation import dpsgd, global_objective, whitening
-from harmonium.federation.client import Local
-from harmonium.federation.masking import traffic
+from harmonium.core.errors import counted
+from harmonium.federation import global_objective, whitening
 from harmonium.federation.method import Method
+from harmonium.federation.secure_aggregation.client import traffic
+from harmonium.federation.secure_aggregation.fixed_point import FEWEST, Masks, obstacles
 from harmonium.federation.spending import paid_here
-from harmonium.federation.summable import FEWEST, Masks, obstacles
 from harmonium.federation.transport import size
 from harmonium.federation.wire import MASKS, MEASURING, STEPS, Field
+from harmonium.learning import dpsgd
+from harmonium.learning.training import Local
 
 EXAMPLE = 1000  # pictures of a client, where noise depends on them
 SCALES = {"gaussian": "standard deviation", "discrete-laplace": "scale"}

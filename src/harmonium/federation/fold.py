@@ -9,40 +9,24 @@ through an aggregation before; one that compares the clients holds all uploads o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harmonium.errors import NotEnoughReplies
-from harmonium.federation.aggregate import Aggregation, Mean, Upload
+from harmonium.core.errors import NotEnoughReplies
+from harmonium.core.types import ClientId, Of, Weights
+from harmonium.federation.aggregation import Aggregation, Mean, Upload
 from harmonium.federation.wire import (
     EXAMPLES,
     MOST_GROWTH,
     MOST_VALUE,
-    ClientId,
     Exchange,
     Field,
     Folded,
-    Of,
-    Rule,
-    Weights,
     fault,
 )
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What one shared tensor of the model looks like in an upload."""
-
-    rule: Rule
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-Layout = Mapping[str, Slot]
-Layouts = Mapping[Of, Layout]
+from harmonium.learning.parts import Layout, Layouts
 
 _MEAN = Mean()
 _WEIGHTLESS = "every answer has weight 0: no client trained on anything"

@@ -33,22 +33,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium import seeds
-from harmonium.errors import WireError, counted
-from harmonium.federation.aggregate import Mean
-from harmonium.federation.client import Batch, Client, Decline
-from harmonium.federation.contract import called
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import (
-    Ask,
-    Exchange,
-    Plan,
-    Value,
-    Weights,
-    scalar,
-    statistic,
-    weights,
-)
+from harmonium.core import seeds
+from harmonium.core.errors import WireError, counted
+from harmonium.core.types import Weights
+from harmonium.federation.aggregation import Mean
+from harmonium.federation.wire import Ask, Exchange, Plan, Value, scalar, statistic, weights
+from harmonium.learning.client import Batch, Client, Decline
+from harmonium.learning.contract import called
+from harmonium.learning.parts import Parts
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from harmonium import codec
+from harmonium.core import codec
 from harmonium.federation.wire import is_measuring
 
 

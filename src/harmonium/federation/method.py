@@ -14,46 +14,45 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import NotEnoughReplies, counted
+from harmonium.core.types import ClientId, Kind, Rule, Weights
+from harmonium.data.augment.views import Views, preset
 from harmonium.data.images import Images
-from harmonium.data.views import Views, preset
-from harmonium.encoders import Encoder
-from harmonium.encoders.cnn import CnnSmall
-from harmonium.errors import NotEnoughReplies, counted
-from harmonium.federation import appraising, contract, measuring, rows
+from harmonium.federation import contract, label_free_score, rows, term_metrics
 from harmonium.federation import global_objective as overall
 from harmonium.federation import whitening as whitened
-from harmonium.federation.aggregate import Aggregation, Mean
+from harmonium.federation.aggregation import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
-from harmonium.federation.client import Batch, Client, Decline, Fitted, Local, fit
-from harmonium.federation.optimiser import Average, ServerOptimiser
-from harmonium.federation.own import Own, as_sent
-from harmonium.federation.parts import BatchNorms, Part, Parts, join
-from harmonium.federation.public import public_client
-from harmonium.federation.start import Start, load_encoder_weights, load_other_parts
+from harmonium.federation.initialisation import Start, load_encoder_weights, load_other_parts
+from harmonium.federation.personal import Own, as_sent
+from harmonium.federation.server_optimisers import Average, ServerOptimiser
+from harmonium.federation.server_training import public_client
 from harmonium.federation.transport import Transport
 from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
-    ClientId,
     Exchange,
-    Kind,
     Plan,
-    Rule,
     Value,
-    Weights,
     exchange,
     scalar,
     statistic,
     weights,
 )
-from harmonium.federation.world import World
-from harmonium.objectives import Objective, Seen
-from harmonium.objectives.simclr import SimCLR
+from harmonium.learning.client import Batch, Client, Decline
+from harmonium.learning.contract import called, checked_network, checked_parts
+from harmonium.learning.encoders import Encoder
+from harmonium.learning.encoders.cnn import CnnSmall
+from harmonium.learning.objectives import Objective, Seen
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.parts import BatchNorms, Part, Parts, join
+from harmonium.learning.terms import Term
+from harmonium.learning.training import Fitted, Local, fit
+from harmonium.learning.world import World
 from harmonium.privacy.account import Account
 from harmonium.privacy.mechanisms import Release
-from harmonium.terms import Term
 
 TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
 
@@ -91,7 +90,7 @@ class Method:
     batch_norm: BatchNorms = "average"
     updates: Updates | None = None  # protection of whole clients
     transport: Transport = Transport()  # how weights travel
-    appraisal: appraising.Appraisal | None = None  # how clients score the encoder, if they do
+    appraisal: label_free_score.Appraisal | None = None  # how clients score the encoder, if they do
     global_objective: overall.GlobalObjective | None = None  # measured where it can be
     whitening: bool = False  # whether clients send moments of features before they are judged
     initial: Start | None = None  # given weights; none: a random initialisation
@@ -205,7 +204,7 @@ class Method:
         made = plan(replace(server, memory=memory), cohort)
         finished = yield from contract.checked_plan(made, self, plan.__name__)
         contract.check_finished(finished, Server, self, plan.__name__)
-        where, measured = f"{contract.called(self)}.{plan.__name__}", ("measured", *dropped)
+        where, measured = f"{called(self)}.{plan.__name__}", ("measured", *dropped)
         contract.check_kept(finished.memory, {*self.remembers, *measured}, where, "remembers")
         return cast(Server, finished)
 
@@ -214,9 +213,9 @@ class Method:
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from calibrated(server, cohort)
         if self.measured:
-            server = yield from measuring.gauged(server, cohort)
+            server = yield from term_metrics.gauged(server, cohort)
         if self.appraisal is not None:
-            yield appraising.ask(self, server)
+            yield label_free_score.ask(self, server)
         if self.measures_objective:
             server = yield from overall.measured(self, server)
         if self.whitening:
@@ -248,15 +247,15 @@ class Method:
             raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
         return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
 
-    @exchange(down={"model": weights()}, up={"measured": measuring.MEASURED})
+    @exchange(down={"model": weights()}, up={"measured": term_metrics.MEASURED})
     def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Measure what terms want of the received model; nothing is trained."""
-        return {"measured": measuring.measured(self, client, got.model)}
+        return {"measured": term_metrics.measured(self, client, got.model)}
 
-    @exchange(down={"model": weights()}, up=appraising.UP)
+    @exchange(down={"model": weights()}, up=label_free_score.UP)
     def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Score the encoder that is judged on views of the client's pictures."""
-        return appraising.appraised(self, client, got.model)
+        return label_free_score.appraised(self, client, got.model)
 
     @exchange(down={"model": weights()}, up=overall.MEANS_UP)
     def measure_objective(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
@@ -284,7 +283,7 @@ class Method:
     @property
     def measured(self) -> list[str]:
         """Names of what terms want of a model before it is judged."""
-        return measuring.names(self.terms, self.objective)
+        return term_metrics.names(self.terms, self.objective)
 
     def report(self, server: Server) -> dict[str, Any]:
         """What was measured on the model, for the log; nothing where nobody has measured."""
@@ -292,7 +291,7 @@ class Method:
         if held := server.memory.get("measured"):
             counts = [server.examples[client] for client in server.everyone]
             shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
-            found = measuring.report(self.terms, self.objective, held, shares, server.round)
+            found = term_metrics.report(self.terms, self.objective, held, shares, server.round)
         key, bounds = overall.KEY, found.get("bounds", {})
         if key in server.memory:
             found[key] = server.memory[key]
@@ -405,7 +404,7 @@ class Method:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             network = self.encoder.build(self.world.channels, self.world.side)
-            made = {"encoder": Part(contract.checked_network(network, self.encoder))}
+            made = {"encoder": Part(checked_network(network, self.encoder))}
             if self.initial is not None:  # before others are built, for some are copies of it
                 given = self.initial.weights()
                 load_encoder_weights(made["encoder"].module, given)
@@ -418,7 +417,7 @@ class Method:
             ]
             for owner, name, build in builders:
                 more = build({part: one.module for part, one in made.items()})
-                made = join(made, contract.checked_parts(more, owner, name))
+                made = join(made, checked_parts(more, owner, name))
         joint = self.local.joint_views
         joint = self.joins_views(self.objective) if joint is None else joint
         parts = Parts(made, self.share, self.batch_norm, joint)
@@ -472,7 +471,7 @@ class Method:
             "measure_moments": self.whitening,
         }
         last = {name: declared.pop(name) for name in used}
-        for chosen in (overall.declared, appraising.declared):
+        for chosen in (overall.declared, label_free_score.declared):
             last = {name: chosen(self, one) for name, one in last.items()}
         declared |= {name: one for name, one in last.items() if used[name]}
         return {name: declared_with(self, one) for name, one in declared.items()}

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.federation.optimiser import Memory, ServerOptimiser
-from harmonium.federation.wire import ClientId, Weights
+from harmonium.core.types import ClientId, Weights
+from harmonium.federation.server_optimisers import Memory, ServerOptimiser
 
 
 def step(

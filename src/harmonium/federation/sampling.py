@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
-from harmonium.federation.wire import ClientId
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium.errors import BudgetSpent, ConfigError
-from harmonium.federation import dpsgd
-from harmonium.federation.contract import called
+from harmonium.core.errors import BudgetSpent, ConfigError
+from harmonium.core.types import ClientId
 from harmonium.federation.method import Method, Server
 from harmonium.federation.updates import covers
-from harmonium.federation.wire import Ask, ClientId
+from harmonium.federation.wire import Ask
+from harmonium.learning import dpsgd
+from harmonium.learning.contract import called
 from harmonium.privacy.account import Account
 from harmonium.privacy.mechanisms import Release
 

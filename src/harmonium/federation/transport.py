@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError, WireError, counted
+from harmonium.core.errors import ConfigError, WireError, counted
+from harmonium.core.types import ClientId, Kind, Weights
 from harmonium.federation.updates import STATISTICS, covers
-from harmonium.federation.wire import Ask, ClientId, Exchange, Kind, Weights
+from harmonium.federation.wire import Ask, Exchange
 
 if TYPE_CHECKING:
-    from harmonium.federation.client import Client
     from harmonium.federation.method import Method
-    from harmonium.privacy.settings import Privacy
+    from harmonium.learning.client import Client
+    from harmonium.recipe.privacy import Privacy
 
 How = Literal["none", "fp16", "int8"]
 UNSENT = "unsent"  # in a client's state: what rounding took, by exchange and field

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
-from harmonium.federation import dpsgd
-from harmonium.federation.contract import called
-from harmonium.federation.wire import EXAMPLES, ClientId, Exchange, Weights
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId, Weights
+from harmonium.federation.wire import EXAMPLES, Exchange
+from harmonium.learning import dpsgd
+from harmonium.learning.contract import called
 from harmonium.privacy.mechanisms import Noise, Randomness, Release
 
 if TYPE_CHECKING:
-    from harmonium.federation.client import Client
     from harmonium.federation.method import Method
+    from harmonium.learning.client import Client
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

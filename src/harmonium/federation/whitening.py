@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import DataError, counted
-from harmonium.evaluate.whitening import Moments, Whitening, moments_of, whitening
+from harmonium.core.errors import DataError, counted
+from harmonium.core.types import Weights
+from harmonium.evaluation.whitening import Moments, Whitening, moments_of, whitening
 from harmonium.federation import global_objective
-from harmonium.federation.appraising import judged_model
-from harmonium.federation.client import Client, Decline
-from harmonium.federation.contract import called
-from harmonium.federation.wire import Ask, Plan, Value, Weights, scalar, statistic
-from harmonium.objectives.triangle import triangle
+from harmonium.federation.label_free_score import judged_model
+from harmonium.federation.wire import Ask, Plan, Value, scalar, statistic
+from harmonium.learning.client import Client, Decline
+from harmonium.learning.contract import called
+from harmonium.learning.symmetric import triangle
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server

@@ -16,20 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from harmonium.errors import WireError, suggest
+from harmonium.core.errors import WireError, suggest
+from harmonium.core.types import ClientId, Kind, Of, Weights
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Server
 
-ClientId = int
-Weights = dict[str, Tensor]
 Value = Tensor | Weights | float | int
-Kind = Literal["weights", "statistic", "per_example", "scalar", "public"]  # what it reveals
 Fold = Literal["parts", "mean", "sum", "concat", "each"]  # how uploads combine
-Rule = Literal["mean", "row", "local", "fresh"]  # what becomes of a part of the model
-Of = Literal[
-    "model", "encoder", "parameters", "statistics"
-]  # which tensors a `parts` fold is about
 
 Size = int | range  # how long a tensor is along one axis: exactly, or any length of a range
 Shape = Callable[[Any, int], tuple[Size, ...]]  # by the method and a client's number of examples

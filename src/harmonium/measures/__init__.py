@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from harmonium.registry import Registry
+from harmonium.core.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from harmonium.measures.opened import Run
+    from harmonium.measures.run_reader import Run
 
 
 @dataclass(frozen=True)

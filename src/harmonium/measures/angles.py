@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium import seeds
-from harmonium.errors import ConfigError, DataError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.opened import Run
+from harmonium.measures.run_reader import Run
 
 
 def angles(first: Tensor, second: Tensor) -> Tensor:

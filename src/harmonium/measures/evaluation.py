@@ -9,21 +9,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harmonium import store
-from harmonium.errors import ConfigError, DataError, suggest
-from harmonium.evaluate.kept import Kept
-from harmonium.home import home, make_folder
+from harmonium.core import files
+from harmonium.core.errors import ConfigError, DataError, suggest
+from harmonium.core.paths import home, make_folder
+from harmonium.core.progress import each, work
+from harmonium.core.settings import check_fields, plain, unknown
+from harmonium.evaluation.feature_cache import Kept
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.draws import Finished
-from harmonium.measures.grounds import OWN, Sets, sets_of
-from harmonium.measures.opened import Run, open_run
-from harmonium.measures.repeats import over_seeds, repeats
-from harmonium.overrides import Change, apply_changes, changes_of
-from harmonium.report import look
+from harmonium.measures.eval_data import OWN, Sets, sets_of
+from harmonium.measures.result_cache import Finished
+from harmonium.measures.run_reader import Run, open_run
+from harmonium.measures.seed_means import over_seeds, repeats
+from harmonium.recipe.overrides import Change, apply_changes, changes_of
+from harmonium.report import figure
 from harmonium.report.tables import Tabular, markdown
-from harmonium.runs import changed_recipe
-from harmonium.settings import check_fields, plain, unknown
-from harmonium.telling import each, work
+from harmonium.runs.start import changed_recipe
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +93,7 @@ def evaluate_run(
     >>> list(found.figures)
     ['knn']
     """
-    formats = look.study_formats(formats)
+    formats = figure.study_formats(formats)
     paths, names, chosen, unfinished = _sorted(words)
     sets, changes = sets_of(changes_of(chosen, settings))
     asked, engine = _asked(names, changes)
@@ -138,7 +138,7 @@ def evaluate_run(
         "features": {"found": kept.found, "computed": kept.computed},
         "draws": {"found": finished.found, "computed": finished.computed},
     }
-    with work("tables and plots"), look.formats(formats):
+    with work("tables and plots"), figure.formats(formats):
         return _written(make_folder(folder), runs, asked, found, spared, lost)
 
 
@@ -263,8 +263,8 @@ def _written(
     for name, measure in asked.items():
         path = folder / f"{name}.png"
         if measure.draw(path, found[name]):
-            plots += look.plot_paths(path)
-            pictures[name] = look.plot_paths(path)[0]
+            plots += figure.plot_paths(path)
+            pictures[name] = figure.plot_paths(path)[0]
         tables += measure.tables(found[name])
         notes += _shared(found[name])
     about = {
@@ -291,12 +291,12 @@ def _written(
     made = Evaluation(folder, about, figures, pictures, tables, told, **more)
     settings = {name: plain(measure) for name, measure in asked.items()}
     text = json.dumps({**made.plain(), "settings": settings}, indent=1)
-    store.write_atomic(folder / "eval.json", f"{text}\n".encode())
+    files.write_atomic(folder / "eval.json", f"{text}\n".encode())
     parts = [
         f"## {one.title}\n\n{markdown(one.rows, digits=one.digits)}" for one in (*tables, *means)
     ]
     said = "".join(f"- {line}\n" for line in (*legends, *told))
-    store.write_atomic(folder / "eval.md", "\n".join([*parts, said]).encode())
+    files.write_atomic(folder / "eval.md", "\n".join([*parts, said]).encode())
     return made
 
 

@@ -20,20 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import DataError
+from harmonium.core.threads import single_thread
+from harmonium.core.types import Weights
 from harmonium.data.images import Images
-from harmonium.errors import DataError
-from harmonium.evaluate.features import evaluating
-from harmonium.evaluate.geometry import health
-from harmonium.evaluate.judge import average
-from harmonium.federation.wire import Weights
+from harmonium.evaluation.evaluator import average
+from harmonium.evaluation.features import evaluating
+from harmonium.evaluation.geometry import health
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.angles import Angles, angles
-from harmonium.measures.further import encoder_of, sends_model, trained
-from harmonium.measures.grounds import Ground
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import Ground
+from harmonium.measures.extra_round import encoder_of, sends_model, trained
 from harmonium.measures.probing import Probe, by_set
-from harmonium.threads import single_thread
+from harmonium.measures.run_reader import Run
 
 WORDS = {
     "alignment": "alignment",

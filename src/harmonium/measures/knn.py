@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from harmonium.data.images import Images
-from harmonium.evaluate.knn import knn_answers
+from harmonium.evaluation.knn import knn_answers
 from harmonium.measures import measures
-from harmonium.measures.grounds import Ground, labels_of
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import Ground, labels_of
 from harmonium.measures.probing import Frozen, counted_right
+from harmonium.measures.run_reader import Run
 
 
 @measures("knn")

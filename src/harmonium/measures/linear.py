@@ -14,18 +14,18 @@ from typing import Any, Literal, overload
 import numpy as np
 from torch import Tensor, nn
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.pipeline import View
 from harmonium.data.images import UNKNOWN, Images
-from harmonium.data.view import View
-from harmonium.errors import ConfigError
-from harmonium.evaluate.classifier import ORCHESTRA, PROTOCOLS, train
-from harmonium.evaluate.linear import linear_probe
-from harmonium.evaluate.metrics import answers
+from harmonium.evaluation.classifier import ORCHESTRA, PROTOCOLS, train
+from harmonium.evaluation.linear import linear_probe
+from harmonium.evaluation.metrics import answers
 from harmonium.measures import measures
-from harmonium.measures.draws import Drawn
-from harmonium.measures.grounds import THEIRS, Ground, labels_of
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import THEIRS, Ground, labels_of
 from harmonium.measures.probing import Frozen, counted_right
+from harmonium.measures.result_cache import Drawn
+from harmonium.measures.run_reader import Run
 
 Name = Literal[
     "fast", "lp_orch", "lp_fedsc", "lp_easyfl", "lp_fedca", "lp_fedx", "lp_000", "lp_style"

@@ -34,24 +34,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, DataError, counted, suggest
+from harmonium.core.progress import each, work
+from harmonium.core.settings import plain as plain_settings
+from harmonium.core.types import ClientId
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.newcomers import STYLE, in_turn, most_common
 from harmonium.data.shift import as_held
-from harmonium.errors import ConfigError, DataError, counted, suggest
-from harmonium.evaluate.classifier import PROTOCOLS, Protocol, Residual, train
-from harmonium.evaluate.kept import encoder_digest
-from harmonium.evaluate.metrics import Answers, answers, commonest_class
-from harmonium.evaluate.references import COMMONEST
-from harmonium.federation.own import Own
-from harmonium.federation.wire import ClientId
+from harmonium.evaluation.classifier import PROTOCOLS, Protocol, Residual, train
+from harmonium.evaluation.feature_cache import encoder_digest
+from harmonium.evaluation.metrics import Answers, answers, commonest_class
+from harmonium.evaluation.references import COMMONEST
+from harmonium.federation.personal import Own
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.draws import Finished
-from harmonium.measures.opened import Run
 from harmonium.measures.probing import BALANCED, FIGURES, counted_right
-from harmonium.report.figures import times
-from harmonium.settings import plain as plain_settings
-from harmonium.telling import each, work
+from harmonium.measures.result_cache import Finished
+from harmonium.measures.run_reader import Run
+from harmonium.report.metric_names import times
 
 if TYPE_CHECKING:
     from harmonium.report.measure_plots import Strip

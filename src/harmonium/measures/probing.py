@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.core.settings import plain as plain_settings
 from harmonium.data.images import Images
-from harmonium.errors import ConfigError, DataError
-from harmonium.evaluate.kept import encoder_digest
-from harmonium.evaluate.metrics import Answers, commonest_class
-from harmonium.evaluate.references import COMMONEST, RAW, WHITENED
+from harmonium.evaluation.feature_cache import encoder_digest
+from harmonium.evaluation.metrics import Answers, commonest_class
+from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.measures import Figures, Measure, Shown
-from harmonium.measures.draws import Finished
-from harmonium.measures.grounds import OWN, Ground
-from harmonium.measures.opened import Run
-from harmonium.report.figures import times
+from harmonium.measures.eval_data import OWN, Ground
+from harmonium.measures.result_cache import Finished
+from harmonium.measures.run_reader import Run
+from harmonium.report.metric_names import times
 from harmonium.report.tables import estimate
-from harmonium.settings import plain as plain_settings
 
 FIGURES = {"accuracy": "accuracy", "balanced": "balanced", "auroc": "AUROC"}
 """What every probe gives, by its key in JSON; values are headings of tables."""

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.data.images import Images
-from harmonium.errors import ConfigError
-from harmonium.evaluate.judge import average
-from harmonium.evaluate.retrieval import nearest, retrieve
+from harmonium.evaluation.evaluator import average
+from harmonium.evaluation.retrieval import nearest, retrieve
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.grounds import Ground, labels_of
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import Ground, labels_of
 from harmonium.measures.probing import Probe, by_set, called
+from harmonium.measures.run_reader import Run
 
 NEIGHBOURS = 8  # beside each query of the sheet
 
@@ -122,7 +122,7 @@ class Retrieving(Probe):
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """A sheet a run and set."""
-        from harmonium.report.sheets import Sheet, sheets
+        from harmonium.report.contact_sheets import Sheet, sheets
 
         made = {
             called(label, name, found): Sheet(

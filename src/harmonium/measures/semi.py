@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, counted
+from harmonium.core.settings import plain
 from harmonium.data.images import Images
 from harmonium.data.labels import stratified
-from harmonium.errors import ConfigError, counted
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.grounds import Ground
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import Ground
 from harmonium.measures.probing import barred, by_set, called, columns
-from harmonium.measures.tuned import Tunes
-from harmonium.settings import plain
+from harmonium.measures.run_reader import Run
+from harmonium.measures.training import Tunes
 
 
 @measures("semi")

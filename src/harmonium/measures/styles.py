@@ -30,13 +30,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium import seeds
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError, DataError, counted
 from harmonium.data.catalogue import name_of
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.shift import as_held
-from harmonium.errors import ConfigError, DataError, counted
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.opened import Run
+from harmonium.measures.run_reader import Run
 from harmonium.measures.tsne import FEWEST, NEIGHBOURS, laid_out
 from harmonium.methods.fedstyle import FedStyle
 

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harmonium.core.errors import ConfigError, counted, suggest
+from harmonium.core.settings import plain
 from harmonium.data.datasets import datasets
-from harmonium.errors import ConfigError, counted, suggest
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.grounds import THEIRS, Ground
-from harmonium.measures.opened import Run
+from harmonium.measures.eval_data import THEIRS, Ground
 from harmonium.measures.probing import barred, by_set, called, columns
-from harmonium.measures.tuned import Tunes
-from harmonium.settings import plain
+from harmonium.measures.run_reader import Run
+from harmonium.measures.training import Tunes
 
 
 @measures("transfer")

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.core.progress import work
 from harmonium.data.catalogue import name_of
 from harmonium.data.images import UNKNOWN, Integers
-from harmonium.errors import ConfigError, DataError
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.opened import Run
-from harmonium.telling import work
+from harmonium.measures.run_reader import Run
 
 NEIGHBOURS = 10
 OWN = 1.5  # times the share of a class among all clients that makes it a client's own

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from harmonium.federation.client import Client
+from harmonium.core.types import ClientId
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import EXAMPLES, Ask, ClientId, Plan, Value, exchange, scalar
+from harmonium.federation.wire import EXAMPLES, Ask, Plan, Value, exchange, scalar
+from harmonium.learning.client import Client
 from harmonium.methods import methods
 
 

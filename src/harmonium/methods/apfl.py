@@ -33,12 +33,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client, fit
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import Kind, Weights
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.own import Own, as_sent, resumed, whole
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import Kind, Value, Weights, exchange, weights
+from harmonium.federation.personal import Own, as_sent, resumed, whole
+from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Batch, Client
+from harmonium.learning.parts import Parts
+from harmonium.learning.training import fit
 from harmonium.methods import methods
 
 Mixing = Literal["crossed", "straight", "weights"]

@@ -32,25 +32,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId
 from harmonium.data.images import UNKNOWN
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client
 from harmonium.federation.method import Method, Server
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import (
-    Ask,
-    ClientId,
-    Plan,
-    Value,
-    exchange,
-    scalar,
-    statistic,
-    weights,
-)
+from harmonium.federation.wire import Ask, Plan, Value, exchange, scalar, statistic, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import Seen
+from harmonium.learning.objectives.supervised import known_cross_entropy
+from harmonium.learning.parts import Parts
 from harmonium.methods import methods
-from harmonium.objectives import Seen
-from harmonium.objectives.pseudo import class_probabilities, need
-from harmonium.objectives.supervised import known_cross_entropy
+from harmonium.methods.pseudo_labels import class_probabilities, need
 
 COUNTS = statistic("sum", shape=lambda method, examples: (method.world.classes,))  # by class
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.federation.method import Method
 from harmonium.methods import methods
 

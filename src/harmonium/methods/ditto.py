@@ -23,15 +23,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import Weights
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.own import Own, resumed, whole
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import Value, Weights, exchange, weights
+from harmonium.federation.personal import Own, resumed, whole
+from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import Seen, check
+from harmonium.learning.parts import Parts
+from harmonium.learning.terms.proximal import squared_distance
 from harmonium.methods import methods
-from harmonium.objectives import Seen, check
-from harmonium.terms.proximal import squared_distance
 
 
 @methods("ditto")

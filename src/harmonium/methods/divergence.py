@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId, Weights
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import Ask, ClientId, Plan, Weights
+from harmonium.federation.wire import Ask, Plan
+from harmonium.learning.objectives import check
 from harmonium.methods import methods
 from harmonium.methods.fedu import distance
-from harmonium.objectives import check
 
 
 @methods("divergence-aware")

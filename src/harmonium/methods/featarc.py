@@ -31,23 +31,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.errors import ConfigError, NotEnoughReplies
-from harmonium.federation.client import Client
+from harmonium.core.errors import ConfigError, NotEnoughReplies
+from harmonium.core.types import ClientId, Weights
 from harmonium.federation.method import TRAINED, Method, Server
-from harmonium.federation.parts import Part, Parts
-from harmonium.federation.wire import (
-    Ask,
-    ClientId,
-    Field,
-    Plan,
-    Value,
-    Weights,
-    exchange,
-    scalar,
-    weights,
-)
+from harmonium.federation.wire import Ask, Field, Plan, Value, exchange, scalar, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import Seen
+from harmonium.learning.parts import Part, Parts
 from harmonium.methods import methods
-from harmonium.objectives import Seen
 
 
 @methods("featarc")

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 import torch
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client
-from harmonium.federation.wire import Weights
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import Weights
+from harmonium.learning.client import Client
 from harmonium.methods import methods
 from harmonium.methods.fedu import OwnTargets
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import Rule
 from harmonium.federation.method import Method
-from harmonium.federation.wire import Rule
 from harmonium.methods import methods
 
 HEADS_STAY: Mapping[str, Rule] = {"encoder": "mean", "*": "local"}

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from harmonium.federation.batch_norm import measure
-from harmonium.federation.client import Client
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import check
 from harmonium.methods import methods
 from harmonium.methods.fedper import HEADS_STAY, refuse_tables
-from harmonium.objectives import check
 
 
 @methods("fedrep")

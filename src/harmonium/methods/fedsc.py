@@ -40,14 +40,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId
 from harmonium.federation.method import TRAINED, Method, Server
-from harmonium.federation.parts import Parts
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import (
     Ask,
-    ClientId,
     Exchange,
     Plan,
     Value,
@@ -56,10 +54,12 @@ from harmonium.federation.wire import (
     statistic,
     weights,
 )
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import Seen, check
+from harmonium.learning.objectives.spectral import Spectral, correlation_contrast, shortened
+from harmonium.learning.parts import Parts
+from harmonium.learning.symmetric import is_between, pack, positive, triangle, unpack
 from harmonium.methods import methods
-from harmonium.objectives import Seen, check
-from harmonium.objectives.spectral import Spectral, correlation_contrast, shortened
-from harmonium.objectives.triangle import is_between, pack, positive, triangle, unpack
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
 

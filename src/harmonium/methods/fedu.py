@@ -22,13 +22,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from harmonium.errors import ConfigError, undefined
-from harmonium.federation.client import Client
+from harmonium.core.errors import ConfigError, undefined
+from harmonium.core.types import Weights
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.wire import Value, Weights, exchange, weights
+from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives.byol import BYOL
+from harmonium.learning.objectives.twin import restart
 from harmonium.methods import methods
-from harmonium.objectives.byol import BYOL
-from harmonium.objectives.twin import restart
 
 Source = Literal["train", "received"]
 ONLINE = ("encoder", "projector", "predictor")

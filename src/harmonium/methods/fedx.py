@@ -29,14 +29,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client
+from harmonium.core.errors import ConfigError
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.parts import Part, Parts
 from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Batch, Client
+from harmonium.learning.objectives import Seen, mlp, two
+from harmonium.learning.objectives.simclr import SimCLR, nt_xent
+from harmonium.learning.parts import Part, Parts
 from harmonium.methods import methods
-from harmonium.objectives import Seen, mlp, two
-from harmonium.objectives.simclr import SimCLR, nt_xent
 
 WEIGHTS = ("local_contrast", "global_contrast", "local_relation", "global_relation")
 

@@ -23,23 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Client
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId, Weights
 from harmonium.federation.method import Method, Server
-from harmonium.federation.parts import Parts
-from harmonium.federation.wire import (
-    EXAMPLES,
-    Ask,
-    ClientId,
-    Plan,
-    Value,
-    Weights,
-    exchange,
-    scalar,
-    weights,
-)
+from harmonium.federation.wire import EXAMPLES, Ask, Plan, Value, exchange, scalar, weights
+from harmonium.learning.client import Client
+from harmonium.learning.objectives import Seen
+from harmonium.learning.parts import Parts
 from harmonium.methods import methods
-from harmonium.objectives import Seen
 
 
 @methods("scaffold")

@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import Views
 from harmonium.data.images import UNKNOWN
-from harmonium.data.views import Views
-from harmonium.errors import ConfigError
-from harmonium.federation.client import Batch, Client
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.parts import Parts
 from harmonium.federation.wire import Value, exchange, weights
+from harmonium.learning.client import Batch, Client
+from harmonium.learning.objectives import Seen
+from harmonium.learning.objectives.supervised import known_cross_entropy
+from harmonium.learning.parts import Parts
 from harmonium.methods import methods
-from harmonium.objectives import Seen
-from harmonium.objectives.pseudo import class_probabilities, need
-from harmonium.objectives.supervised import known_cross_entropy
+from harmonium.methods.pseudo_labels import class_probabilities, need
 
 
 @dataclass

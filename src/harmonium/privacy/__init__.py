@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harmonium.privacy.planning import plan as plan
-    from harmonium.privacy.reporting import report as report
+    from harmonium.runs.privacy_report import report as report
 
-_WHERE = {"plan": "harmonium.privacy.planning", "report": "harmonium.privacy.reporting"}
+_WHERE = {"plan": "harmonium.privacy.planning", "report": "harmonium.runs.privacy_report"}
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 
 

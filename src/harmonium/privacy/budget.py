@@ -12,7 +12,7 @@ import numpy as np
 import scipy  # a part of it is loaded when it is first used
 from numpy.typing import NDArray
 
-from harmonium.errors import ConfigError, suggest
+from harmonium.core.errors import ConfigError, suggest
 from harmonium.privacy.mechanisms import Neighbours
 
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add-remove", "client")

@@ -6,7 +6,7 @@ import math
 
 import scipy  # a part of it is loaded when it is first used
 
-from harmonium.errors import ConfigError
+from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import needed
 
 

@@ -26,8 +26,8 @@ import scipy  # a part of it is loaded when it is first used
 import torch
 from torch import Tensor
 
-from harmonium import seeds
-from harmonium.errors import ConfigError
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import epsilon as spent
 from harmonium.privacy.mechanisms import Noise, Randomness, Release
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium.errors import ConfigError, WireError
+from harmonium.core.errors import ConfigError, WireError
 
 Randomness = Literal["simulated", "system"]
 Mechanism = Literal["gaussian", "discrete-laplace"]

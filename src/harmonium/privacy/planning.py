@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from harmonium.errors import ConfigError, suggest
+from harmonium.core.errors import ConfigError, suggest
+from harmonium.core.settings import coerce
 from harmonium.privacy.budget import epsilon as exact
 from harmonium.privacy.budget import epsilon_rdp
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.mechanisms import Neighbours
-from harmonium.settings import coerce
 
 FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far a picture moves n R, over mu
 _KEYS: dict[str, Any] = {

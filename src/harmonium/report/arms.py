@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harmonium.errors import ConfigError
-from harmonium.report.look import (
+from harmonium.core.errors import ConfigError
+from harmonium.report.figure import (
     COLOURS,
     INK,
     LINE,

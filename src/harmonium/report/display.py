@@ -1,7 +1,7 @@
 """The one place where progress is drawn: the line of a run, and the work under way.
 
-A run's line comes from its watcher (`report/progress.py`), the work from the progress events of
-`harmonium.telling`. On a terminal both are drawn anew several times a second, and go away when
+A run's line comes from its watcher (`run_progress`), the work from the progress events of
+`harmonium.core.progress`. On a terminal both are drawn several times a second, and go away when
 they are over; the name of a command stands there while there is neither, from its first moment on.
 Elsewhere work that lasts gets a plain line every few seconds.
 
@@ -21,8 +21,8 @@ from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.text import Text
 
-from harmonium.report.fitting import prose
-from harmonium.telling import listening
+from harmonium.core.progress import listening
+from harmonium.report.terminal_table import prose
 
 PATIENCE = 2.0  # seconds that work may take before it is worth a word
 SPACING = 5.0  # seconds between plain lines about work that lasts

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harmonium.data.images import UNKNOWN
-from harmonium.report.look import COLOURS, INK, PALE, WIDTH, dress, headline, picture
+from harmonium.report.figure import COLOURS, INK, PALE, WIDTH, dress, headline, picture
 
 LISTED = 20  # classes up to which a legend names all of them
 ACROSS = 3  # maps beside each other

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harmonium.errors import ConfigError
-from harmonium.report.look import (
+from harmonium.core.errors import ConfigError
+from harmonium.report.figure import (
     COLOURS,
     COLUMN,
     DASHES,

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from harmonium.report.figures import heading
+from harmonium.report.metric_names import heading
 from harmonium.report.tables import MISSING
 
 if TYPE_CHECKING:
-    from harmonium.life import Result
+    from harmonium.runs.loop import Result
 
 _HEALTH = ("spread", "effective_rank", "uniformity", "alignment")
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harmonium.errors import ConfigError
-from harmonium.report.look import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.core.errors import ConfigError
+from harmonium.report.figure import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
 
 Counts = npt.NDArray[np.int64]
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
-from harmonium.report.fitting import Fitting
+from harmonium.report.terminal_table import Fitting
 
 Row = Mapping[str, object]
 Columns = Sequence[str] | Mapping[str, str]

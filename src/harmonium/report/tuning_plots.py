@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harmonium.errors import counted
-from harmonium.report.look import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.core.errors import counted
+from harmonium.report.figure import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
 
 OTHERS = "#9db7c9"  # settings without a name
 PALETTE = (COLOURS[1], COLOURS[0], *COLOURS[2:])  # the best first

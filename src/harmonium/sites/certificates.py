@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from harmonium.errors import ConfigError, StoreError
-from harmonium.store import digest_of
+from harmonium.core.errors import ConfigError, StoreError
+from harmonium.core.files import digest_of
 
 WARNING_DAYS = 30  # a certificate that expires sooner is told of
 _LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)", re.ASCII)

@@ -14,23 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from harmonium import store
-from harmonium.checkpoint import TOLD
+from harmonium.core import files as store
+from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, counted
+from harmonium.core.paths import make_folder
+from harmonium.core.settings import choose
+from harmonium.core.types import ClientId
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
-from harmonium.engines.host import Host
 from harmonium.engines.remote import NEEDS_FLOWER
-from harmonium.errors import ConfigError, DataError, PolicyRefusal, counted
+from harmonium.engines.runtime import Host
 from harmonium.federation.method import Server
 from harmonium.federation.spending import paid_here, records
-from harmonium.federation.wire import ClientId
-from harmonium.handover import save_encoder
-from harmonium.home import make_folder
-from harmonium.hosts import load_public
-from harmonium.overrides import apply_changes
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Recipe
-from harmonium.settings import choose
+from harmonium.recipe.overrides import apply_changes
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.export import save_encoder
+from harmonium.runs.open_run import load_public
 from harmonium.sites.kit import Kit
 from harmonium.sites.log import left_by_step
 from harmonium.sites.plan import classes_of, method_of
@@ -38,6 +37,7 @@ from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
 from harmonium.sites.site import Identity, Site
 from harmonium.sites.upkeep import RUNNING, alone, at_site, close_to_others, private, remove
+from harmonium.storage.run_folder import TOLD
 
 LOOK = 8  # side to which images are brought when they are looked at
 KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run

@@ -27,8 +27,9 @@ import filelock
 import pydantic
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium.errors import ConfigError, StoreError
-from harmonium.home import make_folder
+from harmonium.core.errors import ConfigError, StoreError
+from harmonium.core.files import write_atomic
+from harmonium.core.paths import make_folder
 from harmonium.sites import certificates as made
 from harmonium.sites.kit import (
     NOTHING_ELSE,
@@ -50,7 +51,6 @@ from harmonium.sites.kit import (
     write_sheet,
 )
 from harmonium.sites.upkeep import private
-from harmonium.store import write_atomic
 
 __all__ = [
     "Federation",

@@ -21,11 +21,11 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium.errors import ConfigError, StoreError
-from harmonium.home import make_folder
+from harmonium.core.errors import ConfigError, StoreError
+from harmonium.core.files import write_atomic
+from harmonium.core.paths import make_folder
 from harmonium.sites import certificates as made
 from harmonium.sites.upkeep import private
-from harmonium.store import write_atomic
 
 T = TypeVar("T")
 Fingerprint = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from harmonium import store
-from harmonium.errors import StoreError
+from harmonium.core import files
+from harmonium.core.errors import StoreError
 from harmonium.federation.wire import is_measuring
 from harmonium.privacy.budget import epsilon
-from harmonium.report.progress import size_of
+from harmonium.report.run_progress import size_of
 
 AGAIN = "stored answer sent again"
 LEFT = ("sent", AGAIN)  # outcomes by which something left the site
@@ -121,7 +121,7 @@ class SiteLog:
         except (TypeError, ValueError) as error:
             raise StoreError(f"an entry of {self.path} is no plain data: {error}") from None
         content = text.encode()[:-1]  # without its closing brace
-        head = Head(number + 1, store.digest_of(content))
+        head = Head(number + 1, files.digest_of(content))
         line = content + _SUM + head.sha256.encode() + b'"}\n'
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "ab") as file:
@@ -129,7 +129,7 @@ class SiteLog:
             file.flush()
             os.fsync(file.fileno())
         if number == 0:
-            store.sync_folder(self.path.parent)
+            files.sync_folder(self.path.parent)
         self._head, self._size = head, self._size + len(line)
         self._releases += _released(json.loads(text))
 
@@ -162,7 +162,7 @@ class SiteLog:
         """Each whole line as the head that it makes and its entry; `head` is the line before."""
         for line in data.split(b"\n")[:-1]:
             content, _, found = line.rpartition(_SUM)
-            number, sha256 = head.number + 1, store.digest_of(content)
+            number, sha256 = head.number + 1, files.digest_of(content)
             if found != sha256.encode() + b'"}':
                 raise self._broken(number, "it is not as it was written")
             try:

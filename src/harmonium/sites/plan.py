@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from harmonium.core.errors import ConfigError, Key
+from harmonium.core.settings import plain
 from harmonium.data.images import Dataset, Images
 from harmonium.data.sets.sites import Sites
-from harmonium.errors import ConfigError, Key
 from harmonium.federation.method import Method
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import changed_tree
-from harmonium.settings import plain
+from harmonium.recipe.presets import changed_tree
+from harmonium.recipe.schema import Recipe
 
 
 def federated(what: str, changes: Iterable[str]) -> Recipe:

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
+from harmonium.core.errors import ConfigError, HarmoniumError, PolicyRefusal, counted, suggest
+from harmonium.core.files import digest_of
+from harmonium.core.settings import check_fields
+from harmonium.core.types import Kind
+from harmonium.data.augment.pipeline import View
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.styles import is_archive
-from harmonium.data.view import View
-from harmonium.errors import ConfigError, HarmoniumError, PolicyRefusal, counted, suggest
-from harmonium.federation.wire import MEASURING, STEPS, Exchange, Kind
+from harmonium.federation.wire import MEASURING, STEPS, Exchange
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
-from harmonium.recipe import Recipe
-from harmonium.recipe_text import read_yaml
-from harmonium.settings import check_fields
+from harmonium.recipe.presets import read_yaml
+from harmonium.recipe.schema import Recipe
 from harmonium.sites.received import is_file, start_of
-from harmonium.store import digest_of
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.errors import DataError, WireError
+from harmonium.core.errors import DataError, WireError
+from harmonium.core.types import Weights
 from harmonium.federation import transport
-from harmonium.federation.contract import called
+from harmonium.federation.initialisation import ENCODER, Start
 from harmonium.federation.method import Method
-from harmonium.federation.start import ENCODER, Start
-from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, Weights, check, fault
-from harmonium.given_weights import Init, digest_of
+from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, check, fault
+from harmonium.learning.contract import called
+from harmonium.recipe.initial_weights import Init, digest_of
 
 CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last bits of a draw
 

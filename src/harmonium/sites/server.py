@@ -20,20 +20,21 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harmonium import store
-from harmonium.callbacks import Callback
+from harmonium.core import files
+from harmonium.core.callbacks import Callback
+from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
+from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
-from harmonium.errors import ConfigError, NotEnoughReplies, StoreError, counted
 from harmonium.federation import arrival
-from harmonium.federation.drive import Turn
-from harmonium.federation.masking import STEPS
+from harmonium.federation.driver import Turn
 from harmonium.federation.sampling import Participation
-from harmonium.federation.wire import Ask, ClientId
-from harmonium.hosts import load_public, public_notes, read_about
-from harmonium.life import Ground, Life, Result
-from harmonium.recipe import Recipe
-from harmonium.runs import changed_recipe, go_further, holds, locked, new_folder, register
+from harmonium.federation.secure_aggregation.client import STEPS
+from harmonium.federation.wire import Ask
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.loop import Ground, Life, Result
+from harmonium.runs.open_run import load_public, public_notes, read_about
+from harmonium.runs.start import changed_recipe, go_further, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
 from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
@@ -287,10 +288,10 @@ class _Begun:
 
     def write(self, path: Path, federation: Federation) -> None:
         """Write down who takes part now."""
-        about = store.read_sealed(path / "about.json")
+        about = files.read_sealed(path / "about.json")
         about["federation"] = self.plain(federation)
         about["clients"] = [one.name for one in self.roll]
-        store.write_atomic(path / "about.json", store.sealed(about))
+        files.write_atomic(path / "about.json", files.sealed(about))
 
 
 @dataclass

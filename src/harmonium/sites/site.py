@@ -23,10 +23,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harmonium import codec, store
-from harmonium.engines import shelf
-from harmonium.engines.host import Host, StateRef, Task
-from harmonium.errors import (
+from harmonium.core import codec, files
+from harmonium.core.errors import (
     ConfigError,
     DataError,
     HarmoniumError,
@@ -36,15 +34,18 @@ from harmonium.errors import (
     counted,
     one_line,
 )
-from harmonium.federation.client import Reading, counted_reading
-from harmonium.federation.wire import STEPS, ClientId, Exchange
-from harmonium.recipe import Recipe
-from harmonium.report.progress import size_of
+from harmonium.core.types import ClientId
+from harmonium.engines.runtime import Host, StateRef, Task
+from harmonium.engines.seal import seal, unseal
+from harmonium.federation.wire import STEPS, Exchange
+from harmonium.learning.client import Reading, counted_reading
+from harmonium.recipe.schema import Recipe
+from harmonium.report.run_progress import size_of
 from harmonium.sites import received
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
 from harmonium.sites.policy import Policy
-from harmonium.sites.seal import seal, unseal
+from harmonium.storage import state_store
 
 ABOUT: Mapping[str, type] = {  # what the header of an ask has
     "federation": str,
@@ -134,7 +135,7 @@ class Site:
             size = size_of(sum(about["bytes"] for about in more["up"].values()))
             self.note(f"round {header['round']}, {header['step']}: sent {size}")
         about = {key: header[key] for key in ABOUT}
-        return seal("answer", about, [store.digest_of(body)], self.identity.key), [body]
+        return seal("answer", about, [files.digest_of(body)], self.identity.key), [body]
 
     def _opened(self, sealed: bytes, bodies: list[bytes]) -> dict[str, Any]:
         """The header of an ask that is the server's, for this site, and new."""
@@ -229,7 +230,7 @@ class Site:
     def _open(self, header: Mapping[str, Any], plan: bytes, policy: Policy | None) -> _Opened:
         """A plan that the policy lets in; pictures are read once a plan and run."""
         digest, client = header["plan"], header["client"]
-        name = f"{header['run']}/{client}/{digest}/{store.digest_of(plan)}"
+        name = f"{header['run']}/{client}/{digest}/{files.digest_of(plan)}"
         if (held := self._hosts.get(name)) is not None:
             if policy is not None and policy != held.policy:  # its file has changed meanwhile
                 policy.check_tree(held.tree)
@@ -299,7 +300,7 @@ class Site:
             start = received.start_of(recipe.init.digest, policy.initial_weights)
         why = received.fault_of_first(method, declared, down, start)
         if not why:
-            store.write_atomic(path, opened.seeded.encode(), private=True)
+            files.write_atomic(path, opened.seeded.encode(), private=True)
         elif header["round"] < 2:
             raise PolicyRefusal(
                 "the site's policy refuses this model: the first of a run must be the one that "
@@ -340,7 +341,7 @@ class Site:
         for path in folder.glob("[0-9]*.safetensors"):
             if path.name < newest and path.name not in needed:
                 path.unlink(missing_ok=True)
-        shelf.tidy(folder)
+        state_store.tidy(folder)
 
     def _run(self, header: Mapping[str, Any]) -> Path:
         return self.folder / "runs" / str(header["run"])
@@ -348,9 +349,9 @@ class Site:
     def _keep(self, header: Mapping[str, Any], bodies: list[bytes], body: bytes) -> None:
         name = _name(header, bodies)
         path = self._run(header) / f"answer-{header['client']}.safetensors"
-        digest = store.write_atomic(path, body, private=True)
+        digest = files.write_atomic(path, body, private=True)
         text = json.dumps({"answer": digest, "to": name})
-        store.write_atomic(path.with_suffix(".json"), text.encode(), private=True)
+        files.write_atomic(path.with_suffix(".json"), text.encode(), private=True)
 
     def _stored(self, header: Mapping[str, Any], bodies: list[bytes]) -> bytes | None:
         """The last answer, if it was to this very ask; a damaged one is made anew."""
@@ -359,7 +360,7 @@ class Site:
             held = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             if held["to"] != _name(header, bodies):
                 return None
-            return store.read_checked(path, held["answer"])
+            return files.read_checked(path, held["answer"])
         except (OSError, ValueError, TypeError, LookupError, StoreError):
             return None
 
@@ -369,8 +370,8 @@ def _name(header: Mapping[str, Any], bodies: list[bytes]) -> str:
     about = {key: header[key] for key in ABOUT if key != "nonce"}
     facts = codec.decode(bodies[2])
     own = codec.encode([facts["down"], facts["state"]])
-    text = json.dumps([about, *map(store.digest_of, (*bodies[:2], own))], sort_keys=True)
-    return store.digest_of(text.encode())
+    text = json.dumps([about, *map(files.digest_of, (*bodies[:2], own))], sort_keys=True)
+    return files.digest_of(text.encode())
 
 
 def _sizes(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import filelock
 
-from harmonium.errors import ConfigError, StoreError
+from harmonium.core.errors import ConfigError, StoreError
 
 DAY = 24 * 3600.0
 RUNNING = ".running"  # in the folder of what a site keeps: held by the client that serves it

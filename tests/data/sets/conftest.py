@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from harmonium.core.errors import DataError
 from harmonium.data.datasets import datasets
 from harmonium.data.published import make_record
-from harmonium.errors import DataError
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from harmonium.core.errors import DataError
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.cifar import CLASSES, COARSE, FAMILIES, FINE, Cifar10, Cifar100
-from harmonium.data.sources import fetch
-from harmonium.errors import DataError
+from harmonium.data.sources.fetch import fetch
 
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, (12, 32, 32, 3), np.uint8)

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
+from harmonium.core.registry import recipe_name
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.medmnist import ROWS
-from harmonium.registry import recipe_name
 
 COUNTS = {"train": 24, "val": 5, "test": 7}
 

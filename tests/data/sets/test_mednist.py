@@ -5,15 +5,15 @@ import io
 import pytest
 from PIL import Image
 
-from harmonium.data import decoding
 from harmonium.data.datasets import datasets
+from harmonium.data.decoding import pool
 
 CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
-    monkeypatch.setattr(decoding, "_cores", lambda: 0)
+    monkeypatch.setattr(pool, "_cores", lambda: 0)
 
 
 def scan(value, mode="L", side=64):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError
+from harmonium.core.settings import make
 from harmonium.data import arrays
 from harmonium.data.datasets import datasets
-from harmonium.errors import ConfigError
-from harmonium.settings import make
 
 rng = np.random.default_rng(0)
 COUNTS = {"train": 3, "test": 2, "unlabeled": 4}

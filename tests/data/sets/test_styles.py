@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.datasets import DataSpec, datasets
-from harmonium.data.picture import shaped
+from harmonium.data.decoding.image import shaped
 from harmonium.data.sets.styles import Styles
-from harmonium.errors import ConfigError, DataError
 
 
 def member(name, shape, count, classes=("0", "1", "2")):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.io
 
+from harmonium.core.errors import DataError
 from harmonium.data.datasets import datasets
 from harmonium.data.sets import svhn
-from harmonium.errors import DataError
 
 rng = np.random.default_rng(0)
 TRAIN = rng.integers(0, 256, (7, 32, 32, 3), np.uint8)

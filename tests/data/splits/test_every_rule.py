@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harmonium.core.errors import DataError
 from harmonium.data.partition import SplitRule, make_split, splits
-from harmonium.errors import DataError
 
 ALPHAS = (1e-4, 1e-2, 0.1, 1.0, 100.0, 1e5)
 VARIANTS = (

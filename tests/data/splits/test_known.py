@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, _digest, make_split
 from harmonium.data.splits.column import Column
 from harmonium.data.splits.file import File
 from harmonium.data.splits.iid import IID
 from harmonium.data.splits.rotation import Joint
-from harmonium.errors import ConfigError, DataError
 
 # ---- column --------------------------------------------------------------------------------------
 

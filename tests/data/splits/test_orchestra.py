@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.partition import make_split
 from harmonium.data.splits.orchestra import Orchestra, balanced, balanced_as_published, fitted
-from harmonium.errors import ConfigError, DataError
 
 
 def legacy_logs(classes, clients, alpha):

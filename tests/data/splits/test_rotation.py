@@ -5,11 +5,11 @@ from math import exp, lgamma
 import numpy as np
 import pytest
 
+from harmonium.core.errors import ConfigError
 from harmonium.data.partition import make_split
 from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
 from harmonium.data.splits.rotation import Joint, Rotation
-from harmonium.errors import ConfigError
 
 
 def occupied(split, bins=10):

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.inputs import as_numpy, image_set, is_array, kind
-from harmonium.data.sets.npz import read_arrays
-from harmonium.data.store import (
+from harmonium.core.errors import ConfigError, DataError, counted
+from harmonium.data.cache import (
     PIECE_BYTES,
     Stored,
     Writer,
@@ -30,7 +28,9 @@ from harmonium.data.store import (
     fetched_folder,
     stored_in,
 )
-from harmonium.errors import ConfigError, DataError, counted
+from harmonium.data.datasets import UnsplitSpec, datasets
+from harmonium.data.inputs import as_numpy, image_set, is_array, kind
+from harmonium.data.sets.npz import read_arrays
 
 Array = npt.NDArray[Any]
 

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from PIL import Image
 
+from harmonium.core.errors import DataError
 from harmonium.data.arrays import check_labels, map_bytes, size_of
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
 from harmonium.data.images import Pixels
 from harmonium.data.published import Package, Published, Remote, Source
-from harmonium.data.store import Writer
-from harmonium.errors import DataError
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
-from harmonium.data.store import Writer
 
 
 @datasets("digits")

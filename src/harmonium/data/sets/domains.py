@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from harmonium.core.errors import DataError
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
-from harmonium.data.pictures import (
+from harmonium.data.decoding.image_files import (
     File,
     PublishedPictures,
     class_folders,
@@ -16,8 +18,6 @@ from harmonium.data.pictures import (
     write_pictures,
 )
 from harmonium.data.published import Source
-from harmonium.data.store import Writer
-from harmonium.errors import DataError
 
 
 @dataclass(frozen=True)

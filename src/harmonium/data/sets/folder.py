@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.pictures import (
+from harmonium.data.decoding.image_files import (
     ENDINGS,
     File,
     PictureSpec,
@@ -19,8 +21,6 @@ from harmonium.data.pictures import (
     unread,
     write_pictures,
 )
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError, Key
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their folders are called
 

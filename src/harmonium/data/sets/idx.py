@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from harmonium.core.errors import DataError
 from harmonium.data.arrays import DIGITS, append, check_labels, map_bytes
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
 from harmonium.data.images import Pixels
 from harmonium.data.published import Package, Published, Remote, Source
-from harmonium.data.store import Writer
-from harmonium.errors import DataError
 
 SIDE = 28
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
-from harmonium.data.pictures import (
+from harmonium.data.decoding.image_files import (
     File,
     PublishedPictures,
     class_folders,
     write_pictures,
 )
 from harmonium.data.published import Remote, Source
-from harmonium.data.store import Writer
 
 CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
-from harmonium.data.pictures import (
+from harmonium.data.decoding.image_files import (
     File,
     PublishedPictures,
     class_folders,
@@ -24,7 +25,6 @@ from harmonium.data.pictures import (
 )
 from harmonium.data.published import Source
 from harmonium.data.sets.table import read_table
-from harmonium.data.store import Writer
 
 PARTS = ("train", "val", "test")
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
 from harmonium.data.images import UNKNOWN, Integers, Pixels
 from harmonium.data.inputs import image_set
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError, Key
 
 CHUNK = 4096  # pictures handed on at once
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.errors import ConfigError, Key
+from harmonium.core.seeds import numpy_rng
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import DataSpec, check_at_least, datasets, no_labels
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, Key
-from harmonium.seeds import numpy_rng
 
 Field = npt.NDArray[Any]  # (pictures, height, width) float32: one number for every pixel
 RENDERING = 2  # raise when the pictures change, so that old caches are not used

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from harmonium.core.errors import ConfigError
+from harmonium.data.cache import Stored
 from harmonium.data.datasets import About, DataSpec, datasets
-from harmonium.data.store import Stored
-from harmonium.errors import ConfigError
 
 
 @datasets("sites")

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.core.seeds import numpy_rng
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import DataSpec, check_at_least, datasets
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
 from harmonium.data.splits.drawing import levelled
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError, Key
-from harmonium.seeds import numpy_rng
 
 CHUNK = 1024  # pictures handed on at once
 

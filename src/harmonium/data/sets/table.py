@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.images import UNKNOWN
-from harmonium.data.pictures import (
+from harmonium.data.decoding.image_files import (
     File,
     PictureSpec,
     is_whole,
@@ -21,8 +22,7 @@ from harmonium.data.pictures import (
     numbered,
     write_pictures,
 )
-from harmonium.data.store import Writer
-from harmonium.errors import ConfigError, DataError, Key
+from harmonium.data.images import UNKNOWN
 
 DELIMITERS = ",;\t"
 PARTS = {"": "train", "train": "train", "test": "test"}

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from harmonium.core.errors import DataError
+from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
-from harmonium.data.pictures import File, PublishedPictures, inside, is_picture, write_pictures
+from harmonium.data.decoding.image_files import (
+    File,
+    PublishedPictures,
+    inside,
+    is_picture,
+    write_pictures,
+)
 from harmonium.data.published import Remote, Source
-from harmonium.data.store import Writer
-from harmonium.errors import DataError
 
 
 @datasets("tiny-imagenet")

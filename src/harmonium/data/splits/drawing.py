@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.datasets import datasets
 from harmonium.data.images import Images, Integers
-from harmonium.errors import ConfigError, DataError
 
 Floats = npt.NDArray[np.float64]
 

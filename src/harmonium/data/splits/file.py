@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, Split, SplitRule, splits
-from harmonium.errors import ConfigError, DataError
 
 
 @splits("file")

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.drawing import (
@@ -18,7 +19,6 @@ from harmonium.data.splits.drawing import (
     rounded,
     shares_of,
 )
-from harmonium.errors import DataError
 
 PUBLISHED_ROUNDS = 100
 MOST_ROUNDS = 200  # a very small alpha would take thousands; what is left is moved by `fitted`

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.drawing import (
@@ -20,7 +21,6 @@ from harmonium.data.splits.drawing import (
     rounded,
     shares_of,
 )
-from harmonium.errors import DataError
 
 
 @splits("styles")

@@ -9,12 +9,12 @@ This package is the only place that imports flwr. Three processes of a federatio
     node     `attend` stays connected and answers one message after another in one warm process
 
 A node speaks Flower's Fleet protocol by Flower's own client, but it never fetches an app: whatever
-a SuperLink offers, only the installed Harmonium runs. Bodies are frames of `harmonium.codec`.
+a SuperLink offers, only the installed Harmonium runs. Bodies are frames of `harmonium.core.codec`.
 """
 
 import os
 
-from harmonium.home import home
+from harmonium.core.paths import home
 
 CHUNK = 8 << 20  # bytes of an array that travel in one piece
 WHY_HEADER = "x-harmonium-why"  # in the answer to a node that is not let in

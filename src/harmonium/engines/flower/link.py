@@ -45,12 +45,12 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from harmonium.core.errors import EngineError
+from harmonium.core.files import digest_of
+from harmonium.core.paths import make_folder
+from harmonium.core.types import ClientId
 from harmonium.engines.flower.messages import fetched
 from harmonium.engines.flower.superlink import SECRET_HEADER, LinkSettings
-from harmonium.errors import EngineError
-from harmonium.federation.wire import ClientId
-from harmonium.home import make_folder
-from harmonium.store import digest_of
 
 HEARTBEAT = 10.0  # seconds
 START = 60.0  # seconds that a SuperLink has to answer

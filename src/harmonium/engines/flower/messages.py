@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
+from harmonium.core.errors import WireError
 from harmonium.engines.flower import CHUNK
-from harmonium.errors import WireError
 
 INLINE = 64 << 10  # bytes of a body that is not worth a request of its own
 SOON, LATER = 0.05, 1.0  # seconds between two looks for something: at first, and after a while

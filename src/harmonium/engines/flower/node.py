@@ -42,9 +42,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from harmonium.core.errors import EngineError, HarmoniumError, one_line
 from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER
 from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
-from harmonium.errors import EngineError, HarmoniumError, one_line
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception

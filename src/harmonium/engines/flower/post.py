@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import httpx
 from flwr.app import Message
 
+from harmonium.core.errors import WireError
 from harmonium.engines.flower.link import Grid, Link
 from harmonium.engines.flower.messages import records, unpack
 from harmonium.engines.remote import Answer, Letter
-from harmonium.errors import WireError
 
 AT_ONCE = 8  # answers that are asked for together
 _FAULTS = {  # by Flower's codes

@@ -1,0 +1,377 @@
+"""The commands about data: what there is, fetching it, looking at it, and sharing it out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from harmonium.cli.terminal import (
+    Changes,
+    Formats,
+    Json,
+    check_formats,
+    err,
+    out,
+    say,
+    say_plots,
+    say_prose,
+    show_table,
+)
+from harmonium.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from harmonium.data.heterogeneity import Heterogeneity
+    from harmonium.data.images import Dataset, Integers
+    from harmonium.data.partition import Split
+    from harmonium.recipe.schema import Recipe
+
+FLAT = 130  # columns of a terminal from which a data set needs no more than a line or two
+ENDS = 6  # of many clients or classes, how many a table shows at either end
+
+
+class Held(NamedTuple):
+    """Who holds how many pictures of what."""
+
+    counts: Integers  # (clients, values)
+    names: list[str]  # of the values; none where all pictures are alike
+    what: str  # what the values are
+
+
+data = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and look at them."
+)
+
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it here: .png, .pdf or .svg.")]
+
+
+def datasets(as_json: Json = False) -> None:
+    """List the data sets."""
+    from harmonium.data.catalogue import catalogue
+
+    known = catalogue()
+    if as_json:
+        print(json.dumps(known))
+        return
+    rows = [{"name": name, **_facts(about)} for name, about in known.items()]
+    if out.width < FLAT:
+        rows = [_stacked(row) for row in rows]
+    show_table(rows, unbroken=("name", "shape", "pictures", "here"))
+
+
+@data.command("fetch")
+def fetch(
+    name: str,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Use this archive or folder instead.")
+    ] = None,
+) -> None:
+    """Download a data set and check it.
+
+    For example: harmonium data fetch cifar10
+    """
+    from harmonium.data.sources.fetch import fetch
+    from harmonium.report.run_progress import transfer
+
+    with transfer(err) as report:
+        where = fetch(name, from_path=source, progress=report)
+    say(f"{name} is in {where}")
+
+
+@data.command("show")
+def show(
+    name: str,
+    changes: Changes = None,
+    plot: Plot = None,
+    formats: Formats = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a data set holds.
+
+    For example: harmonium data show digits --plot digits.png
+    """
+    from harmonium.report.display import long_work
+
+    _check_ending(plot)
+    check_formats(formats)
+    if formats is not None and plot is None:
+        raise ConfigError(f"--formats is for a plot: name its file, e.g. --plot {name}.png")
+    with long_work(err, as_json, "reading the data"):
+        from harmonium.data.catalogue import examples, overview
+
+        dataset = _recipe(name, changes).data.load()
+        about = overview(dataset)
+        if plot is not None:
+            from harmonium.core.paths import make_folder
+            from harmonium.report import figure
+            from harmonium.report.split_plots import SHEET, contact_sheet
+
+            make_folder(plot.absolute().parent)
+            rows, left_out = examples(dataset, *SHEET)
+            with figure.formats(formats):
+                contact_sheet(plot, rows, about["name"], left_out)
+                about["plots"] = [str(path) for path in figure.plot_paths(plot)]
+    if as_json:
+        print(json.dumps(about))
+        return
+    _notes(dataset.notes)
+    _show_overview(about)
+
+
+@data.command("split")
+def split(
+    name: str,
+    changes: Changes = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The folder for the files.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Show how pictures would be shared out among clients, and keep it.
+
+    For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
+    """
+    from harmonium.report.display import long_work
+
+    _check_ending(plot)
+    with long_work(err, as_json, "splitting the data"):
+        from harmonium.data.heterogeneity import heterogeneity
+        from harmonium.data.partition import make_split
+        from harmonium.report.figure import FORMATS
+
+        recipe = _recipe(name, changes)
+        dataset = recipe.data.load()
+        made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+        found = heterogeneity(made, dataset)
+        tree = recipe.tree()
+        about = {
+            "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
+            "digest": made.digest,
+            "notes": [*dataset.notes, *made.notes],
+            "figures": found.figures,
+            "clients": [
+                {
+                    "client": number,
+                    **({"name": made.names[number]} if made.names else {}),
+                    **({"newcomer": True} if number in made.newcomers else {}),
+                    **row,
+                }
+                for number, row in enumerate(found.rows())
+            ],
+        }
+        title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
+        held = _held(found, dataset)
+        files = _write(folder or _folder(tree, made), plot, made, about)
+        _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
+    if as_json:
+        print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
+        return
+    _notes(about["notes"])
+    say(f"{title}; digest {made.digest[:12]}")
+    _show_split(about, held)
+    say("\n".join(["", *(f"{kind:<8} {path}" for kind, path in files.items())]))
+
+
+# ---- what `split` writes -------------------------------------------------------------------------
+
+
+def _folder(tree: dict[str, Any], made: Split) -> Path:
+    """A place of its own for each split; `module:Class` gives the class's name only."""
+    from harmonium.core.paths import home
+
+    words = [tree[section]["name"].rpartition(":")[2] for section in ("data", "split")]
+    return home() / "splits" / "-".join([*words, made.digest[:8]])
+
+
+def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) -> dict[str, Path]:
+    """Keep the split and its figures; gives all files, of which the pictures are yet to be drawn.
+
+    Only these names are written: others in the folder are left alone.
+    """
+    from harmonium.core.files import write_atomic
+    from harmonium.core.paths import make_folder
+    from harmonium.report.figure import FORMATS
+
+    if (make_folder(folder) / "recipe.yaml").exists():
+        raise ConfigError(f"{folder} holds a run, whose split must stay: name another --out")
+    files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", *FORMATS)}
+    if plot is not None:
+        make_folder(plot.absolute().parent)
+        files["plot"] = plot
+    made.save(files["npz"])
+    write_atomic(files["json"], (json.dumps(about, indent=1) + "\n").encode())
+    return files
+
+
+def _draw(paths: list[Path], held: Held, title: str) -> None:
+    from harmonium.report.split_plots import split_map, split_sizes
+
+    for path in paths:
+        if held.names:
+            split_map(path, held.counts, held.names, title, held.what)
+        else:
+            split_sizes(path, held.counts[:, 0], title)
+
+
+def _held(found: Heterogeneity, dataset: Dataset) -> Held:
+    """Classes if any is known, else styles, else all pictures alike."""
+    import numpy as np
+
+    from harmonium.data.catalogue import name_of
+    from harmonium.data.heterogeneity import style_factor
+
+    sizes = found.columns["size"].data
+    if found.classes is not None:
+        counts, names, what = found.classes, dataset.classes, "class"
+    elif found.styles is not None:
+        what = style_factor(dataset.train) or ""
+        counts, names = found.styles, dataset.names.get(what, ())
+    else:
+        return Held(sizes[:, None], [], "")
+    called = [name_of(names, value) for value in range(counts.shape[1])]
+    unknown = sizes - counts.sum(1)
+    if unknown.any():
+        counts, called = np.column_stack([counts, unknown]), [*called, "unknown"]
+    return Held(counts, called, what)
+
+
+# ---- what is shown -------------------------------------------------------------------------------
+
+
+def _recipe(name: str, changes: list[str] | None) -> Recipe:
+    from harmonium.recipe.overrides import apply_changes
+    from harmonium.recipe.schema import Recipe
+
+    for change in changes or []:
+        if change.startswith("data="):
+            raise ConfigError(f"the data set is given twice, as {name} and by {change}")
+    return Recipe.from_tree(apply_changes({"data": name}, changes or []))
+
+
+def _check_ending(plot: Path | None) -> None:
+    """Refuse a picture of another kind before anything is read."""
+    if plot is not None:
+        from harmonium.report.figure import picture_kind
+
+        picture_kind(plot)
+
+
+def _notes(notes: Any) -> None:
+    for note in notes:
+        say_prose(f"note: {note}", err)
+
+
+def _facts(about: dict[str, Any]) -> dict[str, str]:
+    """What the list of data sets says of one, in words."""
+    train, test = about["train"], about["test"]
+    return {
+        "what": about["what"],
+        "shape": "x".join(map(str, about["shape"] or ())) or "any",
+        "classes": str(about["classes"] or ""),
+        "pictures": (f"{train:,}" if train else "") + (f" + {test:,}" if test else ""),
+        "licence": about["licence"] or "",
+        "here": about["here"],
+    }
+
+
+def _stacked(row: dict[str, str]) -> dict[str, str]:
+    """What is short one below the other, which leaves a narrow terminal room for the rest."""
+    classes = f"{row['classes']} classes" if row["classes"] else ""
+    return {
+        "name": f"{row['name']}\n{row['here']}",
+        "what": row["what"],
+        "pictures": "\n".join(filter(None, (row["shape"], classes, row["pictures"]))),
+        "licence": row["licence"],
+    }
+
+
+def _show_overview(about: dict[str, Any]) -> None:
+    shape = "x".join(map(str, about["shape"]))
+    say(f"{about['name']}: pictures of {shape}; digest {about['digest'][:12]}")
+    columns = {part: part for part in about["parts"]}
+    classes = list(about["classes"])
+    if any(about["unlabelled"].values()):
+        classes.append({"name": "unknown", **about["unlabelled"]})
+    for what, rows in (("class", classes), ("style", about["styles"]), *about["columns"].items()):
+        shown = _ends(rows)
+        if rows:
+            every = {"name": "all", **about["parts"]}
+            show_table([*shown, every], columns={"name": what, **columns})
+        if len(shown) < len(rows):
+            say(f"{len(rows) - len(shown)} in between are not shown; --json has them all\n")
+    say("Levels from 0 to 1, over all pictures but the test part")
+    names = ("grey",) if about["shape"][2] == 1 else ("red", "green", "blue")
+    show_table(
+        [{"channel": c, **f} for c, f in zip(names, about["channels"], strict=True)], digits=4
+    )
+    say_plots([Path(path) for path in about.get("plots", ())])
+
+
+def _show_split(about: dict[str, Any], held: Held) -> None:
+    from harmonium.report.heatmap import heat_map, size_bars
+
+    figures, rows = about["figures"], about["clients"]
+    show_table([{_WORDS[key]: figures[key] for key in figures if key in _WORDS}])
+    show_table(_figure_rows(figures), by_row=True)
+    shown = _ends(rows)
+    show_table(shown, columns={k: _SHORT[k] for k in rows[0] if k in _SHORT}, digits=2)
+    if len(shown) < len(rows):
+        say(f"clients {ENDS} to {len(rows) - ENDS - 1} are not shown; split.json has them all\n")
+    if held.names:
+        plural = "classes" if held.what == "class" else f"{held.what}s"
+        out.print(heat_map(out, held.counts, held.names, plural))
+    else:
+        out.print(size_bars(out, held.counts[:, 0]))
+
+
+_WORDS = {  # figures of all clients together
+    "clients": "clients",
+    "pictures": "pictures",
+    "dropped": "dropped",
+    "repeated": "repeated",
+    "unlabelled": "unlabelled",
+    "size_gini": "Gini of sizes",
+}
+_QUANTITIES = {  # figures over the clients
+    "size": "pictures of a client",
+    "classes": "classes",
+    "classes_1_percent": "classes of 1 % or more",
+    "dominant_share": "share of the commonest class",
+    "label_entropy_bits": "label entropy (bits)",
+    "label_js": "label JS distance",
+    "label_emd": "label EMD",
+    "styles": "styles",
+    "style_js": "style JS distance",
+    "angle_bins": "angle bins",
+    "style_distance": "style distance beyond chance",
+    "style_chance": "style distance by chance",
+}
+_SHORT = {  # the columns of the table of clients
+    "client": "client",
+    "name": "name",
+    "size": "size",
+    "classes": "classes",
+    "label_entropy_bits": "bits",
+    "label_js": "JS",
+    "label_emd": "EMD",
+    "styles": "styles",
+    "angle_bins": "angles",
+    "style_distance": "style",
+}
+
+
+def _ends(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows, or the first and the last few where they are many."""
+    return rows if len(rows) <= 3 * ENDS else rows[:ENDS] + rows[-ENDS:]
+
+
+def _figure_rows(figures: dict[str, float | int]) -> list[dict[str, Any]]:
+    """A row for each quantity that differs from client to client."""
+    rows = []
+    for name, words in _QUANTITIES.items():
+        found = {way: figures.get(f"{name}_{way}") for way in ("min", "mean", "max")}
+        found["mean"] = figures.get(name, found["mean"])
+        if found["mean"] is not None:
+            rows.append({"over clients": words, **found})
+    return rows

@@ -1,0 +1,432 @@
+"""The commands of a real federation: the server's, and those of a site."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harmonium.cli.terminal import (
+    Changes,
+    Json,
+    Out,
+    err,
+    say,
+    say_prose,
+    show_result,
+    show_table,
+    watched,
+)
+from harmonium.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from harmonium.sites.folder import Federation
+    from harmonium.sites.server import Listening
+    from harmonium.sites.upkeep import Removal
+
+server = typer.Typer(
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="Set up a federation of real sites, and run recipes with them.",
+)
+client = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Take part in a federation, at a site."
+)
+
+Folder = Annotated[Path, typer.Option("--federation", "-f", help="The federation's folder.")]
+KitFolder = Annotated[Path, typer.Option("--kit", "-k", help="The folder the server handed out.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS; for trials, on loopback only.")]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST[:PORT]", help="Where to listen; all addresses if not given."
+    ),
+]
+Wait = Annotated[
+    float | None,
+    typer.Option("--wait", help="Seconds after which to begin without sites that are not there."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
+FOLDER, KIT = Path("federation"), Path("kit")
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+@server.command("init")
+def init(
+    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...")] = None,
+    folder: Folder = FOLDER,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address at which sites reach it.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="The one port that is open.")] = 8443,
+    days: Annotated[int, typer.Option("--days", help="How long its certificate is valid.")] = 730,
+) -> None:
+    """Make a federation: keys, certificates and a kit for each site.
+
+    For example: harmonium server init north south west --host fed.example.org
+    """
+    from harmonium.sites.folder import init
+
+    made = init(folder, sites or [], host or ["localhost"], port, days)
+    _show(made)
+    if not host:
+        say_prose("note: sites reach the server at localhost; name another place with --host")
+
+
+@server.command("add")
+def add(
+    name: str,
+    folder: Folder = FOLDER,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="The site.pub that the site made with keygen.")
+    ] = None,
+) -> None:
+    """Let one more site in; with --key by a key of its own, else by one made here."""
+    from harmonium.sites.folder import add_site, enrol
+
+    _show(add_site(folder, name) if key is None else enrol(folder, name, key))
+
+
+@server.command("remove")
+def remove(name: str, folder: Folder = FOLDER) -> None:
+    """Let a site go: its key is refused from the next start on."""
+    from harmonium.sites.folder import remove_site
+
+    _show(remove_site(folder, name))
+
+
+@server.command("renew")
+def renew(folder: Folder = FOLDER) -> None:
+    """Make the server's certificate anew; sites need do nothing."""
+    from harmonium.sites.folder import renew
+
+    _show(renew(folder))
+
+
+@server.command("list")
+def sites(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """List the sites of a federation."""
+    from harmonium.sites.folder import Federation, describe
+
+    federation = Federation.read(folder)
+    if as_json:
+        print(json.dumps(describe(federation)))
+        return
+    _show(federation)
+
+
+def _show(federation: Federation) -> None:
+    from harmonium.sites.certificates import fingerprint, read_certificate
+    from harmonium.sites.folder import describe
+
+    say(f"folder    {federation.folder}")
+    say(f"address   {', '.join(federation.hosts)}, port {federation.port}")
+    authority, _ = read_certificate(federation.authority, "")
+    shown, _ = read_certificate(federation.certificate, "")
+    say(f"authority {fingerprint(authority)}, {_valid(authority)}")
+    say(f"server    {fingerprint(federation.signing_key().public_key())}")
+    say(f"TLS       {fingerprint(shown)}, {_valid(shown)}")
+    if not federation.sites:
+        say("next      add sites: harmonium server add NAME --key site.pub")
+    rows = [{**row, "fingerprint": row["fingerprint"][:16]} for row in describe(federation)]
+    show_table(rows, f"Sites of {federation.folder}")
+    for site in federation.sites:
+        kit = federation.kit(site.name)
+        secret = "" if site.own_key else "; it holds a secret key: hand it over safely"
+        say(f"kit       {kit}{secret}")
+    for note in federation.notes:
+        say_prose(f"note: {note}")
+
+
+def _valid(certificate: Certificate) -> str:
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return f"valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
+
+
+@server.command("clean")
+def clean_server(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...")] = None,
+    folder: Folder = FOLDER,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete messages of an earlier server, and of complete runs all commits but the last."""
+    from harmonium.sites.folder import Federation
+    from harmonium.sites.upkeep import at_server
+
+    _clean(at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
+
+
+def _clean(found: list[Removal], dry_run: bool) -> None:
+    from harmonium.report.run_progress import size_of
+    from harmonium.sites.upkeep import remove
+
+    for one in found:
+        say(f"{one.what:<14} {size_of(one.size):>9}  {one.path}")
+    if not dry_run:
+        remove(found)
+    words = "would be deleted" if dry_run else "deleted"
+    say(f"{size_of(sum(one.size for one in found))} {words}" if found else "nothing to delete")
+
+
+@server.command("start")
+def start(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    folder: Folder = FOLDER,
+    where: Out = None,
+    listen: Listen = None,
+    wait: Wait = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its digest, and stop.")
+    ] = False,
+) -> None:
+    """Run a method or a recipe file with the sites of a federation.
+
+    The server needs no pictures. If the recipe names a data set, the server judges with it.
+
+    For example: harmonium server start fedavg rounds=50 data.size=64 --out runs/first
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.sites.plan import federated, planned
+        from harmonium.sites.server import start
+
+        recipe, listening = federated(what, changes or []), _listening(listen, wait, insecure)
+    if dry_run:
+        from harmonium.sites.folder import Federation
+
+        plan, _ = planned(recipe, len(Federation.read(folder).sites))
+        if as_json:
+            print(json.dumps({"recipe": plan.tree(), "digest": plan.digest}))
+        else:
+            say(f"{plan.yaml()}# plan {plan.digest}")
+        return
+    _obey_sigterm()
+    with watched(as_json, "harmonium server resume") as watcher:
+        found = start(recipe, folder, out=where, watcher=watcher, listening=listening)
+    show_result(found, as_json)
+
+
+@server.command("resume")
+def resume(
+    run: Path,
+    changes: Changes = None,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a federation's run that stopped; rounds=N trains it further."""
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.sites.server import resume
+
+        listening = _listening(listen, None, insecure)
+    _obey_sigterm()
+    with watched(as_json, "harmonium server resume") as watcher:
+        found = resume(run, *(changes or []), watcher=watcher, listening=listening)
+    show_result(found, as_json)
+
+
+def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:
+    from harmonium.sites.server import Listening
+
+    if wait is not None and not wait >= 0:
+        raise ConfigError(f"--wait {wait}: seconds are 0 or more")
+    default = "127.0.0.1" if insecure else "0.0.0.0"
+    host, port = _address(listen) if listen else (default, None)
+    return Listening(host, port, insecure, wait)
+
+
+def _address(text: str) -> tuple[str, int | None]:
+    """`host`, `host:port` or `[address]:port`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, ""
+    if port and not (port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"'{text}' is no address: write HOST:PORT, e.g. 127.0.0.1:8443")
+    return host.strip("[]"), int(port) if port else None
+
+
+# ---- a site --------------------------------------------------------------------------------------
+
+
+@client.command("keygen")
+def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
+    """Make this site's key; send its public half to the server, which adds the site by it."""
+    from harmonium.sites.certificates import fingerprint, read_public_key
+    from harmonium.sites.kit import keygen
+
+    public = keygen(folder)
+    say(f"key      {fingerprint(read_public_key(public))}; the server must see the same")
+    say(f"send     {public} to the server, which says: harmonium server add NAME --key site.pub")
+    say(f"keep     {folder / 'site.key'}: it never leaves this site")
+    say(f"then     put what the server sends back into {folder}")
+
+
+@client.command("start")
+def attend(
+    data: Annotated[
+        str, typer.Option("--data", help="The pictures: folder:PATH, npz:FILE, csv:FILE or a name.")
+    ],
+    changes: Changes = None,
+    kit: KitFolder = KIT,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="HOST:PORT", help="Where the server is, if not as in the kit."
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option("--part", metavar="K/N", help="Every N-th picture only; for trials.")
+    ] = "",
+    once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
+    insecure: Insecure = False,
+    keep_days: Annotated[
+        float | None,
+        typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
+    ] = None,
+) -> None:
+    """Take part: answer the server with the pictures that are here.
+
+    For example: harmonium client start --data folder:/data/scans
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, command="loading"):
+        from harmonium.sites.client import Pictures, attend
+        from harmonium.sites.kit import Kit
+
+        pictures, held = Pictures.of(data, changes or [], part), Kit.read(kit)
+    if address is not None:
+        host, port = _address(address)
+        address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
+
+    def note(text: str) -> None:
+        say_prose(f"{held.name}: {text}", err)
+
+    for text in held.notes:
+        note(text)
+    _obey_sigterm()
+    with long_work(err, command="reading the images"):
+        pictures.look(note)
+    with long_work(err):
+        more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
+        attend(held, pictures, note, keep_days=keep_days, **more)
+
+
+@client.command("check")
+def check(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    kit: KitFolder = KIT,
+    images: Annotated[
+        int | None,
+        typer.Option("--images", help="How many are here; if not given, as in the last run."),
+    ] = None,
+) -> None:
+    """Whether this site's policy accepts a plan, and what it would add to the budget spent.
+
+    Nothing is connected, and no image here is read.
+
+    For example: harmonium client check fedavg local.epochs=5 clients=3
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, command="checking the plan"):
+        from harmonium.sites.client import KEPT, budget_words
+        from harmonium.sites.kit import Kit
+        from harmonium.sites.log import SiteLog, images_told
+        from harmonium.sites.plan import federated, frame_of, method_of, planned
+        from harmonium.sites.policy import Policy
+
+        held, recipe = Kit.read(kit), federated(what, changes or [])
+        policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
+        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        known = images if images is not None else images_told(written.entries())
+        policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), known)
+        budget = budget_words(policy, plan, written.releases(), known)
+    if budget:
+        say(f"budget   {budget}")
+    if known is None:
+        say_prose(
+            "note: `pictures`, `batch` and `steps` of the policy depend on how many images are "
+            "here, which no run has told yet: give --images N to have them checked"
+        )
+    say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
+
+
+@client.command("clean")
+def clean_client(
+    days: Annotated[
+        float, typer.Option("--days", help="Of runs of which nothing was written for so long.")
+    ] = 30.0,
+    kit: KitFolder = KIT,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete answers and states of earlier runs; encoders and the log stay.
+
+    A run whose states are gone can no longer be resumed with this site's states.
+    """
+    from harmonium.sites.kit import Kit
+    from harmonium.sites.upkeep import at_site
+
+    _clean(at_site(Kit.read(kit).folder / "kept", days), dry_run)
+
+
+@client.command("log")
+def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
+    """Show what was asked of this site and what left it."""
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "reading the log"):
+        from harmonium.report.run_progress import size_of
+        from harmonium.sites.client import KEPT
+        from harmonium.sites.kit import Kit
+        from harmonium.sites.log import SiteLog, table, totals
+        from harmonium.sites.policy import Policy
+
+        held = Kit.read(kit)
+        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        entries = written.entries()
+        summed: dict[str, Any] = totals(entries, Policy.read(held.policy).delta)
+    if as_json:
+        head = written.head()._asdict()
+        print(json.dumps({"entries": entries, "totals": summed, "head": head}))
+        return
+    rows = [{**row, "run": (row["run"] or "")[:8]} for row in table(entries)]
+    show_table(rows, f"What was asked of {held.name}, and what left")
+    sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
+    say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
+    if again := summed["again"]:
+        say(f"of these {size_of(again)} left again, for a lost answer; the server counts it once")
+    if apart := summed["measuring"]:
+        say(f"of these {size_of(apart)} for measuring, which the server's rounds do not count")
+    if summed["releases"]:
+        spent = f"epsilon {summed['epsilon']:.4g} at delta {summed['delta']:g}"
+        say(f"guarded  {summed['releases']} releases: {spent}")
+    say(f"head     {written.head().number} {written.head().sha256}; the chain is whole")
+
+
+def _obey_sigterm() -> None:
+    """What a service manager says to end is obeyed as Ctrl-C is.
+
+    Where Ctrl-C is ignored, as in what a shell's script starts with `&`, this is not.
+    """
+
+    def end(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, end)

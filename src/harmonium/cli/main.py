@@ -1,0 +1,297 @@
+"""The commands. Each is thin: it reads words, calls one function and shows what came back.
+
+Heavy libraries are imported inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.core
+
+from harmonium import __version__
+from harmonium.cli.compare import compare, demo, sweep
+from harmonium.cli.data import data, datasets
+from harmonium.cli.diagnosis import diagnose
+from harmonium.cli.evaluate import evaluate
+from harmonium.cli.federation import client, server
+from harmonium.cli.privacy import privacy
+from harmonium.cli.terminal import (
+    Changes,
+    Formats,
+    Json,
+    Out,
+    check_formats,
+    err,
+    out,
+    say_prose,
+    show_result,
+    show_table,
+    watched,
+)
+from harmonium.cli.tune import tune
+from harmonium.core.errors import ConfigError, HarmoniumError
+
+typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
+
+app = typer.Typer(
+    name="harmonium",
+    help="Learn one image encoder from unlabelled images that never leave their clients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    suggest_commands=False,  # click does it
+)
+app.add_typer(data, name="data")
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
+
+
+def main() -> None:
+    """Run a command; a mistake of the user's is one line and exit code 2."""
+    sys.path.append(os.getcwd())  # `harmonium run mymodule:MyMethod` finds what python -m would
+    try:
+        if code := app(standalone_mode=False):
+            _fail("stopped", code)  # Ctrl-C
+    except HarmoniumError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:  # before or after the command itself
+        _fail("stopped", 130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:  # click's usage errors, whichever click typer brings
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message()
+        if "\n" in message:  # no command at all: the message is the help
+            err.print(message, markup=False, highlight=False)
+            sys.exit(2)
+        if "No such option" in message:
+            message = f"{message} Settings are written key=value, without dashes."
+        _fail(message, 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(
+        f"harmonium: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True
+    )
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    folder: Out = None,
+    as_json: Json = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the resolved recipe, its time and bytes, and stop."),
+    ] = False,
+    formats: Formats = None,
+) -> None:
+    """Run a method or a recipe file.
+
+    For example: harmonium run fedavg data=digits rounds=10
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.recipe.schema import Recipe
+        from harmonium.runs.estimate import estimated
+        from harmonium.runs.open_run import missing
+        from harmonium.runs.start import run as run_recipe
+
+        check_formats(formats)
+        recipe = Recipe.of(what, *(changes or []))
+    if dry_run:
+        with long_work(err, as_json, "estimating"):
+            recipe.check()
+            expected = estimated(recipe)
+            lacking = missing(recipe)
+        if as_json:
+            shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
+            told = {"unknown": expected} if isinstance(expected, str) else expected.plain()
+            shown |= {"estimate": told, "notes": recipe.notes}
+            print(json.dumps(shown))
+            return
+        out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+        for text in lacking:
+            say_prose(f"missing  {text}", err)
+        for text in recipe.notes:
+            say_prose(f"note     {text}", err)
+        why = [f"time     not known: {expected}"]
+        for text in why if isinstance(expected, str) else expected.lines():
+            say_prose(text, err)
+        return
+    with watched(as_json) as watcher:
+        result = run_recipe(recipe, out=folder, callbacks=watcher)
+    show_result(result, as_json, formats)
+
+
+@app.command()
+def resume(
+    folder: Path, changes: Changes = None, as_json: Json = False, formats: Formats = None
+) -> None:
+    """Continue a run that stopped, from its last committed round; rounds=N trains it further.
+
+    For example: harmonium resume runs/first rounds=40
+    """
+    check_formats(formats)
+    with watched(as_json) as watcher:
+        from harmonium.runs.start import resume as resume_run
+
+        result = resume_run(folder, *(changes or []), callbacks=watcher)
+    show_result(result, as_json, formats)
+
+
+app.command()(compare)
+app.command()(demo)
+app.command()(sweep)
+app.command()(diagnose)
+app.command("eval")(evaluate)
+app.command()(privacy)
+app.command()(tune)
+
+
+@app.command()
+def explain(
+    what: Annotated[str, typer.Argument(metavar="METHOD_OR_FILE")],
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a method sends, keeps and reveals."""
+    from harmonium.recipe.presets import about, baselines, row_note
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.core.settings import plain
+        from harmonium.federation.card import card
+        from harmonium.recipe.schema import Recipe
+
+        recipe = Recipe.of(what, *(changes or []))
+        asked = recipe.participation.asked(recipe.training)
+        made = card(recipe.known_method(), recipe.privacy.masks, asked)
+    if as_json:
+        note = row_note(what)
+        more = {"note": note} if note else {}
+        print(json.dumps({**plain(made), "meaning": made.meaning(), **more}))
+        return
+    if note := row_note(what):
+        say_prose(f"note: {note}")
+    if what in baselines() and what != made.name:
+        first, paper = about(baselines()[what])
+        say_prose(f"{what}: {first} ({paper})")
+    say_prose(made.text())
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods, and the short cuts to baselines of the papers."""
+    from harmonium.cli.listing import listed
+    from harmonium.recipe.presets import about, baselines
+
+    found = {name: about(file) for name, file in baselines().items()}
+    for name, one in listed("methods").items():
+        found.setdefault(name, (one.module.partition(": ")[2] or one.module, one.paper))
+    _list({name: {"what": what, "paper": paper} for name, (what, paper) in found.items()}, as_json)
+
+
+@app.command()
+def objectives(as_json: Json = False) -> None:
+    """List the objectives."""
+    from harmonium.cli.listing import listed
+
+    found = listed("objectives")
+    _list({name: {"what": one.what, "paper": one.paper} for name, one in found.items()}, as_json)
+
+
+def _lists(kind: str, what: str) -> None:
+    """A command that lists a registry: `harmonium encoders` and its like."""
+
+    @app.command(kind, help=f"List {what}.")
+    def command(as_json: Json = False) -> None:
+        from harmonium.cli.listing import listed
+
+        _list({name: {"what": one.what} for name, one in listed(kind).items()}, as_json)
+
+
+_lists("encoders", "the encoders")
+_lists("measures", "what `harmonium eval` can measure of runs")
+app.command()(datasets)
+_lists("splits", "the ways to split images among clients")
+
+
+@app.command()
+def recipes(
+    table: Annotated[
+        str | None, typer.Argument(help="A paper's tables, or some: fsimclr, fsimclr/c10")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes that come with Harmonium, or those of a paper's tables."""
+    from harmonium.recipe.paper_tables import FIGURES
+    from harmonium.recipe.presets import about, shipped_recipes, tables
+    from harmonium.recipe.presets import table as entries
+    from harmonium.report.tables import MISSING
+
+    if table is None:
+        found = {name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}
+        for name, file in tables().items():
+            found[f"{name}/SETTING/ROW"] = {"what": f"{about(file)[0]} (harmonium recipes {name})"}
+        _list(found, as_json)
+        return
+    rows = [one for one in entries(table.partition("/")[0]) if one.name.startswith(table)]
+    if not rows:
+        listed = f"harmonium recipes {table.partition('/')[0]}"
+        raise ConfigError(f"no recipe begins with '{table}': `{listed}` lists them")
+    shown = [key for key in FIGURES if any(getattr(one, key) is not None for one in rows)]
+    shown = shown or ["published"]
+    if as_json:
+        more = ("deviation", "by_style", "note")
+        keys = ["what", *shown, *(k for k in more if any(getattr(one, k) for one in rows))]
+        print(json.dumps({one.name: {key: getattr(one, key) for key in keys} for one in rows}))
+        return
+    lines = list[dict[str, Any]]()
+    for one in rows:
+        figures = {key: getattr(one, key) for key in shown}
+        if one.published is not None and one.deviation is not None:
+            figures["published"] = (one.published, one.deviation)
+        lines.append({"name": one.name, **figures, "what": one.what})
+    exact = [one.published for one in rows if one.published is not None and not one.by_style]
+    digits = 2 if any(figure != round(figure, 1) for figure in exact) else 1  # as papers print them
+    show_table(lines, digits=digits, unbroken=["name"])
+    say_prose(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
+    if any(one.deviation is not None for one in rows):
+        say_prose("±: over seeds, as the paper has it")
+    for note in dict.fromkeys(one.note for one in rows if one.note):
+        say_prose(f"note: {note}")
+    if "personal" in shown:
+        say_prose("personal: the same of clients' own features; both are means over styles")
+    if "/" not in table:
+        some = rows[0].name.rpartition("/")[0]
+        say_prose(f"the beginning of a name lists fewer: harmonium recipes {some}")
+    say_prose(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
+
+
+def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    show_table([{"name": name, **facts} for name, facts in sorted(found.items())])

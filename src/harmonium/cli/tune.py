@@ -1,0 +1,120 @@
+"""The command that chooses settings without labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harmonium.cli.compare import DryRun, foretell
+from harmonium.cli.terminal import Formats, Json, err, say, say_plots, say_prose, show_table
+from harmonium.core.errors import ConfigError, HarmoniumError
+
+if TYPE_CHECKING:
+    from harmonium.studies.tuning.study import Study
+
+
+def tune(
+    words: Annotated[
+        list[str], typer.Argument(metavar="METHOD_OR_FILE grid.KEY=V1,V2... [KEY=VALUE]...")
+    ],
+    folder: Annotated[Path | None, typer.Option("--out", help="The study's folder.")] = None,
+    keep_all: Annotated[
+        bool, typer.Option("--keep-all", help="Play every setting to its end.")
+    ] = False,
+    keep: Annotated[
+        float, typer.Option("--keep", help="Share of the settings that goes on at a check.")
+    ] = 0.5,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Who is so near below goes on, too (best - worst: 1).")
+    ] = 0.1,
+    check: Annotated[
+        str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
+    ] = "",
+    dry_run: DryRun = False,
+    formats: Formats = None,
+    as_json: Json = False,
+) -> None:
+    """Choose settings by short runs that are scored without labels.
+
+    For example: harmonium tune fedbyol grid.local.lr=0.03,0.01 grid.objective.momentum=0.9,0.99
+    """
+    from harmonium.report.display import long_work
+
+    names = [word for word in words if "=" not in word]
+    if len(names) != 1:
+        raise ConfigError(
+            "name one method or recipe, e.g. `harmonium tune fedsimclr grid.local.lr=0.03,0.01`"
+        )
+    how: dict[str, Any] = {"keep_all": keep_all, "keep": keep, "margin": margin}
+    how["check"] = _rounds(check)
+    if dry_run:
+        with long_work(err, as_json, "estimating"):
+            from harmonium.studies.tuning.forecast import forecast_study
+
+            given = [word for word in words if "=" in word]
+            expected = forecast_study(names[0], given, folder, **how)
+        foretell(expected, folder, as_json)
+        return
+    with long_work(err, as_json, "loading"):
+        from harmonium.core.callbacks import Callback
+        from harmonium.report.run_progress import watcher_for
+        from harmonium.studies.tuning.study import new_folder
+        from harmonium.studies.tuning.study import tune as study
+
+    folder = folder or new_folder(names[0])
+
+    def watcher(label: str) -> Callback:
+        return Callback() if as_json else watcher_for(err, label)
+
+    def note(text: str) -> None:
+        if not as_json:
+            say_prose(f"note: {text}", err)
+
+    try:
+        with long_work(err, as_json, "tuning"):
+            found = study(
+                names[0],
+                *(word for word in words if "=" in word),
+                out=folder,
+                **how,
+                formats=formats,
+                callbacks=watcher,
+                note=note,
+            )
+    except (HarmoniumError, KeyboardInterrupt) as error:
+        if not isinstance(error, ConfigError) and any(folder.glob("runs/*/recipe.yaml")):
+            note(f"nothing is lost; give the same command with --out {folder}")
+        raise
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        _show(found)
+    if found.best is None:
+        raise ConfigError(f"no setting came through: {found.rows[0]['why']}")
+
+
+def _rounds(text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else None
+    except ValueError:
+        raise ConfigError(f"--check={text}: write rounds, e.g. --check 5,10") from None
+
+
+def _show(found: Study) -> None:
+    labelled = "; labels had no part in it" if any(r["knn"] is not None for r in found.rows) else ""
+    title = f"Align + 0.2 Unif, the best first{labelled}"
+    show_table(found.shown(), title, unbroken=["state"])
+    if found.ranked:
+        count = found.ranked["settings"]
+        say_prose(
+            f"ranked   score and kNN: rank correlation {found.ranked['rho']:.2f}, {count} settings"
+        )
+    for text in found.notes:
+        say_prose(f"note     {text}")
+    say(f"study    {found.folder}")
+    say_plots(found.plots)
+    if found.command:
+        say(f"best     {found.command}")

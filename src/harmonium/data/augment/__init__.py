@@ -1,0 +1,1 @@
+"""Random augmentations: the views that self-supervised learning compares."""

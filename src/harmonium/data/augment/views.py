@@ -1,0 +1,106 @@
+"""Random views of pictures: what self-supervised learning compares, made for a batch at a time.
+
+A `View` is one random pipeline whose fields are settings of a recipe; a `Views` is the two or more
+pipelines that a method compares; `preset` gives the ones of the published systems by name, as
+`views.yaml` lists them; `plain` is no view at all, for evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from harmonium.core.errors import ConfigError, suggest
+from harmonium.data.augment.checks import check_normalisation, check_pixels, normalise
+from harmonium.data.augment.operations import quarter_turns
+from harmonium.data.augment.pipeline import View
+
+__all__ = ["PRESETS", "View", "Views", "plain", "preset", "quarter_turns"]
+
+
+@dataclass(frozen=True)
+class Views:
+    """The views that a method compares: one pipeline each.
+
+    >>> pixels = torch.zeros(4, 8, 8, 1, dtype=torch.uint8)
+    >>> [view.shape[0] for view in preset("digits")(pixels, torch.Generator())]
+    [4, 4]
+    """
+
+    pipelines: tuple[View, ...]
+
+    def __call__(self, pixels: Tensor, rng: torch.Generator) -> list[Tensor]:
+        """One tensor for each pipeline; see `View.__call__` for shapes."""
+        made: list[Tensor] = []
+        for view, same in itertools.groupby(self.pipelines):
+            # Equal neighbours are made together: the same numbers for about half the calls.
+            times, count = len(list(same)), pixels.shape[0]
+            images = view(pixels if times == 1 else pixels.repeat(times, 1, 1, 1), rng)
+            made += [images[k * count : (k + 1) * count] for k in range(times)]
+        return made
+
+    def plain(self, pixels: Tensor) -> Tensor:
+        """The pictures themselves, normalised and sized like the first pipeline's views."""
+        first = self.pipelines[0]
+        return plain(pixels, first.mean, first.std, first.size)
+
+
+def plain(
+    pixels: Tensor,
+    mean: tuple[float, ...] | None = (0.5,),
+    std: tuple[float, ...] | None = (0.5,),
+    size: int | None = None,
+) -> Tensor:
+    """The pictures themselves in the layout of views: resized if `size` says so, normalised.
+
+    Args:
+        pixels: uint8 `(n, height, width, channels)`.
+        mean: subtracted from values in [0, 1]; one for all channels, or one for each.
+        std: divided by.
+        size: side of the result; None keeps height and width.
+
+    Returns:
+        float32 `(n, channels, height, width)`, channels last in memory.
+    """
+    if size is None:
+        check_pixels(pixels)
+        check_normalisation(mean, std)
+        made = pixels.float().div_(255)
+        normalise(made, mean, std)
+        return made.permute(0, 3, 1, 2)
+    still = View(size=size, mean=mean, std=std, crop_min=1.0, flip=0.0, jitter=0.0, gray=0.0)
+    return still(pixels, torch.Generator())
+
+
+def _presets() -> dict[str, tuple[View, ...]]:
+    """The published systems' views, which are data: see views.yaml."""
+    text = (resources.files("harmonium.data.augment") / "views.yaml").read_text(encoding="utf-8")
+    return {
+        name: tuple(View(**settings) for settings in pipelines)
+        for name, pipelines in yaml.safe_load(text).items()
+    }
+
+
+PRESETS: dict[str, tuple[View, ...]] = _presets()
+
+
+def preset(name: str, **changes: Any) -> Views:
+    """The views of a published system, with `changes` to the settings of every pipeline.
+
+    >>> preset("orchestra", mode="fast").pipelines[1].solarise
+    0.2
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"unknown views '{name}': {suggest(name, PRESETS)}")
+    known = [field.name for field in dataclasses.fields(View)]
+    for key in changes:
+        if key not in known:
+            raise ConfigError(f"unknown setting of views '{key}': {suggest(key, known)}")
+    return Views(tuple(dataclasses.replace(view, **changes) for view in PRESETS[name]))

@@ -1,0 +1,303 @@
+"""Where pictures lie on disk: what was fetched, and what was decoded from it.
+
+A decoded data set is a folder of `.npy` files that are memory-mapped, so that a large data set
+costs no memory until it is read. The folder appears under its name only when it is complete: a
+killed process leaves nothing that could be mistaken for data, and of two that race the first wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harmonium.core.errors import DataError, StoreError
+from harmonium.core.paths import home, make_folder
+from harmonium.core.progress import tell
+from harmonium.data.decoding.image import shaped
+from harmonium.data.images import Images, Integers, Pixels, check_pixels
+
+FORMAT = 2
+"""Part of every cache key: raise it when the layout below changes."""
+
+PIECE_BYTES = 1 << 25  # of pictures shaped and written at once
+_LEFTOVER_SECONDS = 24 * 3600
+
+
+def fetched_folder(name: str | None = None) -> Path:
+    """Where fetched data sets live, or one of them."""
+    return home() / "data" / name if name else home() / "data"
+
+
+def printable(name: str) -> str:
+    """A file or folder may be called anything; what is shown of it is one line of text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def digest_of(value: Any) -> str:
+    """The sha256 of plain values, the same whatever the order of their keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder that becomes `final` in one step when the block ends well.
+
+    With `replace` an older `final` gives way; without, it stays and the new one is dropped.
+    """
+    parent = make_folder(final.parent)
+    _sweep(parent)
+    temporary = parent / f".{final.name}.building-{secrets.token_hex(6)}"
+    try:
+        temporary.mkdir(mode=0o700)  # pictures may be anybody's secret
+        yield temporary
+        if replace and final.exists():
+            final.rename(temporary.with_name(temporary.name + ".old"))
+        try:
+            temporary.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+    except OSError as error:
+        raise StoreError(f"cannot write {final}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary.with_name(temporary.name + ".old"), ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes killed long ago left half-written."""
+    for entry in parent.glob(".*.building-*"):
+        with suppress(OSError):
+            if entry.is_dir() and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A decoded data set as it lies on disk, before anything is selected from it."""
+
+    parts: Mapping[str, Images]  # "train", and "test" and "validation" where the data bring them
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+    names: Mapping[str, tuple[str, ...]]  # of the values of factors that have names
+    digest: str  # over the content alone: the same wherever the files lie
+    key: str = ""  # under which it lies in the cache
+
+
+class Writer:
+    """Receives decoded pictures in pieces and writes each piece at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int | None = None,
+        channels: int | None = None,
+        name: str = "",
+    ) -> None:
+        """Write into `folder`, which exists and is empty; every picture with this size if given."""
+        self._folder, self._name = folder, name
+        self.size, self.channels = size, channels
+        self.count = 0
+        self.expected: int | None = None  # pictures in all, where it is known beforehand
+        self._parts: dict[str, _Part] = {}
+        self.classes: tuple[str, ...] = ()
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.notes: list[str] = []
+
+    def append(
+        self,
+        part: str,
+        pixels: Pixels,
+        labels: npt.NDArray[Any],
+        factors: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> None:
+        """Add pictures to a part; the pieces of a data set have pictures of one size.
+
+        They are scaled and turned to grey or colour if the data's settings ask for it.
+        """
+        check_pixels(pixels, f"the {part} pictures")
+        Images(pixels, labels, factors or {})  # refuses columns that do not fit
+        side = self.size or max(pixels.shape[1:3])
+        step = max(1, PIECE_BYTES // (3 * side * side))  # as large as they become, not as they are
+        for start in range(0, max(1, len(pixels)), step):
+            rows = slice(start, start + step)
+            piece = {name: column[rows] for name, column in (factors or {}).items()}
+            self._append(part, shaped(pixels[rows], self.size, self.channels), labels[rows], piece)
+
+    def _append(
+        self,
+        part: str,
+        pixels: Pixels,
+        labels: npt.NDArray[Any],
+        factors: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
+        if part not in self._parts:
+            self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
+        self._parts[part].append(pixels, labels, factors)
+        self.count += len(pixels)
+        tell(f"decoding {self._name}", self.count, self.expected)
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Write the columns and `meta.json`, after which the folder is whole."""
+        shapes = {part.shape for part in self._parts.values()}
+        if "train" not in self._parts:
+            raise DataError("there are no training pictures")
+        if len(shapes) > 1:
+            raise DataError(f"the parts hold pictures of different shapes: {sorted(shapes)}")
+        parts = {name: part.finish(self._folder, name) for name, part in self._parts.items()}
+        meta = {"classes": self.classes, "notes": self.notes, "parts": parts, **about}
+        named = [self.names] if self.names else []
+        meta |= {"names": self.names, "digest": digest_of([self.classes, parts, *named])}
+        with open(self._folder / "meta.json", "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            _flush(file)
+
+    def close(self) -> None:
+        """Let go of the open files, finished or not."""
+        for part in self._parts.values():
+            part.file.close()
+
+
+class _Part:
+    """One part being written: pixels go straight to disk, the small columns wait in memory."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.count = 0
+        self.columns: dict[str, list[npt.NDArray[Any]]] = {}
+        self.sum = hashlib.sha256()
+        self.file: BufferedWriter = open(path, "wb")  # noqa: SIM115  (closed by Writer.close)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # NumPy pads this header so that the first axis can grow without moving the data.
+        header = {"descr": "|u1", "fortran_order": False, "shape": (self.count, *self.shape)}
+        self.file.seek(0)
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def append(
+        self, pixels: Pixels, labels: npt.NDArray[Any], factors: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        if pixels.shape[1:] != self.shape:
+            raise DataError(f"pictures of shape {pixels.shape[1:]} among pictures of {self.shape}")
+        block = np.ascontiguousarray(pixels).data.cast("B") if pixels.size else b""
+        self.file.write(block)
+        self.sum.update(block)
+        self.count += len(pixels)
+        for name, values in {"": labels, **factors}.items():
+            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+
+    def finish(self, folder: Path, part: str) -> dict[str, Any]:
+        self._write_header()
+        _flush(self.file)
+        sums = [self.sum.hexdigest()]
+        names = sorted(self.columns)  # "" sorts first: the labels are column 0
+        for number, name in enumerate(names):
+            # Files are numbered, not named, because a factor's name comes from outside.
+            with open(folder / f"{part}-column-{number}.npy", "wb") as file:
+                column = np.concatenate(self.columns[name])
+                np.lib.format.write_array(file, column, allow_pickle=False)
+                _flush(file)
+            sums.append(hashlib.sha256(column.astype("<i8").tobytes()).hexdigest())
+        return {"shape": [self.count, *self.shape], "factors": names[1:], "sha256": sums}
+
+
+def _flush(file: Any) -> None:
+    """Make sure the bytes are on disk before the folder gets its name."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def decoded(
+    name: str,
+    identity: Mapping[str, Any],
+    decode: Callable[[Writer], Sequence[str]],
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+) -> Stored:
+    """The data set with this identity, decoded now if it never was.
+
+    Args:
+        name: the data set's name, for the folder.
+        identity: everything that changes the content; plain values.
+        decode: writes all parts and returns the class names.
+        size: side that every picture is brought to.
+        channels: 1 or 3, likewise.
+    """
+    key = _key(name, identity)
+    stored = reopened(name, key)
+    if stored is not None:
+        return stored
+    folder = _folder(name, key)
+    with building(folder, replace=folder.exists()) as temporary:
+        writer = Writer(temporary, size, channels, name)
+        try:
+            writer.classes = tuple(printable(name) for name in decode(writer))
+            writer.names = {k: tuple(map(printable, v)) for k, v in writer.names.items()}
+            writer.finish({"name": name, "key": key, "identity": identity})
+        finally:
+            writer.close()
+            tell(f"decoding {name}", writer.count, writer.count)
+    stored = stored_in(folder, key)
+    if stored is None:
+        raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")
+    return stored
+
+
+def is_decoded(name: str, identity: Mapping[str, Any]) -> bool:
+    """Whether the data set with this identity lies decoded in the cache."""
+    return (_folder(name, _key(name, identity)) / "meta.json").is_file()
+
+
+def _key(name: str, identity: Mapping[str, Any]) -> str:
+    return digest_of([FORMAT, name, identity])
+
+
+def reopened(name: str, key: str) -> Stored | None:
+    """What was decoded under this key, whatever became of its source; None if it is gone."""
+    return stored_in(_folder(name, key), key)
+
+
+def _folder(name: str, key: str) -> Path:
+    return home() / "cache" / f"{name}-{key[:16]}"
+
+
+def stored_in(folder: Path, key: str) -> Stored | None:
+    """What a folder holds, or None where it is missing, damaged or of another key."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if meta["key"] != key:
+            return None
+        parts = {part: _open_part(folder, part, about) for part, about in meta["parts"].items()}
+        names = {factor: tuple(values) for factor, values in meta["names"].items()}
+        classes, notes = tuple(meta["classes"]), tuple(meta["notes"])
+        return Stored(parts, classes, notes, names, meta["digest"], key)
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
+def _open_part(folder: Path, part: str, about: Mapping[str, Any]) -> Images:
+    pixels = np.load(folder / f"{part}-pixels.npy", mmap_mode="r", allow_pickle=False)
+    columns: list[Integers] = []
+    for number in range(1 + len(about["factors"])):
+        column = np.load(folder / f"{part}-column-{number}.npy", allow_pickle=False)
+        column.flags.writeable = False
+        columns.append(column)
+    if list(pixels.shape) != about["shape"]:
+        raise DataError(f"{folder} is damaged")
+    return Images(pixels, columns[0], dict(zip(about["factors"], columns[1:], strict=True)))

@@ -1,0 +1,173 @@
+"""Decoding many picture files in several processes, with the same result for any number of them.
+
+One thread attends to each process. A process that dies costs at most the picture it was on, and
+that only when it dies of the same picture again; another goes on with the next.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+
+from harmonium.core.errors import EngineError
+from harmonium.data.decoding.worker import SECONDS, Answer, Order, perform
+
+TRIES = 2  # how often a picture may end its process before it counts as unreadable
+
+
+class Decoders:
+    """Decoding processes, started when first needed. Leaving the context ends them.
+
+    With 0 of them everything is decoded in this process.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        """Use `count` processes, or as many as there are cores."""
+        self.count = _cores() if count is None else count
+        self._threads = ThreadPoolExecutor(max(1, self.count), "harmonium-decoder")
+        self._own = threading.local()  # the process of each thread
+        self._all: set[subprocess.Popen[bytes]] = set()
+        self._closing = False
+        self._lock = threading.Lock()  # no process starts once closing has begun
+
+    def __enter__(self) -> Decoders:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every process now, also in the middle of a picture."""
+        with self._lock:
+            self._closing = True
+        for process in list(self._all):
+            self._end(process)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, paths: Sequence[str], order: Order, chunk: int) -> Iterator[list[Answer]]:
+        """Answers in the order of the paths, `chunk` at a time; few chunks are ever in memory."""
+        chunks = (paths[start : start + chunk] for start in range(0, len(paths), chunk))
+        if self.count == 0:
+            yield from ([perform(path, order) for path in some] for some in chunks)
+            return
+        under_way: deque[Future[list[Answer]]] = deque()
+        try:
+            for some in chunks:
+                under_way.append(self._threads.submit(self._perform, some, order))
+                if len(under_way) > 2 * self.count:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    def _perform(self, paths: Sequence[str], order: Order) -> list[Answer]:
+        """One chunk, in this thread's process and its successors."""
+        answers: list[Answer] = []
+        deaths = 0  # in a row, of the same picture
+        while len(answers) < len(paths):
+            process, before = self._process(), len(answers)
+            try:
+                for answer in _ask(process, paths[before:], order):
+                    answers.append(answer)
+            except (OSError, EOFError, ValueError):  # ValueError: streams closed, half an answer
+                code = self._end(process, seconds=1)
+                deaths = deaths + 1 if len(answers) == before else 1
+                if deaths == TRIES:
+                    answers.append(Answer(error=_how(code)))
+                    deaths = 0
+        return answers
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if process is not None and process.poll() is None:
+            return process
+        with self._lock:
+            if self._closing:
+                raise EngineError("decoding was stopped")
+            process = self._own.process = _start()
+            self._all.add(process)
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n" and not self._closing:
+            code = self._end(process, seconds=1)
+            raise EngineError(f"a decoding process cannot be started: {_how(code)}")
+        return process
+
+    def _end(self, process: subprocess.Popen[bytes], seconds: float = 0) -> int:
+        """Make sure that a process is gone; its exit code, its own if it ends in these seconds."""
+        self._all.discard(process)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+        code = process.wait()
+        for stream in (process.stdin, process.stdout):
+            with suppress(OSError):  # a pipe with unsent bytes to a dead process
+                stream.close()  # type: ignore[union-attr]
+        return code
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "harmonium.data.decoding.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "OPENBLAS_NUM_THREADS": "1",  # NumPy would reserve memory for every core
+        },
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], paths: Sequence[str], order: Order) -> Iterator[Answer]:
+    """Each answer as it comes; OSError, EOFError or ValueError when the process is gone."""
+    assert process.stdin is not None and process.stdout is not None
+    # JSON in ASCII carries any file name, also one that is not valid text.
+    process.stdin.write(json.dumps({"paths": list(paths), "order": order}).encode() + b"\n")
+    process.stdin.flush()
+    for _ in paths:
+        yield _receive(process.stdout)
+
+
+def _receive(stream: IO[bytes]) -> Answer:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    about = json.loads(line)
+    about["size"] = tuple(about["size"])
+    shape = about.pop("pixels")
+    if shape is None:
+        return Answer(**about)
+    content = np.frombuffer(stream.read(math.prod(shape)), np.uint8)
+    return Answer(**about, pixels=content.reshape(shape))  # ValueError if it broke off
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"its decoder left with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"not done in {SECONDS:.0f} s" if name == "SIGPROF" else f"{name} ended its decoder"

@@ -1,0 +1,126 @@
+"""A process that decodes picture files: `python -m harmonium.data.decoding.worker`.
+
+A damaged or hostile file may crash a decoder, eat its memory or never let it end; here it harms
+nobody. An order is one line of JSON with paths; every picture is answered by a line of JSON and
+then its pixels, as soon as it is done, so that whoever asked knows at which picture it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import warnings
+from typing import IO, Any, NamedTuple
+
+from PIL import Image, UnidentifiedImageError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+from harmonium.data.decoding.image import Size, kind_of, read_picture, upright
+from harmonium.data.images import Pixels
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")  # no others: some run programs
+SECONDS = 120.0  # of processor time for one picture
+MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed picture needs
+
+
+class Order(NamedTuple):
+    """What is wanted of a picture."""
+
+    head: bool = False  # only its kind and size, without decoding it
+    size: Size = None
+    channels: int = 3
+    depth: int = 16  # bits that 16-bit grey uses
+
+
+class Answer(NamedTuple):
+    """What became of a picture."""
+
+    error: str = ""  # why it cannot be read
+    kind: str = ""  # see `picture.kind_of`
+    size: tuple[int, int] = (0, 0)  # width and height, upright
+    pixels: Pixels | None = None  # (height, width, channels); None of a head
+
+
+def perform(path: str, order: Order) -> Answer:
+    """Open one file and do what is ordered; whatever goes wrong is an answer too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return Answer(error="not a file")  # a pipe would never end
+            with Image.open(path, formats=FORMATS) as image:
+                return _read(image, order)
+        except Exception as error:  # noqa: BLE001  (damaged files make decoders raise anything)
+            return Answer(error=_reason(path, error))
+
+
+def _read(image: Image.Image, order: Order) -> Answer:
+    kind = kind_of(image)
+    if not order.head:
+        image.load()
+        pixels = read_picture(image, order.size, order.channels, order.depth)
+        return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
+    width, height = image.size
+    if width != height and upright(image).size != image.size:
+        width, height = upright(image).size  # by now it is read, and a TIFF has turned itself
+    return Answer("", kind, (width, height))
+
+
+def _reason(path: str, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "no picture" if os.path.getsize(path) else "empty"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= 80 else line[:77] + "..."
+
+
+def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer orders until there are no more."""
+    for line in orders:
+        words = json.loads(line)
+        order = Order(*words["order"])
+        for path in words["paths"]:
+            _allow(SECONDS)
+            answer = perform(path, order)
+            _allow(0)
+            about: dict[str, Any] = {**answer._asdict(), "pixels": None}
+            pixels = answer.pixels
+            if pixels is not None:
+                about["pixels"] = pixels.shape
+            answers.write(json.dumps(about).encode() + b"\n")
+            if pixels is not None:
+                answers.write(pixels.tobytes())
+            answers.flush()
+
+
+def _allow(seconds: float) -> None:
+    """End this process when it has worked so long; the signal ends even a decoder's own code."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def main() -> None:
+    """Take the standard streams for orders and answers; what a decoder prints goes elsewhere."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    answers.write(b"ready\n")
+    answers.flush()
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):  # the process that asked is gone
+        os._exit(1)

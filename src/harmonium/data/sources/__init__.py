@@ -1,0 +1,1 @@
+"""Where published data sets come from: addresses, packages, copies that a user has."""

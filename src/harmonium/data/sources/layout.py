@@ -1,0 +1,203 @@
+"""Bringing what was found into the official layout, and comparing it with the official sums.
+
+Files are found by name, wherever they lie below what was unpacked or given, and `.gz` files are
+decompressed where the official file is not compressed. Links and hidden files are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from harmonium.core.errors import DataError
+from harmonium.data.published import Source
+from harmonium.data.sources.download import md5_of
+from harmonium.data.sources.unpack import Wanted, decompress
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files that may hold a data set."""
+
+    what: str  # where they come from, for messages
+    files: Mapping[str, Path]  # name within the archive or folder, and where it lies now
+    ours: bool = True  # lie in a folder of ours: they may be moved
+    verified: bool = True  # came in downloads whose official sums are right
+
+
+def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
+    """Every regular file below a folder by its relative name; no links, nothing hidden.
+
+    Args:
+        folder: where to look.
+        links: receives the links that were left out.
+    """
+    found = {}
+    for place, folders, names in os.walk(folder):
+        if links is not None:
+            links += [
+                path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()
+            ]
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        inside = "" if place == str(folder) else f"{Path(place).relative_to(folder).as_posix()}/"
+        for name in sorted(names):
+            path = Path(place, name)
+            if not _is_hidden(name) and stat.S_ISREG(path.lstat().st_mode):
+                found[inside + name] = path
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether systems, not the makers of data, leave files and folders of this name behind."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def wanted(source: Source, what: str) -> Wanted:
+    """Chooses the members of an archive that a set needs; pickled ones are refused at once."""
+    bases = official_names(source)
+
+    def choice(name: str) -> bool:
+        refuse_pickled(source, what, [name])
+        base = _base(name)
+        return bool(source.tree) or base in bases or base.removesuffix(".gz") in bases
+
+    return choice
+
+
+def official_names(source: Source) -> set[str]:
+    """What the files of every layout, and of packages that hold the same, are called."""
+    names = [name for layout in source.layouts for name in layout]
+    names += [name for package in source.packages for name in package.members]
+    return {_base(name) for name in names}
+
+
+def refuse_pickled(source: Source, what: str, names: Iterable[str]) -> None:
+    """Refuse an edition that only unpickling could read, and say which one to take."""
+    for name in names:
+        if not set(source.pickled).isdisjoint(name.split("/")):
+            better = " and ".join(remote.name for remote in source.remotes) or "another edition"
+            raise DataError(
+                f"{what} holds pickled objects, which are never read because they can run code: "
+                f"take {better} from {source.page} instead"
+            )
+
+
+def holds(source: Source, files: Mapping[str, Path]) -> bool:
+    """Whether files make up an official layout, as far as their names tell."""
+    complete = any(all(choose(layout, files).values()) for layout in source.layouts)
+    return complete or (bool(source.tree) and _root(source.tree, files) is not None)
+
+
+def settle(source: Source, found: Found, folder: Path) -> list[str]:
+    """Lay one official layout into `folder`, which is empty.
+
+    Returns:
+        What no official sum vouches for: names of files, or "" for a tree as a whole.
+
+    Raises:
+        DataError: something is lacking or is not the official file.
+    """
+    lacking: list[str] = []
+    for layout in source.layouts:
+        chosen = choose(layout, found.files)
+        missing = [name for name in layout if not chosen[name]]
+        if not missing:
+            for name, md5 in layout.items():
+                _lay_checked(chosen[name], folder / name, md5, found, source.most_bytes)
+            return [] if found.verified else [name for name, md5 in layout.items() if md5 is None]
+        if not lacking or len(missing) < len(lacking):
+            lacking = missing
+    if source.tree:
+        root = _root(source.tree, found.files)
+        if root is not None:
+            _lay_tree(root, found, folder, source.most_bytes)
+            return [] if found.verified else [""]
+        names = ", ".join(name.partition("|")[0] for name in source.tree)
+        raise DataError(f"{found.what} holds no folder with {names} in it")
+    raise DataError(f"{found.what} lacks {len(lacking)} expected files, e.g. {lacking[0]}")
+
+
+def choose(names: Collection[str], files: Mapping[str, Path]) -> dict[str, list[Path]]:
+    """For each official name the files that may be it, the likeliest first."""
+    by_base: dict[str, list[str]] = defaultdict(list)
+    for name in files:
+        by_base[_base(name)].append(name)
+    shared = Counter(_base(name) for name in names)
+    chosen = {}
+    for name in names:
+        base = _base(name)
+        options = by_base[base] + by_base[base + ".gz"]
+        if shared[base] > 1:  # only the whole path tells them apart
+            whole = (f"/{name}", f"/{name}.gz")
+            options = [option for option in options if f"/{option}".endswith(whole)]
+        ranked = sorted(options, key=lambda option: _unlikeness(option, name))
+        chosen[name] = [files[option] for option in ranked]
+    return chosen
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _unlikeness(option: str, name: str) -> tuple[int, bool, int, str]:
+    """Sorts by folders in common, then plain before compressed, then near the top."""
+    folders = (path.split("/")[-2::-1] for path in (option, name))
+    common = list(takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
+    return -len(common), option.endswith(".gz"), option.count("/"), option
+
+
+def _lay_checked(
+    options: list[Path], target: Path, md5: str | None, found: Found, most_bytes: int
+) -> None:
+    """The first option that has the official sum, if one is known; else the likeliest."""
+    sums = []
+    for option in options:
+        lay(option, target, found.ours, most_bytes)
+        if md5 is None or (actual := md5_of(target)) == md5:
+            return
+        sums.append(actual)
+        target.unlink()
+    raise DataError(
+        f"{found.what}: {target.name} is not the official file (md5 {sums[0]}, expected {md5})"
+    )
+
+
+def _root(tree: Collection[str], files: Mapping[str, Path]) -> str | None:
+    """The folder nearest to the top that holds all names; "" is the top itself."""
+    inside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for name in files:
+        parts = tuple(name.split("/"))
+        for depth, part in enumerate(parts):
+            inside[parts[:depth]].add(part)
+    needed = [set(name.split("|")) for name in tree]  # `Real World|RealWorld`: either will do
+    roots = [place for place, names in inside.items() if all(names & either for either in needed)]
+    nearest = min(roots, key=lambda place: (len(place), place), default=None)
+    return None if nearest is None else "/".join(nearest)
+
+
+def _lay_tree(root: str, found: Found, folder: Path, most_bytes: int) -> None:
+    prefix = f"{root}/" if root else ""
+    below = {n.removeprefix(prefix): p for n, p in found.files.items() if n.startswith(prefix)}
+    if sum(path.stat().st_size for path in below.values()) > most_bytes:
+        raise DataError(f"{found.what} holds more than {most_bytes:,} bytes: refused")
+    for name, path in below.items():
+        lay(path, folder / name, found.ours, most_bytes)
+
+
+def lay(path: Path, target: Path, ours: bool, most_bytes: int) -> None:
+    """Bring one file to its place: moved if it is ours, else copied; decompressed if need be."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".gz" and target.suffix != ".gz":
+        decompress(path, target, most_bytes)
+    elif path.stat().st_size > most_bytes:
+        raise DataError(f"{path.name} holds more than {most_bytes:,} bytes: refused")
+    elif ours:
+        path.replace(target)
+    else:
+        shutil.copyfile(path, target)

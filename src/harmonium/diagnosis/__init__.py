@@ -1,1 +1,0 @@
-"""Does content or style tell clients apart? `finding.diagnose` asks, and advises."""

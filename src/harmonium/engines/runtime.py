@@ -1,0 +1,158 @@
+"""Everything that is needed to run client tasks in one process.
+
+The local engine, its worker processes and remote nodes all perform tasks through a `Host`, so a
+task gives the same bits wherever it runs.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harmonium.core import codec, files, seeds
+from harmonium.core.errors import StoreError
+from harmonium.core.threads import single_thread
+from harmonium.core.types import ClientId
+from harmonium.data.images import Images
+from harmonium.federation.driver import handle
+from harmonium.federation.method import Method
+from harmonium.federation.secure_aggregation.client import Keyring, planned
+from harmonium.federation.secure_aggregation.fixed_point import Masks, Reach
+from harmonium.federation.wire import MASKS, STEPS
+from harmonium.learning.client import Client, Decline, Examples
+from harmonium.privacy.mechanisms import Noise, Randomness
+from harmonium.storage import state_store
+
+KEYS = "masks.safetensors"  # beside a client's states: its secrets, and which sums it is in
+
+
+@dataclass(frozen=True)
+class StateRef:
+    """Where one version of a client's kept state lies, and its digest."""
+
+    file: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One exchange to run on one client."""
+
+    step: str
+    client: ClientId
+    round: int
+    ask: int
+    down: Mapping[str, Any]  # values for this client alone; the broadcast travels apart
+    state: StateRef | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """The method, the pictures and the clients' shelves."""
+
+    method: Method
+    images: Images
+    indices: Sequence[np.ndarray] | Mapping[ClientId, np.ndarray]  # positions, by client
+    folder: Path  # where clients' states are kept
+    noise: Randomness = "system"
+    public: Images | None = None
+    masks: Masks | None = None  # secure aggregation: nothing is uploaded without
+    key: bytes = b""  # a site's: digests of states leave it, and must not tell what they are of
+
+    def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
+        """Run a task; the result is a plain tree, ready to be sent."""
+        down = {**codec.decode(broadcast), **task.down}
+        try:
+            with single_thread():
+                if self.masks is not None and task.step in STEPS:
+                    examples = len(self.indices[task.client])
+                    done = {"up": self._keyring(task, self.masks).answer(task.step, down, examples)}
+                else:
+                    done = self._exchange(task, down, broadcast)
+        except Decline as reason:
+            return {"client": task.client, "up": None, "why": str(reason)}
+        return {"client": task.client, "why": "", **done}
+
+    def _exchange(self, task: Task, down: dict[str, Any], broadcast: bytes) -> dict[str, Any]:
+        """One of the method's own exchanges, under masks if the plan says so."""
+        method, seed = self.method, self.method.world.seed
+        path = ("client", task.round, task.ask, task.step, task.client)
+        held = self._version(task.state)
+        client = Client(
+            id=task.client,
+            round=task.round,
+            rounds=method.world.rounds,
+            examples=Examples(
+                self.images,
+                self.indices[task.client],
+                uses_labels=method.reads_labels,
+            ),
+            views=method.views,
+            rng=seeds.torch_rng(seed, *path),
+            noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
+            public=self.public,
+            state=held.state,
+        )
+        declared, opened = method.exchanges().get(task.step), None
+        if self.masks is not None and declared is not None and declared.up:
+            given = down.pop(MASKS, None)
+            own = {name: value for name, value in task.down.items() if name != MASKS}
+            state = task.state and asdict(task.state)
+            asked = files.digest_of(codec.encode([*path, own, state]))
+            asked = files.digest_of((asked + files.digest_of(broadcast)).encode())
+            opened = self._keyring(task, self.masks).open(given, asked)
+        up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
+        if declared is not None and opened is not None:
+            alike = method.server_optimiser.weighting == "uniform"
+            reach = Reach.of(method, declared, down)
+            up = opened.mask(declared.up, up, reach, uniform=alike)
+        return {
+            "up": up,
+            "releases": [asdict(release) for release in client.releases],
+            "state": self._write_state(task, client.state, held),
+        }
+
+    def _keyring(self, task: Task, masks: Masks) -> Keyring:
+        """The client's secrets of this masked ask; they are no part of its state."""
+        run = (self.method.world.seed, task.round, task.ask)
+        return Keyring(self.folder / str(task.client) / KEYS, task.client, run, masks)
+
+    def forget_masks(self, client: ClientId) -> None:
+        """Delete a client's secrets: the run is over."""
+        for name in (KEYS, f"{KEYS}.part"):
+            (self.folder / str(client) / name).unlink(missing_ok=True)
+
+    def read_state(self, reference: StateRef | None) -> dict[str, Any]:
+        """A client's kept state; empty for one that never kept anything."""
+        return self._version(reference).state
+
+    def _version(self, reference: StateRef | None) -> state_store.Version:
+        if reference is None:
+            return state_store.Version()
+        path = self.folder / reference.file
+        if not self.key:
+            return state_store.read(path, reference.digest)
+        own = files.digest_of(path.read_bytes()) if path.exists() else ""
+        if not hmac.compare_digest(self._told(own), reference.digest):
+            raise StoreError(f"{path} is missing or damaged: it is not what the server counted")
+        return state_store.read(path, own)
+
+    def _told(self, digest: str) -> str:
+        """A digest as others may know it."""
+        return hmac.digest(self.key, digest.encode(), "sha256").hex() if self.key else digest
+
+    def _write_state(
+        self, task: Task, state: Mapping[str, Any], before: state_store.Version
+    ) -> dict[str, str] | None:
+        """Shelve a new version beside the old one; the server decides which one counts."""
+        if not state and task.state is None:
+            return None
+        number = planned(task.ask)  # of several tries only one counts
+        file = f"{task.client}/{task.round:06d}-{number}-{task.step}.safetensors"
+        digest = state_store.write(self.folder / file, state, before)
+        return {"file": file, "digest": self._told(digest)}

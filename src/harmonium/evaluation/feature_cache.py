@@ -1,0 +1,178 @@
+"""Features on disk: what an encoder once made of pictures is not computed again.
+
+A file is found by the digests of the encoder's weights and code, of the pictures and of how they
+are prepared, so it can never be the wrong one, and any of them may be deleted at any time. They lie
+in `HARMONIUM_HOME/features`, readable by their owner only, because features tell of pictures. When
+all of them together would get larger than `MOST`, those that were used longest ago go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmonium.core import codec
+from harmonium.core import files as store
+from harmonium.core.errors import StoreError, WireError
+from harmonium.core.paths import home
+from harmonium.core.progress import tell, work
+from harmonium.data.cache import digest_of
+from harmonium.data.images import Images
+from harmonium.evaluation.features import embed
+
+FORMAT = 1  # raise it when features would come out differently
+MOST = 4 << 30  # bytes of all files
+LEFTOVER = 24 * 3600  # seconds after which a file that was never finished goes
+PIECE = 4096  # pictures digested at once
+
+Prepare = Callable[[Tensor], Tensor]
+
+
+def features_folder() -> Path:
+    """Where the files are; removing it loses nothing but time."""
+    return home() / "features"
+
+
+def encoder_digest(encoder: nn.Module) -> str:
+    """The sha256 of a network: its layers, their code, and every parameter and buffer."""
+    total = hashlib.sha256(str(encoder).encode())
+    for name in sorted({type(layer).__module__ for layer in encoder.modules()}):
+        total.update(_code(name))
+    for key, value in encoder.state_dict().items():
+        total.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _code(module: str) -> bytes:
+    """The file of a module, for code may do other things with the same weights; not of torch."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] == "torch" or file is None:
+        return b""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""
+
+
+@dataclass(eq=False)
+class Kept:
+    """Features by way of the disk, and a count of what that spared."""
+
+    computed: int = 0  # pictures that went through an encoder
+    found: int = 0  # pictures whose features were on disk
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    _pictures: dict[int, tuple[Images, str]] = field(default_factory=dict, repr=False)
+
+    def pictures_digest(self, images: Images) -> str:
+        """The sha256 of pictures, read once for each object; labels do not matter."""
+        if id(images) not in self._pictures:
+            total = hashlib.sha256(str((len(images), *images.shape)).encode())
+            with work("digest of the images", len(images), "images") as at:
+                for start in range(0, len(images), PIECE):
+                    at(start)
+                    rows = np.arange(start, min(start + PIECE, len(images)))
+                    total.update(np.ascontiguousarray(images.batch(rows)).data)
+            self._pictures[id(images)] = images, total.hexdigest()
+        return self._pictures[id(images)][1]
+
+    def features(
+        self,
+        encoder: nn.Module,
+        images: Images,
+        prepare: Prepare,
+        how: Mapping[str, Any],
+        views: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> Tensor:
+        """Frozen features `(n, dim)`, as `embed` gives them.
+
+        Args:
+            encoder: the network.
+            images: the pictures.
+            prepare: what makes a network's input of them; see `embed`.
+            how: plain values that tell what `prepare`, or `views`, does from anything else.
+            views: see `embed`.
+        """
+        key = digest_of(
+            {
+                "format": FORMAT,
+                "torch": torch.__version__,
+                "encoder": encoder_digest(encoder),
+                "pictures": self.pictures_digest(images),
+                "how": how,
+            }
+        )
+        path = features_folder() / f"{key}.safetensors"
+        if (held := _read(path, len(images))) is not None:
+            self.found += len(images)
+            return held
+        made = embed(encoder, images, prepare, views=views, watch=partial(tell, "features"))
+        self.computed += len(images)
+        self._write(path, made)
+        return made
+
+    def _write(self, path: Path, features: Tensor) -> None:
+        """Keep features if there is room; without, the next call computes them again."""
+        frame = codec.encode({"features": features, "digest": _digest(features)})
+        beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _make_room(path.parent, len(frame)):
+                return
+            store.write_atomic(beside, frame, private=True)
+            os.replace(beside, path)
+        except (OSError, StoreError) as error:
+            with suppress(OSError):
+                beside.unlink()
+            self.note(f"features are not kept: {error}")
+
+
+def _digest(features: Tensor) -> str:
+    return hashlib.sha256(features.contiguous().numpy().data).hexdigest()
+
+
+def _read(path: Path, count: int) -> Tensor | None:
+    """The features of a file; None where there is none, or it is damaged."""
+    try:
+        held = codec.decode(path.read_bytes())
+        features: Tensor = held["features"]
+        if len(features) != count or _digest(features) != held["digest"]:
+            return None
+        os.utime(path)  # it was used just now
+    except (OSError, WireError, KeyError, TypeError, AttributeError):
+        return None
+    return features
+
+
+def _make_room(folder: Path, size: int) -> bool:
+    """Delete the files that were used longest ago until so many bytes fit; whether they do."""
+    if size > MOST:
+        return False
+    files = []
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process may have deleted it
+            about = path.stat()
+            if path.suffix != ".safetensors" and time.time() - about.st_mtime > LEFTOVER:
+                path.unlink()
+            else:
+                files.append((about.st_mtime, about.st_size, path))
+    total = size + sum(held for _, held, _ in files)
+    for _, held, path in sorted(files, key=lambda one: one[0]):
+        if total <= MOST:
+            break
+        path.unlink(missing_ok=True)
+        total -= held
+    return True

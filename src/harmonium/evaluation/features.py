@@ -1,0 +1,75 @@
+"""One pass of a frozen encoder over pictures; every probe reads the matrix it returns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmonium.core.errors import ConfigError, DataError
+from harmonium.core.threads import single_thread
+from harmonium.data.images import Images
+from harmonium.learning.training import evaluating as evaluating
+
+
+def embed(
+    encoder: nn.Module,
+    pixels: np.ndarray | Images,
+    prepare: Callable[[Tensor], Tensor],
+    batch: int = 500,
+    *,
+    views: Callable[[Tensor, int], Tensor] | None = None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Tensor:
+    """Frozen features of pictures, on all cores.
+
+    Batches go to as many threads as there are cores, each computing on its own: no two threads
+    wait for each other inside an operation, and the bits are those of a single thread.
+
+    Args:
+        encoder: maps prepared pictures to `(b, dim)`; run in eval mode, its modes are restored.
+        pixels: uint8 pictures `(n, height, width, channels)`; may be read-only or memory-mapped.
+        prepare: turns a uint8 batch `(b, height, width, channels)` into what the encoder takes.
+        batch: pictures per forward pass; bounds memory and does not change the result.
+        views: instead of `prepare`, for random views: is told the number of the batch's first
+            picture as well, to draw by, for batches come in any order. With it `batch` matters.
+        watch: told how many pictures are done, of how many.
+
+    Returns:
+        Float32 features `(n, dim)` on the CPU, free of any autograd history.
+    """
+    if batch < 1:
+        raise ConfigError(f"embed needs a batch of at least 1 picture, got {batch}")
+    if len(pixels) == 0:
+        raise DataError("there are no pictures to embed")
+    parameter = next(encoder.parameters(), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+
+    def features_of(start: int) -> Tensor:
+        rows = np.arange(start, min(start + batch, len(pixels)))
+        # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
+        taken = pixels.batch(rows) if isinstance(pixels, Images) else pixels[rows]
+        bare = torch.from_numpy(np.array(taken))
+        with torch.inference_mode():
+            prepared = prepare(bare) if views is None else views(bare, start)
+            part: Tensor = encoder(prepared.to(device)).cpu()
+        if part.ndim != 2 or len(part) != len(rows):
+            raise DataError(
+                f"an encoder must give one feature vector a picture: {len(rows)} pictures "
+                f"came back as {tuple(part.shape)} instead of ({len(rows)}, dim)"
+            )
+        return part
+
+    with evaluating(encoder), single_thread():
+        starts = range(0, len(pixels), batch)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(starts))) as threads:
+            parts = []
+            for start, part in zip(starts, threads.map(features_of, starts), strict=True):
+                parts.append(part)
+                watch(min(start + batch, len(pixels)), len(pixels))
+            # The copy is made outside inference mode, so that later code may use autograd.
+            return torch.cat(parts).clone()

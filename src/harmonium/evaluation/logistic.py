@@ -1,0 +1,220 @@
+"""Multinomial logistic regression over the whole data: L-BFGS that knows how features spread.
+
+Minimises the mean cross entropy plus `strength / 2` times the squared weights; intercepts are free.
+Plain L-BFGS begins every step with a multiple of the identity in place of the Hessian (Nocedal and
+Wright 2006, section 7.2). Here it begins with the second moments of the features times the mean
+curvature of the classes, plus the penalty: one small matrix, from a sample of rows. Features of
+very different spread then take tens of passes over the data instead of hundreds.
+
+Passes are in float32, block by block, forth and back while a block is in the cache. Sums over
+blocks and all that has the size of the weights is float64. Torch's threads share the blocks, each
+computing on its own; sums are in the order of the rows, so the bits are those of one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harmonium.core.progress import tell
+from harmonium.core.threads import single_thread
+
+TOLERANCE = 1e-5  # nats a picture by which a further step would lower the objective: good enough
+MANY = 10_000  # pictures; of fewer, each counts more and passes are cheap: they are solved further
+PASSES = 200  # over the data at one strength, at most
+BLOCK = 1024  # rows that stay in the cache
+PART = 4 * BLOCK  # rows that one thread takes at a time
+SAMPLE = 5000  # rows for the second moments, at most
+MEMORY = 10  # steps that are remembered
+RENEWAL = 10  # steps after which the classes' curvature is looked at again
+
+
+class Look(NamedTuple):
+    """What one pass over the data tells of some weights."""
+
+    loss: float  # mean cross entropy
+    slope: Tensor  # its gradient `(classes, dim + 1)`
+    curvature: float  # mean of p (1 - p) over pictures and classes
+
+
+def regressions(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    strengths: Sequence[float],
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[Tensor]:
+    """The solution for each strength, every one started from the one before.
+
+    From strong to weak the ways are short. What is not reached within `PASSES` is taken as far as
+    it came: a weak penalty on separable features has its optimum far away.
+
+    Args:
+        features: float32 `(n, dim)`, best with mean 0 and deviation 1.
+        labels: int64 `(n,)`, from 0 to `classes - 1`.
+        classes: at least 2.
+        strengths: penalties above 0.
+        tolerance: see `TOLERANCE`.
+
+    Returns:
+        Float64 weights `(classes, dim + 1)`; the last column is the intercept.
+    """
+    basis = None
+    workers = torch.get_num_threads()
+    with single_thread(), ThreadPoolExecutor(workers) as threads:
+        if len(features) < features.shape[1]:  # weights are a mixture of rows: find the mixture
+            basis, mixture = torch.linalg.qr(features.T.double())
+            features = mixture.T.float().contiguous()
+        share = threads.map if workers > 1 and len(features) > PART else map
+
+        def look(weights: Tensor) -> Look:
+            return _look(features, labels, weights, share)
+
+        moments = _moments(features)
+        tolerance *= min(1.0, len(features) / MANY)
+        weights = torch.zeros(classes, features.shape[1] + 1, dtype=torch.float64)
+        found = []
+        for strength in strengths:
+            weights = _solve(look, moments, weights, strength, tolerance)
+            found.append(weights)
+            if len(strengths) > 1:  # one alone is a part of something else
+                tell("linear probe", len(found), len(strengths), "penalties")
+    if basis is not None:
+        found = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in found]
+    return found
+
+
+def _solve(
+    look: Callable[[Tensor], Look],
+    moments: Tensor,
+    weights: Tensor,
+    strength: float,
+    tolerance: float,
+) -> Tensor:
+    """L-BFGS from some weights to the solution for one strength."""
+    penalty = torch.full((weights.shape[1],), strength, dtype=torch.float64)
+    penalty[-1] = 0
+
+    def objective(weights: Tensor) -> Look:
+        loss, slope, curvature = look(weights)
+        loss += 0.5 * _dot(penalty * weights, weights)
+        return Look(loss, slope + penalty * weights, curvature)
+
+    here = objective(weights)
+    past: list[_Step] = []
+    passes = steps = 0
+    while passes < PASSES:
+        if steps % RENEWAL == 0:
+            root = _root(moments, penalty, here.curvature)
+        steps += 1
+        way = _way(here.slope, past, root)
+        promise = _dot(here.slope, way)
+        if promise / 2 < tolerance:
+            break
+        length, there = 1.0, objective(weights - way)
+        passes += 1
+        # The objective is convex, so a step that lowers it enough needs no second condition.
+        while there.loss > here.loss - 1e-4 * length * promise and length > 1e-4:
+            length *= _shorter(here.loss, there.loss, length * promise)
+            there = objective(weights - length * way)
+            passes += 1
+        if not there.loss < here.loss:  # rounding is all that is left
+            break
+        step, change = -length * way, there.slope - here.slope
+        past = [*past, _Step(step, change, _dot(step, change))][-MEMORY:]
+        weights, here = weights + step, there
+    return weights
+
+
+class _Step(NamedTuple):
+    """A step of the past, how the slope changed over it, and their product."""
+
+    step: Tensor
+    change: Tensor
+    bend: float
+
+
+def _way(slope: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
+    """The slope times the inverse Hessian, as far as the past steps and the root know it."""
+    way, shares = slope.clone(), []
+    for step, change, bend in reversed(past):
+        shares.append(_dot(step, way) / bend)
+        way.sub_(change, alpha=shares[-1])
+    way = _whitened(way, root)
+    if past:  # as steep as the last step found it
+        _, change, bend = past[-1]
+        way *= bend / _dot(change, _whitened(change, root))
+    for (step, change, bend), share in zip(past, reversed(shares), strict=True):
+        way.add_(step, alpha=share - _dot(change, way) / bend)
+    return way
+
+
+def _look(features: Tensor, labels: Tensor, weights: Tensor, share: Callable[..., Any]) -> Look:
+    """One pass over the data."""
+    narrow = weights[:, :-1].float().contiguous()
+    intercept = weights[:, -1:].float()
+
+    def part(start: int) -> tuple[float, Tensor, float]:
+        loss, slope, squares = 0.0, torch.zeros_like(weights), 0.0
+        stop = min(start + PART, len(features))
+        for begin in range(start, stop, BLOCK):
+            rows = features[begin : min(begin + BLOCK, stop)]
+            own = labels[None, begin : begin + len(rows)]
+            # One column a picture: sums over classes run along rows of memory.
+            scores = torch.addmm(intercept, narrow, rows.T)
+            scores -= scores.amax(dim=0)
+            loss -= float(scores.gather(0, own).sum(dtype=torch.float64))
+            total = scores.exp_().sum(dim=0)
+            loss += float(total.log().sum(dtype=torch.float64))
+            chances = scores.div_(total)
+            squares += float(torch.linalg.vector_norm(chances)) ** 2
+            chances.scatter_add_(0, own, torch.full_like(own, -1.0, dtype=torch.float32))
+            slope[:, :-1] += chances @ rows
+            slope[:, -1] += chances.sum(dim=1)
+        return loss, slope, squares
+
+    losses, slopes, squares = zip(*share(part, range(0, len(features), PART)), strict=True)
+    count = len(features)
+    slope = torch.stack(slopes).sum(dim=0) / count
+    return Look(sum(losses) / count, slope, (1 - sum(squares) / count) / len(weights))
+
+
+def _moments(features: Tensor) -> Tensor:
+    """Second moments `(dim + 1, dim + 1)` of features and a 1, from rows evenly far apart."""
+    rows = features[:: -(-len(features) // SAMPLE)]
+    rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
+    return (rows.T @ rows / len(rows)).double()
+
+
+def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:
+    """Cholesky root of what stands in for the Hessian."""
+    curvature = max(curvature, 1e-6)
+    slack = 1e-7 * curvature * float(moments.trace())  # moments may be singular, and are rounded
+    root: Tensor
+    while True:
+        stand_in = curvature * moments
+        stand_in.diagonal().add_(penalty + slack)
+        root, failed = torch.linalg.cholesky_ex(stand_in)
+        if not failed:
+            return root
+        slack *= 10
+
+
+def _whitened(slope: Tensor, root: Tensor) -> Tensor:
+    return torch.cholesky_solve(slope.T, root).T.contiguous()
+
+
+def _shorter(here: float, there: float, promise: float) -> float:
+    """By how much to shorten a step: to the bottom of the parabola, between a tenth and a half."""
+    excess = there - here + promise
+    return min(0.5, max(0.1, promise / (2 * excess))) if excess < math.inf else 0.1
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(torch.dot(one.view(-1), other.view(-1)))

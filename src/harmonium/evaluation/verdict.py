@@ -1,0 +1,253 @@
+"""The verdict: whether an encoder beats what is reached without training, in one sentence.
+
+Every probe's answers are compared image by image with those of each reference. A difference counts
+when it is larger than what chance would make of the same test images: McNemar's test with its
+continuity correction, at 95 %; where a probe drew its labels several times, the scatter over draws
+is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where
+few seeds make it so wide that it holds a difference beyond the noise of the test part, the sentence
+says that the encoder is above or below, and that the seeds are too few to confirm it.
+
+Where the encoder is not better, label-free figures may say why: a collapsed representation, too few
+steps, views that have little in common. They make a reason probable, never certain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from harmonium.core.errors import counted
+from harmonium.evaluation.metrics import Answers
+
+CONFIDENCE = 1.959964  # standard errors of a two-sided interval of 95 %
+FEW_STEPS = 300  # local steps over all rounds: below it, little can have been learnt
+FALLING = 0.15  # of the whole fall of the loss, in the last quarter of the rounds
+FAR = 0.7  # distance of two views, in units of that of two images: they share little
+CALLED = {  # in a sentence
+    "commonest class": "always naming the commonest class",
+    "untrained": "the untrained encoder",
+}
+Outcome = Literal["better", "tie", "worse"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An encoder's accuracy less a reference's on the same test images; shares between 0 and 1."""
+
+    encoder: float
+    reference: float
+    margin: float  # differences up to this are not told from none
+    seeds: int = 1  # whose means these are
+    noise: float = math.inf  # of several seeds: differences up to this are level
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the encoder is better, worse, or neither beyond the noise."""
+        apart = self.encoder - self.reference
+        if abs(apart) <= self.margin:
+            return "tie"
+        return "better" if apart > 0 else "worse"
+
+    @property
+    def standing(self) -> tuple[str, str]:
+        """How a sentence says it, before the name of the reference and after the figures."""
+        if self.outcome != "tie":
+            return f"{self.outcome.capitalize()} than", ""
+        apart = self.encoder - self.reference
+        if abs(apart) <= self.noise:
+            return "No better than", ""
+        seeds = counted(self.seeds, "seed")
+        return (
+            "Below" if apart < 0 else "Above",
+            f", which {seeds} {'is' if self.seeds == 1 else 'are'} too few to confirm",
+        )
+
+
+def difference(encoder: Tensor, reference: Tensor) -> Difference:
+    """Compare right answers `(draws, images)`, as shares where they are means over encoders.
+
+    >>> some = torch.tensor([[1.0] * 30 + [0.0] * 10])
+    >>> difference(some, some.flip(1)).outcome, difference(some, 0 * some).outcome
+    ('tie', 'better')
+    """
+    first, second = encoder.double(), reference.double()
+    apart = first - second  # a reference without draws is the same in each
+    draws, images = apart.shape
+    noise = float(apart.mean(dim=0).square().sum()) / images**2
+    if draws > 1:
+        noise += float(apart.mean(dim=1).var(correction=1)) / draws
+    margin = CONFIDENCE * math.sqrt(noise) + 1 / images
+    return Difference(float(first.mean()), float(second.mean()), margin)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an encoder stands against its references."""
+
+    text: str  # one sentence
+    reasons: tuple[str, ...]  # probable ones, where it is not better throughout
+    probes: Mapping[str, Mapping[str, Mapping[str, Any]]]  # by probe and reference: the difference
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {"text": self.text, "reasons": list(self.reasons), "probes": dict(self.probes)}
+
+
+def verdict(
+    encoders: Sequence[Mapping[str, Answers]],
+    references: Mapping[str, Mapping[str, Answers]],
+    reasons: Sequence[str] = (),
+) -> Verdict | None:
+    """How the mean of some encoders stands against references; none without labels.
+
+    Args:
+        encoders: answers by probe of every encoder that is judged; empty where one has diverged.
+        references: answers by probe of every reference, the weakest first.
+        reasons: why it may be no better, used where it is not.
+    """
+    probes = [probe for one in references.values() for probe in one]
+    probes = list(dict.fromkeys(probes))
+    if not probes or not encoders:
+        return None
+    if not all(encoders):
+        return Verdict("Worth nothing: its features are not finite numbers.", tuple(reasons), {})
+    found: dict[str, dict[str, Difference]] = {}
+    for probe in probes:
+        right = torch.stack([one[probe].right.double() for one in encoders]).mean(dim=0)
+        found[probe] = {
+            name: difference(right, one[probe].right)
+            for name, one in references.items()
+            if probe in one
+        }
+    better = all(one.outcome == "better" for its in found.values() for one in its.values())
+    plain = {
+        probe: {
+            name: {
+                "encoder": one.encoder,
+                "reference": one.reference,
+                "margin": one.margin,
+                "outcome": one.outcome,
+            }
+            for name, one in its.items()
+        }
+        for probe, its in found.items()
+    }
+    return Verdict(sentence(found), () if better else tuple(reasons), plain)
+
+
+def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> dict[str, Any]:
+    """What whitening changes, by probe: accuracies before and after, and whether beyond noise."""
+    found = {probe: difference(one.right, plain[probe].right) for probe, one in whitened.items()}
+    return {
+        probe: {
+            "plain": one.reference,
+            "whitened": one.encoder,
+            "margin": one.margin,
+            "outcome": one.outcome,
+        }
+        for probe, one in found.items()
+    }
+
+
+def sentence(found: Mapping[str, Mapping[str, Difference]]) -> str:
+    """Which probes beat every reference, and which do not, with the strongest that they miss."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for probe, its in found.items():
+        missed = {name: one for name, one in its.items() if one.outcome != "better"}
+        if not missed:
+            names = _listed(CALLED.get(one, one) for one in its)
+            groups.setdefault(("Better than", names, ""), []).append(by(probe))
+            continue
+        name = max(missed, key=lambda one: missed[one].reference)
+        one = missed[name]
+        how, after = one.standing
+        figures = f"({100 * one.encoder:.1f} against {100 * one.reference:.1f} %)"
+        key = (how, CALLED.get(name, name), after)
+        groups.setdefault(key, []).append(f"{by(probe)} {figures}")
+    order = ("Worse than", "Below", "No better than", "Above", "Better than")
+    told = [
+        f"{how} {name} {_listed(groups[how, name, after])}{after}"
+        for how, name, after in sorted(groups, key=lambda key: order.index(key[0]))
+    ]
+    if len(told) == 1 and len(found) > 1 and told[0].startswith("Better"):
+        _, names, _ = next(iter(groups))
+        return f"Better than {names} by every probe."
+    return "; ".join([told[0], *(one[0].lower() + one[1:] for one in told[1:])]) + "."
+
+
+def by(probe: str) -> str:
+    """How a sentence says by which probe.
+
+    >>> by("knn"), by("linear_10"), by("linear_1")
+    ('by kNN', 'with 10 labels a class', 'with 1 label a class')
+    """
+    count = probe.rpartition("_")[2]
+    if count.isdigit():
+        return f"with {count} {'label' if count == '1' else 'labels'} a class"
+    said = {"knn": "by kNN", "linear": "by a linear probe", "linear_labelled": "with known labels"}
+    return said.get(probe, f"by {probe}")
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Words as a sentence lists them.
+
+    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def reasons(
+    health: Mapping[str, Any],
+    losses: Sequence[float | None],
+    steps: float | None,
+    *,
+    compares_views: bool = True,
+) -> tuple[str, ...]:
+    """Why an encoder may be no better than its references, from figures that need no labels.
+
+    Args:
+        health: of the encoder, as `Judge` gives it; its warnings come first.
+        losses: of all rounds, the first one first.
+        steps: local optimiser steps that the model went through; none: not known.
+        compares_views: whether the objective compares views of an image; if not, no reason is
+            about views.
+    """
+    found = [str(text) for text in health.get("warnings", ())]
+    if steps is not None and steps < FEW_STEPS:
+        found.append(
+            f"Too few steps: about {steps:.0f} local optimiser steps over all rounds; raise "
+            "rounds or local.epochs, or lower local.batch."
+        )
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) >= 8:
+        quarter = len(known) // 4
+        first = sum(known[:2]) / 2
+        before, last = (sum(some) / 2 for some in (known[-quarter - 2 : -quarter], known[-2:]))
+        fall = first - last
+        if fall > 0 and before - last > FALLING * fall:
+            found.append(
+                f"Training had not ended: the loss fell from {before:.3g} to {last:.3g} in the "
+                "last quarter of the rounds; raise rounds."
+            )
+    if not compares_views:
+        return tuple(found)
+    distance = health.get("view_distance")
+    if distance is not None and distance > FAR and not health.get("warnings"):
+        found.append(
+            "Views share little: two views of an image are "
+            f"{distance:.2f} times as far apart as two images; weaken the augmentation, or train "
+            "longer."
+        )
+    if not found and health.get("finite", True):
+        found.append(
+            "The representation is healthy and training has settled, so the views may remove what "
+            "tells these classes apart: leave out what changes it (crops, colours, mirror images)."
+        )
+    return tuple(found)

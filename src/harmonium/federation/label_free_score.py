@@ -1,0 +1,136 @@
+"""A score of an encoder without labels, from all clients: Lubana et al., Orchestra, 2022, eq. 5.
+
+Every client returns two numbers, the mean cosine of two views of its images (Align) and how far its
+images lie apart (Unif). Equation 5 is a mean over clients, E over k in [K], so each counts alike,
+however many images it has; over `images` a client counts by its number of them. Both are means over
+clients, so secure aggregation can hide them. The views are those of the appraisal, not of the
+training, so that runs which train with different views are measured by one yardstick; they are
+normalised and sized as the encoder is used to. Nothing is trained and nothing is kept: a run ends
+with the same model with and without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.core.errors import ConfigError, counted
+from harmonium.core.types import ClientId, Weights
+from harmonium.data.augment.views import Views
+from harmonium.evaluation.geometry import tuning_parts
+from harmonium.federation.contract import checked_encoder
+from harmonium.federation.wire import SCORE, Ask, Exchange, Value, scalar
+from harmonium.learning.client import Client, Decline
+from harmonium.learning.contract import called
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+
+Over = Literal["clients", "images"]
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """How clients score an encoder."""
+
+    views: Views
+    centred: bool = False  # less the client's mean feature; not of the paper
+    over: Over = "clients"  # what the mean is over
+
+
+CHUNK = 256  # pictures whose views are made at once
+UP = {
+    "align": scalar("mean"),
+    "unif": scalar("mean"),
+    "pictures": scalar("sum"),  # looked at: over images they weigh, whatever weighs the models
+}
+
+
+def declared(method: Method, exchange: Exchange) -> Exchange:
+    """`appraise` as the settings have it: clients count alike, or by their numbers of images."""
+    how = method.appraisal
+    if exchange.name != SCORE or how is None or how.over == "clients":
+        return exchange
+    weighed = {name: scalar("mean", by="pictures") for name in ("align", "unif")}
+    return replace(exchange, up={**exchange.up, **weighed})
+
+
+def ask(method: Method, server: Server) -> Ask:
+    """The request to everyone, for a score over few clients is noisy; any answer will do."""
+    everyone = server.everyone
+    if not any(method.known(server, client) for client in everyone):
+        model = judged_model(method, server, {}, "evaluate.tuning")
+        return Ask(SCORE, everyone, {"model": model}, least=0)
+    each: dict[ClientId, Mapping[str, Value]] = {
+        client: {
+            "model": judged_model(method, server, method.known(server, client), "evaluate.tuning")
+        }
+        for client in everyone
+    }
+    return Ask(SCORE, everyone, each=each, least=0)
+
+
+def judged_model(
+    method: Method, server: Server, known: Mapping[str, object], setting: str
+) -> Weights:
+    """The model as sent, its encoder the one that is judged; `setting` is what asks for it."""
+    measured = server.memory.get("statistics", {})
+    encoder = checked_encoder(method.represent(server, known), method)
+    judged = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
+    if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
+        raise ConfigError(
+            f"{setting} cannot be used with {called(method)}: what it is judged by is not its "
+            "encoder"
+        )
+    sent = {**server.model, **measured}
+    return {**sent, **{key: value for key, value in judged.items() if key in sent}}
+
+
+def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value]:
+    """Align and Unif of one client, of the federation's encoder or of its own."""
+    count = len(client.examples)
+    if count < 2:
+        raise Decline(f"it has {counted(count, 'example')}, too few to compare")
+    if method.has_own_encoders:
+        from harmonium.federation.method import Server
+
+        server = Server({}, model, memory={"statistics": {}})
+        encoder = method.represent(server, client.state)
+    else:
+        encoder = method.blueprint.copy_from(model).eval()["encoder"]
+    assert method.appraisal is not None
+    first, second = _features(method.appraisal.views, method.views, client, encoder)
+    if method.appraisal.centred:
+        mean = torch.cat([first, second]).mean(dim=0)
+        first, second = first - mean, second - mean
+    align, unif = tuning_parts(first, second)
+    return {"align": align, "unif": unif, "pictures": count}
+
+
+def _features(
+    wanted: Views, known: Views, client: Client, encoder: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """Features of two views of all pictures, `(n, dim)` each, in double precision."""
+    views = _two(wanted, known)
+    rows: list[list[Tensor]] = [[], []]
+    with torch.no_grad():
+        all_of_them = torch.arange(len(client.examples))
+        for index in client.pieces("tuning score", torch.split(all_of_them, CHUNK)):
+            made = views(client.examples.pixels(index), client.rng)
+            for some, view in zip(rows, made, strict=True):
+                some.append(encoder(view))
+    first, second = (torch.cat(some).double() for some in rows)
+    return first, second
+
+
+def _two(wanted: Views, known: Views) -> Views:
+    """Two pipelines of the appraisal, with the size and normalisation of the training."""
+    first, *others = wanted.pipelines
+    like = known.pipelines[0]
+    two = (first, others[0] if others else first)
+    return Views(tuple(replace(v, size=like.size, mean=like.mean, std=like.std) for v in two))

@@ -1,0 +1,36 @@
+"""The server as a client of the public pictures, for plans that train on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harmonium.core import seeds
+from harmonium.core.errors import ConfigError
+from harmonium.learning.client import Client, Examples
+from harmonium.learning.contract import called
+from harmonium.privacy.mechanisms import Noise
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+SERVER = -1  # its number among clients
+
+
+def public_client(method: Method, server: Server, purpose: str) -> Client:
+    """A client that holds all public pictures; `purpose` keys what it draws."""
+    if server.public is None:
+        raise ConfigError(f"{called(method)} needs public images at the server, e.g. public=shapes")
+    rng = seeds.torch_rng(method.world.seed, "server", purpose, server.round)
+    everything = np.arange(len(server.public))
+    return Client(
+        id=SERVER,
+        round=server.round,
+        rounds=method.world.rounds,
+        examples=Examples(server.public, everything, uses_labels=method.reads_labels),
+        views=method.views,
+        rng=rng,
+        noise=Noise("simulated", rng),
+        public=server.public,
+    )

@@ -1,0 +1,111 @@
+"""Numbers that terms want of a model before it is judged: measured by clients, kept with their age.
+
+Only those of the cohort measure. What others measured earlier still counts, and the report says how
+old the oldest number is and whose are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from harmonium.core.errors import counted
+from harmonium.core.types import ClientId, Weights
+from harmonium.federation.wire import Ask, Plan, statistic
+from harmonium.learning.client import Client, Decline
+from harmonium.learning.objectives import Objective
+from harmonium.learning.terms import Term
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
+
+MEASURED = statistic(
+    "each", shape=lambda method, examples: (len(method.measured),), dtype=torch.float64
+)
+NEVER = -1  # the round of a client that has not measured yet
+
+
+def names(terms: Iterable[Term], objective: Objective) -> list[str]:
+    """What is measured, in the order of the numbers; as `term.name`."""
+    return [f"{term.name}.{one}" for term in terms for one in term.measures(objective)]
+
+
+def gauged(server: Server, cohort: Sequence[ClientId]) -> Plan:
+    """The server with the newest numbers of the cohort."""
+    model = {**server.model, **server.memory.get("statistics", {})}
+    got = yield Ask("gauge", cohort, {"model": model}, least=0)
+    if not got.ids:
+        return server
+    held, clients = server.memory.get("measured", {}), len(server.examples)
+    newest = updated(held, got.measured, clients, server.round)
+    return replace(server, memory={**server.memory, "measured": newest})
+
+
+def measured(method: Method, client: Client, model: Weights) -> Tensor:
+    """What terms want of a model, as means over a client's pictures."""
+    parts = method.pull(client, model)
+    parts.train(method.recalibrates)  # statistics of projectors are then known nowhere
+    total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0
+    given = {"me": client.id}
+    with torch.no_grad():
+        for batch in client.batches(1, method.local.batch):
+            seen = method.see(parts, batch)
+            wanted = (term.measure(parts, seen, given, method.objective) for term in method.terms)
+            values = torch.stack([value for some in wanted for value in some])
+            total += len(batch.index) * values
+            count += len(batch.index)
+    if not count:
+        raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
+    return total / count
+
+
+def updated(
+    held: Mapping[str, Tensor], measured: Mapping[ClientId, Tensor], clients: int, round: int
+) -> dict[str, Tensor]:
+    """The newest numbers of every client, after some measured anew in a round.
+
+    >>> updated({}, {1: torch.tensor([0.5])}, clients=2, round=3)["rounds"].tolist()
+    [-1, 3]
+    """
+    width = len(next(iter(measured.values()))) if measured else 0
+    rounds = held["rounds"].clone() if held else torch.full((clients,), NEVER)
+    values = held["values"].clone() if held else torch.zeros(clients, width, dtype=torch.float64)
+    for client, row in measured.items():
+        rounds[client], values[client] = round, row
+    return {"rounds": rounds, "values": values}
+
+
+def report(
+    terms: Sequence[Term],
+    objective: Objective,
+    held: Mapping[str, Tensor],
+    weights: Sequence[float],
+    round: int,
+) -> dict[str, Any]:
+    """What every term makes of the numbers, beside how many clients' they are and how old.
+
+    `weights` are those of all clients, measured or not; their entropy is that of the federation.
+    """
+    known = held["rounds"] != NEVER
+    total = math.fsum(weights)
+    shares = [weight / total for weight in weights]
+    entropy = -math.fsum(share * math.log(share) for share in shares if share)
+    some = torch.tensor(shares, dtype=torch.float64)[known]
+    means = (some / some.sum()) @ held["values"][known]
+    by_name = dict(zip(names(terms, objective), means.tolist(), strict=True))
+    age = {
+        "clients": int(known.sum()),
+        "of": len(known),
+        "oldest": round - int(held["rounds"][known].min()),  # rounds
+    }
+    found: dict[str, Any] = {}
+    for term in terms:
+        own = {one: by_name[f"{term.name}.{one}"] for one in term.measures(objective)}
+        if own:
+            found |= {key: {**value, **age} for key, value in term.report(own, entropy).items()}
+    return found

@@ -1,0 +1,1 @@
+"""Learning at one client: encoders, objectives, terms, and the local training loop."""

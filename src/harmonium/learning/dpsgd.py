@@ -1,0 +1,89 @@
+"""Training whose every step hides single pictures: DP-SGD.
+
+Abadi et al., Deep Learning with Differential Privacy, 2016. The gradient of each picture alone is
+shortened to a norm of at most `local.dp_clip`; a step follows their sum with noise. That is sound
+only where the loss is a mean over pictures none of which looks at another: contrast within a batch
+and BatchNorm are refused.
+
+An epoch takes every picture once, so one picture in another's place moves one sum of the epoch by
+at most twice the clip, and the epoch is one Gaussian release, whatever the number of its steps.
+Batches are shuffled, not drawn at random, so nothing is gained from chance. The model that is sent
+follows from the noisy sums alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.learning.client import Batch, Client
+from harmonium.learning.contract import checked_loss
+from harmonium.learning.training import Local
+from harmonium.privacy.mechanisms import Release
+
+
+@dataclass
+class One(Batch):
+    """A single picture of a batch, with the views that it has there."""
+
+    whole: Batch
+    place: int
+
+    @cached_property
+    def views(self) -> list[Tensor]:
+        """The batch's views of this picture."""
+        return [view[self.place : self.place + 1] for view in self.whole.views]
+
+
+def words(local: Local) -> tuple[str, ...]:
+    """What it does, for people."""
+    if local.dp_clip is None:
+        return ()
+    noise = "no noise, which hides nothing"
+    if local.dp_noise:
+        noise = f"noise of {local.dp_noise:g} deviations over its sensitivity"
+    said = f"Gradients of single pictures are shortened to {local.dp_clip:g} in every step"
+    return (f"{said}, and their sum gets {noise}.",)
+
+
+def costs(local: Local) -> tuple[Release, ...]:
+    """What a round of such training costs: a release an epoch."""
+    if not local.dp_noise or local.dp_clip is None:
+        return ()
+    far = 2 * local.dp_clip
+    return (Release("model", "gaussian", far, local.dp_noise * far, count=local.epochs),)
+
+
+def step(
+    parameters: list[nn.Parameter],
+    loss: Callable[[Batch], Tensor],
+    batch: Batch,
+    local: Local,
+    client: Client,
+) -> float:
+    """Put the noisy mean of shortened gradients where an optimiser looks; return the mean loss."""
+    clip = local.dp_clip or math.inf
+    sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+    total, count = 0.0, len(batch.index)
+    for place in range(count):
+        index = batch.index[place : place + 1]
+        one = checked_loss(loss(One(index, batch.examples, batch.make, batch.rng, batch, place)))
+        found = torch.autograd.grad(one, parameters, allow_unused=True)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))
+        total += one.item()
+        if not math.isfinite(norm):  # to stop here would tell of the picture
+            continue
+        short = min(1.0, clip / max(norm, 1e-300))
+        for into, gradient in zip(sums, found, strict=True):
+            if gradient is not None:
+                into += short * gradient.double()
+    sigma = local.dp_noise * 2 * clip if local.dp_noise else 0.0
+    for parameter, gradient in zip(parameters, sums, strict=True):
+        noisy = client.noise.gaussian(gradient, sigma) if sigma else gradient
+        parameter.grad = (noisy / count).to(parameter.dtype)
+    return total / count

@@ -1,0 +1,155 @@
+"""What a client minimises: losses and the parts they need.
+
+An objective is frozen settings and a few small methods. `build` makes its parts, `see` runs them on
+a batch, `score` turns what was seen into a loss, `after_step` keeps targets up to date. Splitting
+`see` from `score` lets a method rewrite features or projections in between (FedStyle, APFL), and
+lets terms use what was already computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from harmonium.core.errors import ConfigError, undefined
+from harmonium.core.registry import Registry
+from harmonium.data.augment.views import Views
+from harmonium.learning.client import Batch, Examples
+from harmonium.learning.contract import checked_view_counts
+from harmonium.learning.objectives.heads import mlp
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.world import World
+
+__all__ = ["Objective", "Seen", "check", "mlp", "objectives", "two"]
+
+
+@dataclass
+class Seen:
+    """One batch as the model sees it: a list entry per view."""
+
+    batch: Batch
+    h: list[Tensor]  # features, each (n, dim)
+    z: list[Tensor]  # projections, each (n, dim_z)
+    t: list[Tensor] = field(default_factory=list)  # what an EMA twin makes of the views, if any
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """The projections of two views, for objectives that compare exactly two."""
+        return two(self.z)
+
+
+def two(views: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """A list of exactly two views as a pair."""
+    if len(views) != 2:
+        raise ConfigError(_miscounted("this objective", "2 views", len(views)))
+    first, second = views
+    return first, second
+
+
+def _miscounted(objective: str, wanted: str, count: int) -> str:
+    return (
+        f"{objective} compares {wanted}, but these views are {count}: choose other views, e.g. "
+        "views=simclr"
+    )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss and the parts it needs; override what differs."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year, for lists
+    uses_labels: ClassVar[bool] = False
+    views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
+    joint_views: ClassVar[bool] = True  # whether views share a BatchNorm pass in its paper's code
+
+    @property
+    def any_method(self) -> bool:
+        """Whether any method can train it; false where a method of its own must give it more."""
+        return True
+
+    @property
+    def by_projections(self) -> bool:
+        """Whether its loss takes from a view what the projector makes of features, and no more.
+
+        Then a method may put other features in their place.
+        """
+        return type(self).see is Objective.see
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a method that gives its loss less than it needs, by the names in `given`."""
+
+    def check_views(self, views: Views) -> None:
+        """Refuse views that it cannot look at."""
+        least, most = checked_view_counts(self.views, self)
+        count = len(views.pipelines)
+        if count < least or (most is not None and count > most):
+            wanted = f"{least} views" if least == most else f"{least} or more views"
+            raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
+        raise undefined(self, "build")
+
+    def alone(self) -> bool:
+        """Whether the loss is a mean over pictures, none of which looks at another."""
+        return False
+
+    def among(self, examples: Examples) -> Tensor | None:
+        """Positions of the examples it can learn from; none: all of them."""
+        return None
+
+    def projections(self, views: int) -> int:
+        """How many projections a method may mix before its loss compares them, of so many views."""
+        return views
+
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """Features and projections of every view; `Parts.through` decides what BatchNorm sees."""
+        h, z = parts.through(batch.views, "encoder", "projector")
+        return Seen(batch, h, z)
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The loss, a scalar mean over the batch."""
+        raise undefined(self, "score")
+
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Parts that `means` reads; none where the loss is not a function of means over images."""
+        return ()
+
+    @property
+    def pooled_size(self) -> int:
+        """How many numbers `means` are."""
+        raise undefined(self, "pooled_size")
+
+    def means(self, parts: Parts, seen: Seen) -> Tensor:
+        """Means over a batch's images, one vector in double precision, that fix the loss."""
+        raise undefined(self, "means")
+
+    def from_means(self, means: Tensor, images: int) -> Tensor:
+        """The loss over so many images whose means these are; it has a gradient."""
+        raise undefined(self, "from_means")
+
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
+        """Called once a model was put together, e.g. to start a fresh twin from the encoder.
+
+        `first`: the client keeps nothing yet, so that its local parts are as first drawn.
+        """
+
+    def after_step(self, parts: Parts) -> None:
+        """Called after every optimiser step."""
+
+
+def check(chosen: Any, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
+    """Refuse settings that are given and do not fit, in the words of a rule such as `positive`."""
+    section = "objective" if isinstance(chosen, Objective) else "method"
+    for name in names:
+        value = getattr(chosen, name)
+        if value is not None and not (fits(value) and math.isfinite(value)):
+            raise ConfigError(f"{section}.{name} is {value}; it must be {rule}")
+
+
+objectives: Registry[Objective] = Registry("objective", "harmonium.learning.objectives", Objective)

@@ -1,0 +1,168 @@
+"""Assignments: predict to which of some given centroids a slow copy assigns another view.
+
+The loss of a client of Orchestra (Lubana et al., 2022, Algorithm 1): the slow copy, the target,
+assigns one view of a picture by its cosines to the centroids, and the online network predicts that
+from another view (eq. 4). Alone that would end with one assignment for all pictures; so it predicts
+as well by which quarter a picture was turned (eq. 3). Centroids are given by the method.
+
+Lines 13 and 14 of Algorithm 1 print a minus before what is to be minimised, and eq. 3 an accuracy:
+here both are cross-entropies. Where paper and released code differ, the defaults are the code's:
+the target moves before a step and sees a view, and views are turned; `update: after`,
+`target_view: raw` and `augment: false` are the paper's. In the code the online network also passes
+the target's view, which nothing but BatchNorm's statistics notices; `extra_forward` does that, in a
+pass of its own. As in the code, the view that is assigned and the turned one pass the online
+network one after the other, so BatchNorm sees each by itself; `local.joint_views` joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.core.errors import ConfigError
+from harmonium.data.augment.views import Views
+from harmonium.learning.client import Batch
+from harmonium.learning.objectives import Objective, Seen, check, objectives
+from harmonium.learning.objectives.rotation import Rotation, Turned
+from harmonium.learning.objectives.twin import Owner, follow, restart, targets, twin
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.world import World
+
+
+@dataclass(kw_only=True)
+class Assigned(Seen):
+    """The second view by the online network, the first by the target, and the turned one."""
+
+    turned: Seen | None
+
+
+@objectives("assignments")
+@dataclass(frozen=True)
+class Assignments(Rotation):
+    """Cross-entropy of assignments to given centroids, and rotation prediction.
+
+    >>> Assignments(momentum=0.99).target
+    'mean'
+    """
+
+    paper = "Lubana et al., 2022"
+    views = (2, 3)
+    joint_views = False
+
+    turns: Literal["all", "one"] = "one"  # all four of each picture, or one at random
+    head: Literal["encoder", "projector"] = "projector"  # what the linear head looks at
+    augment: bool = True  # turn the last view instead of the picture itself
+    bias: bool = False  # in the projector's last layer
+    temperature: float = 0.1  # of the softmax over centroids
+    momentum: float = 0.996  # how much of itself the target keeps in a step; 0: no target
+    update: Literal["before", "after"] = "before"  # target moves before a step, or after it
+    target: Owner = "mean"  # sent and averaged, kept at the client, or restarted every round
+    target_view: Literal["augmented", "raw"] = "augmented"  # first view, or the picture itself
+    extra_forward: bool = False  # the online network passes it too, for BatchNorm's statistics
+    cluster_weight: float = 1.0  # of the assignments; 0: rotation prediction alone
+    rotation_weight: float = 1.0  # of the turns; 0: assignments alone
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, "positive", lambda temperature: temperature > 0, "temperature")
+        check(self, "within 0 and 1", lambda momentum: 0 <= momentum <= 1, "momentum")
+        check(self, "0 or more", lambda weight: weight >= 0, "cluster_weight", "rotation_weight")
+        if not self.cluster_weight + self.rotation_weight:
+            raise ConfigError("objective.cluster_weight and objective.rotation_weight are both 0")
+        if self.head != "projector":
+            raise ConfigError(
+                "objective.head is encoder; objective=assignments has it on the projector"
+            )
+
+    @property
+    def any_method(self) -> bool:
+        """Only without assignments: centroids come from Orchestra."""
+        return not self.cluster_weight
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a method without centroids."""
+        if self.cluster_weight and "centroids" not in given:
+            raise ConfigError(
+                "objective=assignments needs centroids: set method=orchestra, or "
+                "objective.cluster_weight=0 to predict turns alone"
+            )
+
+    def check_views(self, views: Views) -> None:
+        """Two views to compare, or a third to turn; turned views are refused."""
+        Objective.check_views(self, views)
+        super().check_views(views)
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """A projector, the head that tells turns, and the target of encoder and projector."""
+        parts = super().build(made, dim, world)
+        followed = {**made, "projector": parts["projector"].module}
+        return {**parts, "target": twin(followed, ("encoder", "projector"), self.target)}
+
+    def prepare(self, parts: Parts, *, first: bool = False) -> None:
+        """A `fresh` target, or a client's first `local` one, starts as the received model."""
+        restart(parts, first=first)
+
+    def hear(self, parts: Parts, batch: Batch) -> Tensor:
+        """Unit projections of the target, (n, dim), without gradient."""
+        pictures = batch.views[0] if self.target_view == "augmented" else batch.plain
+        if self.extra_forward:
+            with torch.no_grad():
+                parts["projector"](parts["encoder"](pictures))
+        return functional.normalize(targets(parts, [pictures])[0])
+
+    def projections(self, views: int) -> int:
+        """Of the view that is assigned; turned ones are apart."""
+        return 1 if self.cluster_weight else 0
+
+    def see(self, parts: Parts, batch: Batch) -> Any:
+        """What target and online network make of their views; no pass for what has no weight."""
+        if self.update == "before":
+            follow(parts, self.momentum)
+        slow = self.hear(parts, batch)
+        assigned = batch.views[1:2] if self.cluster_weight else []
+        turned, turns = self.turned(batch) if self.rotation_weight else ([], torch.zeros(0))
+        h, z = parts.through([*assigned, *turned], "encoder", "projector")
+        rest = len(assigned)
+        apart = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
+        return Assigned(batch, h[:rest], z[:rest], [slow], turned=apart)
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """Cross-entropies of assignments (eq. 4) and of turns (eq. 3), as weighted."""
+        self.check_given(given)
+        losses, turned = [], cast(Assigned, seen).turned
+        if self.cluster_weight:
+            apart = assignment_loss(seen.t[0], seen.z[0], given["centroids"], self.temperature)
+            losses.append(self.cluster_weight * apart)
+        if turned is not None:
+            losses.append(self.rotation_weight * super().score(parts, turned, given))
+        return torch.stack(losses).sum()
+
+    def after_step(self, parts: Parts) -> None:
+        """The target follows, unless it has before the step."""
+        if self.update == "after":
+            follow(parts, self.momentum)
+
+
+def assignment_loss(
+    target: Tensor, online: Tensor, centroids: Tensor, temperature: float
+) -> Tensor:
+    """Mean cross-entropy of the target's assignments and the online network's (eq. 4).
+
+    Args:
+        target: projections of one view, (n, dim); no gradient.
+        online: projections of another view of the same pictures, (n, dim).
+        centroids: unit rows, (clusters, dim); no gradient.
+        temperature: divides the cosines of both.
+
+    >>> same = torch.ones(3, 2)
+    >>> bool(torch.isclose(assignment_loss(same, same, same, 0.1), torch.tensor(3.0).log()))
+    True
+    """
+    fixed = centroids.detach().T / temperature
+    wanted = (functional.normalize(target.detach()) @ fixed).softmax(1)
+    return -(wanted * (functional.normalize(online) @ fixed).log_softmax(1)).sum(1).mean()

@@ -1,0 +1,93 @@
+"""InfoNCE: every row of one view finds its partner among the rows of the other view.
+
+van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018. Unlike in
+NT-Xent, rows of the same view are not contrasted, and one view asks while the other answers. In
+Federated SimCLR (Louizos et al., 2024, eq. 3 and 6) the second view asks; in FedCA (Zhang et al.,
+2020, eq. 4 to 8) the first, among its partners and a dictionary of further negatives. Neither has
+released code, and the former has no BatchNorm; views share a BatchNorm pass as in SimCLR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harmonium.learning.objectives import Seen, objectives
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.parts import Parts
+
+Anchors = Literal["first", "second", "both"]
+
+
+@objectives("infonce")
+@dataclass(frozen=True)
+class InfoNCE(SimCLR):
+    """Contrast of two views in one direction, with further negatives where a method has some.
+
+    A method hands negatives, rows (count, out), to the loss as `negatives`.
+
+    >>> InfoNCE(anchors="first").temperature
+    0.5
+    """
+
+    paper = "van den Oord et al., 2018"
+
+    anchors: Anchors = "second"  # the view that asks; first as in FedCA; both: mean of the two
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """InfoNCE of the two projections."""
+        first, second = seen.pair()
+        negatives = given.get("negatives")
+        return info_nce(first, second, self.temperature, anchors=self.anchors, negatives=negatives)
+
+
+def info_nce(
+    first: Tensor,
+    second: Tensor,
+    temperature: float,
+    *,
+    anchors: Anchors = "second",
+    negatives: Tensor | None = None,
+) -> Tensor:
+    """Mean over anchors of -log softmax of the partner among the other view's rows and negatives.
+
+    Args:
+        first: projections of one view, (n, dim).
+        second: projections of the other view of the same pictures, (n, dim).
+        temperature: divides the cosine similarities.
+        anchors: the view whose rows look for their partners; both is the mean of the two.
+        negatives: further rows to tell from the partner, (count, dim); they get no gradient.
+
+    >>> same = torch.ones(4, 3)
+    >>> bool(torch.isclose(info_nce(same, same, 0.5), torch.tensor(4.0).log()))
+    True
+    """
+    if anchors == "both":
+        there = info_nce(first, second, temperature, anchors="first", negatives=negatives)
+        back = info_nce(first, second, temperature, anchors="second", negatives=negatives)
+        return (there + back) / 2
+    asking, answering = (first, second) if anchors == "first" else (second, first)
+    rows = functional.normalize(answering)
+    if negatives is not None:
+        rows = torch.cat([rows, functional.normalize(negatives.detach().to(rows.dtype))])
+    logits = functional.normalize(asking) @ rows.T / temperature
+    return functional.cross_entropy(logits, torch.arange(len(asking)))
+
+
+def bound(loss: Tensor, batch: int) -> Tensor:
+    """The least mutual information of the views, in nats: log(batch) - loss, so at most log(batch).
+
+    Args:
+        loss: InfoNCE without further negatives, a scalar.
+        batch: rows in that very batch; a last, smaller batch has another bound.
+
+    >>> bound(torch.tensor(0.5), 1).item()
+    -0.5
+    """
+    return math.log(batch) - loss

@@ -1,0 +1,130 @@
+"""Contrast inside classes: self-supervised objectives that use the labels of some pictures.
+
+Louizos et al., A Mutual Information Perspective on Federated Contrastive Learning, 2024, section
+2.2, eq. 12 and algorithm 2. In every batch, pictures without a label are scored as the plain
+objective scores them. Labelled ones are compared within their class only, class by class, and a
+linear layer on the encoder's output predicts the label from both views:
+
+    L = L(unlabelled) + sum over classes c of L(pictures of c) + CE(first view) + CE(second view)
+
+Each L is a mean over its own pictures. With `terms=uv` this is eq. 13, of which the printed version
+lost one client term. A class with one picture costs nothing under contrast, for there is nothing to
+tell it from, and is left out. SimSiam compares pictures of a class with each other (section 4): all
+ordered pairs, or, with `pairs: same`, the two views of each picture only. A client without labels
+minimises the plain objective. Views share a BatchNorm pass or not as in the plain objective; the
+paper's networks have no BatchNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harmonium.data.images import UNKNOWN
+from harmonium.learning.client import Batch
+from harmonium.learning.objectives import Objective, Seen, objectives, two
+from harmonium.learning.objectives.infonce import InfoNCE
+from harmonium.learning.objectives.simsiam import SimSiam, negative_cosine
+from harmonium.learning.objectives.spectral import Spectral
+from harmonium.learning.objectives.supervised import classifier, known_cross_entropy
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.world import World
+
+PAPER = "Louizos et al., 2024"
+
+
+@dataclass(frozen=True)
+class InsideClasses(Objective):
+    """What the three variants share; an objective of two views comes after it."""
+
+    uses_labels: ClassVar[bool] = True
+    least: ClassVar[int] = 2  # pictures that there is something to compare among
+
+    def alone(self) -> bool:
+        """Images of a class look at each other, whatever the plain objective does."""
+        return False
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """The plain objective's parts and a linear classifier."""
+        return super().build(made, dim, world) | {"classifier": classifier(self, dim, world)}
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The plain loss of the unlabelled and of every class, and the label loss of each view."""
+        labels = seen.batch.labels
+        loss = sum(
+            (known_cross_entropy(parts["classifier"](h), labels) for h in seen.h),
+            start=torch.zeros(()),
+        )
+        for label in sorted(set(labels.tolist())):
+            rows = (labels == label).nonzero().flatten()
+            if len(rows) >= self.least:
+                h, z, t = ([view[rows] for view in views] for views in (seen.h, seen.z, seen.t))
+                within = replace(seen, h=h, z=z, t=t)
+                loss = loss + self.within(parts, within, given, alike=label != UNKNOWN)
+        return loss
+
+    def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
+        """The loss of some pictures, alike if they are of one class: the plain objective's."""
+        return super().score(parts, seen, given)
+
+
+@objectives("semi-infonce")
+@dataclass(frozen=True)
+class SemiInfoNCE(InsideClasses, InfoNCE):
+    """SimCLR's contrast inside classes, with a label loss."""
+
+    paper = PAPER
+
+
+@objectives("semi-spectral")
+@dataclass(frozen=True)
+class SemiSpectral(InsideClasses, Spectral):
+    """Spectral contrast inside classes, with a label loss."""
+
+    paper = PAPER
+
+
+@objectives("semi-simsiam")
+@dataclass(frozen=True)
+class SemiSimSiam(InsideClasses, SimSiam):
+    """SimSiam between images of a class, with a label loss."""
+
+    paper = PAPER
+    least: ClassVar[int] = 1
+
+    pairs: Literal["all", "same"] = "all"  # of a class: every ordered pair, or a picture's views
+
+    def projections(self, views: int) -> int:
+        """None that could be mixed: guesses have been made of them by then."""
+        return 0
+
+    def see(self, parts: Parts, batch: Batch) -> Seen:
+        """Guesses are made for the whole batch, as the predictor's normalisation may look at it."""
+        seen = super().see(parts, batch)
+        return replace(seen, t=parts.through(seen.z, "predictor")[0])
+
+    def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
+        """Minus the similarity of guesses and projections: of each picture's, or of all pairs'."""
+        guesses, targets = two(seen.t), seen.pair()
+        if alike and self.pairs == "all":
+            return all_pairs(*guesses, *targets)
+        return negative_cosine(*guesses, *targets)
+
+
+def all_pairs(first_guess: Tensor, second_guess: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """As `negative_cosine`, but every guess is compared with the other view of every picture.
+
+    >>> a, b = torch.eye(2), torch.eye(2).flip(0)
+    >>> all_pairs(a, b, a, b).item(), negative_cosine(a, b, b, a).item()
+    (-0.5, -1.0)
+    """
+    there, back = (
+        functional.normalize(guess).mean(0) @ functional.normalize(target.detach()).mean(0)
+        for guess, target in ((first_guess, second), (second_guess, first))
+    )
+    return -(there + back) / 2

@@ -1,0 +1,77 @@
+"""Extra losses that any objective can take, possibly with a part of their own.
+
+A method never has to know which terms a recipe adds: `Method.loss` always adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from harmonium.core.errors import undefined
+from harmonium.core.registry import Registry
+from harmonium.core.types import Weights
+from harmonium.learning.objectives import Objective, Seen
+from harmonium.learning.parts import Part, Parts
+from harmonium.learning.world import World
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method
+
+
+@dataclass(frozen=True)
+class Term:
+    """One extra loss; override what differs."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year, for cards
+    uses_labels: ClassVar[bool] = False
+    reveals: ClassVar[str] = ""  # what leaves because of it, in plain words
+    alone: ClassVar[bool] = False  # no picture looks at another in it
+
+    def check(self, objective: Objective) -> None:
+        """Refuse an objective that it cannot be added to."""
+
+    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """New parts; most terms have none."""
+        return {}
+
+    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+        """The loss to add. `given` has `me` (client id) and `anchor` (received weights, if any)."""
+        raise undefined(self, "score")
+
+    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
+        """Called after every optimiser step, e.g. to keep rows at unit length."""
+
+    def at_server(self, model: Weights) -> Weights:
+        """The model after a step of the server's optimiser, put right where the term must."""
+        return model
+
+    def reply_fault(self, model: Weights) -> str | None:
+        """What shows that the parts of this term in a sent model are not an honest client's."""
+        return None
+
+    def note(self, method: Method, cohort: int) -> str:
+        """What a user should know of a run in which so many clients take part in a round."""
+        return ""
+
+    # What it wants to know of the model before an encoder is judged; most terms nothing.
+    def measures(self, objective: Objective) -> tuple[str, ...]:
+        """Names of the numbers that a client measures on its pictures."""
+        return ()
+
+    def measure(
+        self, parts: Parts, seen: Seen, given: Mapping[str, Any], objective: Objective
+    ) -> Sequence[Tensor]:
+        """Those numbers for one batch, means over its pictures."""
+        return ()
+
+    def report(self, means: Mapping[str, float], entropy: float) -> dict[str, Any]:
+        """What they amount to: means over clients, and the entropy of the clients in nats."""
+        return {}
+
+
+terms: Registry[Term] = Registry("term", "harmonium.learning.terms", Term)

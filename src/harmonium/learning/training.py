@@ -1,0 +1,195 @@
+"""Local training: its settings, and the one loop that every method trains with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.core.errors import ConfigError, counted
+from harmonium.learning import schedules
+from harmonium.learning.client import Batch, Client, Decline
+from harmonium.learning.contract import checked_loss
+from harmonium.learning.optimisers import SGD, Adam
+from harmonium.learning.schedules import MILESTONES, Schedule
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in a round. The optimiser starts anew each time."""
+
+    epochs: int = 2  # passes over the client's examples
+    batch: int = 64  # examples a step
+    drop_last: bool = False  # leave out an epoch's last batch if it is short and not the only one
+    joint_views: bool | None = None  # views share a BatchNorm pass; none: as the released code
+    optimiser: Literal["sgd", "adam"] = "sgd"  # what steps
+    lr: float = 0.05  # learning rate before its schedule
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0  # of either optimiser
+    schedule: Schedule = "cosine"  # of lr over rounds; constant within one
+    warmup: int = 0  # rounds in which lr grows to its full value
+    decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
+    milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
+    clip: float | None = 1.0  # largest gradient norm; none: unlimited
+    dp_clip: float | None = None  # largest gradient norm of one picture (DP-SGD); none: any
+    dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
+    for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
+    for_fraction: float | None = None  # participation that lr was chosen for; others scale it
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 2)):  # contrast and BatchNorm need two
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"local.{name} is {getattr(self, name)}; it must be at least {least}"
+                )
+        for name in ("lr", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"local.momentum is {self.momentum}; it must be at least 0 and below 1"
+            )
+        schedules.check("local", self.schedule, self.warmup, self.decay, self.milestones)
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
+        if self.dp_clip is not None and not 0 < self.dp_clip < math.inf:
+            raise ConfigError(f"local.dp_clip is {self.dp_clip}; it must be above 0, or none")
+        if not 0 <= self.dp_noise < math.inf:
+            raise ConfigError(f"local.dp_noise is {self.dp_noise}; it must be 0 or more")
+        if self.dp_noise and self.dp_clip is None:
+            raise ConfigError("local.dp_noise needs local.dp_clip, e.g. 1")
+        if self.for_clients is not None and self.for_clients < 1:
+            raise ConfigError(f"local.for_clients is {self.for_clients}; it must be at least 1")
+        if self.for_fraction is not None and not 0 < self.for_fraction <= 1:
+            raise ConfigError(
+                f"local.for_fraction is {self.for_fraction}; it must be above 0 and at most 1"
+            )
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (the first is 1)."""
+        return self.lr * schedules.factor(
+            self.schedule, round, rounds, self.warmup, self.decay, self.milestones
+        )
+
+    def scaled(self, clients: int, fraction: float) -> Local:
+        """The same training for another federation, by Orchestra's rules (Lubana et al., 2022).
+
+        Epochs grow with the number of clients, for each then has fewer pictures; the learning rate
+        with the root of the share that takes part, for an average of more is less noisy.
+
+        >>> Local(epochs=10, for_clients=100).scaled(clients=25, fraction=1.0).epochs  # 2.5
+        3
+        """
+        epochs, lr = self.epochs, self.lr
+        if self.for_clients is not None:  # halves are rounded up
+            epochs = max(1, (2 * epochs * clients + self.for_clients) // (2 * self.for_clients))
+        if self.for_fraction is not None:
+            lr *= math.sqrt(fraction / self.for_fraction)
+        return replace(self, epochs=epochs, lr=lr, for_clients=None, for_fraction=None)
+
+    def steps(self, images: int) -> int:
+        """Steps of a training on so many images, of which short batches are some."""
+        full, rest = divmod(images, self.batch)
+        short = rest >= 2 and not (self.drop_last and full)
+        return self.epochs * (full + short)
+
+    def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        """A new optimiser over some parameters."""
+        if self.optimiser == "adam":
+            return Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        return SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a local training did."""
+
+    loss: float  # mean over steps
+    steps: int
+
+
+def fit(
+    parts: nn.ModuleDict,
+    client: Client,
+    loss: Callable[[Batch], Tensor],
+    local: Local,
+    *,
+    train: Iterable[str] | None = None,
+    after: Callable[[], None] | None = None,
+    beside: Callable[[Batch], None] | None = None,
+    among: Tensor | None = None,
+) -> Fitted:
+    """Minimise `loss` over the client's batches by changing the named parts (default: all).
+
+    `beside` runs with every batch before its step, for a second model that learns from it too;
+    `after` runs after every step (EMA targets, unit rows). Parts that are not trained keep their
+    values bit for bit and cost no gradient. A client without a single step declines.
+    """
+    from harmonium.learning import dpsgd  # which stands on this module
+
+    names = list(parts) if train is None else list(train)
+    parts.train()
+    parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
+    optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
+    total, steps = 0.0, 0
+    with frozen(module for name, module in parts.items() if name not in names):
+        batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
+        for batch in batches:
+            optimiser.zero_grad()
+            if local.dp_clip is None:
+                value = checked_loss(loss(batch))
+                value.backward()  # type: ignore[no-untyped-call]
+                amount = value.item()
+            else:
+                amount = dpsgd.step(parameters, loss, batch, local, client)
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, local.clip)
+            if beside is not None:
+                beside(batch)
+            optimiser.step()
+            if after is not None:
+                after()
+            total += amount
+            steps += 1
+    if not steps:
+        count = len(client.examples if among is None else among)
+        raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")
+    return Fitted(total / steps, steps)
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Put modules into evaluation mode; afterwards every submodule has its own mode back.
+
+    Each flag is restored by itself because a partly frozen encoder keeps some layers in evaluation
+    mode on purpose, and `module.train()` would wake them. Gradients flow as before.
+    """
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def frozen(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Hold modules still: no gradients, and BatchNorm in evaluation mode."""
+    held = [(module, module.training) for module in modules]
+    flags = [(p, p.requires_grad) for module, _ in held for p in module.parameters()]
+    try:
+        for module, _ in held:
+            module.eval().requires_grad_(False)
+        yield
+    finally:
+        for module, training in held:
+            module.train(training)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

@@ -1,0 +1,138 @@
+"""What encoders are judged on: a run's own pictures, and other data sets by name.
+
+`on=[own,mnist]` names the sets, `on.mnist.limit=1000` sets one of their settings. Pictures of other
+sets are brought to the shape that the encoder was made for, and keep their own training, validation
+and test parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harmonium.core.errors import ConfigError, DataError, suggest
+from harmonium.core.settings import choose
+from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.images import UNKNOWN, Dataset, Images
+from harmonium.recipe.overrides import Change, apply_changes
+
+OWN = "own"  # the run's pictures, the training part as clients hold it
+UPRIGHT = "upright"  # the same, not turned where clients hold turned ones
+THEIRS = (OWN, UPRIGHT)
+FIXED = ("size", "channels")  # given by the encoder
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """One data set to judge on; a probe learns from `bank` and is asked about another part."""
+
+    name: str
+    data: Dataset
+
+    @cached_property
+    def bank(self) -> Images:
+        """Labelled pictures that probes learn from: the training part, else the labelled one."""
+        for images in (self.data.train, self.data.labelled):
+            if images is not None:
+                some = images.labels != UNKNOWN
+                if len(np.unique(images.labels[some])) > 1:
+                    return images if some.all() else images.subset(np.flatnonzero(some))
+        raise DataError(
+            f"{self._called} has no training pictures of two classes with labels, and this measure "
+            "learns from such"
+        )
+
+    def part(self, name: str) -> Images:
+        """The labelled pictures of a part."""
+        images: Images = getattr(self.data, name)
+        known = np.flatnonzero(images.labels != UNKNOWN)
+        if len(known) == 0:
+            raise DataError(f"{self._called} has no labelled {name} pictures to judge on")
+        return images if len(known) == len(images) else images.subset(known)
+
+    @property
+    def _called(self) -> str:
+        return f"{self.data.name} (on={self.name})"
+
+    def chance(self, asked: Images) -> float:
+        """The accuracy of naming the commonest class of the training pictures."""
+        named = np.bincount(self.bank.labels).argmax()
+        return float((asked.labels == named).mean())
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The sets that a call names."""
+
+    names: tuple[str, ...] = (OWN,)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by set
+    _loaded: dict[Any, Dataset] = field(default_factory=dict, repr=False, compare=False)
+
+    def spec(self, name: str) -> DataSpec:
+        """A set with its settings."""
+        return choose(f"on.{name}", datasets, {"name": name, **self.settings.get(name, {})})
+
+    def load(self, name: str, shape: tuple[int, int, int]) -> Dataset:
+        """A set in the shape of a run's pictures, read once."""
+        height, width, channels = shape
+        key = (name, shape)
+        if key not in self._loaded:
+            spec = replace(self.spec(name), channels=channels)
+            spec = replace(spec, size=height) if height == width else spec
+            try:
+                made = spec.load()
+            except (ConfigError, DataError) as error:  # the same settings, of another section
+                raise error.within(f"on.{name}") from None
+            if made.train.shape != shape:
+                raise DataError(
+                    f"on={name}: the run's pictures are {height} x {width}, and those of another "
+                    f"set are only made square: choose one of {height} x {width}"
+                )
+            self._loaded[key] = made
+        return self._loaded[key]
+
+
+def sets_of(changes: Sequence[Change]) -> tuple[Sets, list[Change]]:
+    """The sets that `on` names, and the other changes."""
+    mine = [change for change in changes if change.section == "on"]
+    rest = [change for change in changes if change.section != "on"]
+    names = [change for change in mine if change.key == "on"]
+    tree = apply_changes({}, [change for change in mine if change not in names]).get("on", {})
+    for name, settings in tree.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"on.{name}={settings} is no setting: write on.SET.key=value")
+        for key in FIXED:
+            if key in settings:
+                raise ConfigError(
+                    f"on.{name}.{key} cannot be set: pictures are brought to the shape that the "
+                    "encoder was made for"
+                )
+    found = apply_changes({}, names).get("on", OWN)
+    found = found.split(",") if isinstance(found, str) else found
+    if not isinstance(found, list) or not found or not all(isinstance(n, str) for n in found):
+        raise ConfigError(f"on is {found!r}: name data sets, e.g. on=mnist or on=[{OWN},mnist]")
+    called = tuple(name.strip() for name in found)
+    known = [*THEIRS, *datasets.table()]
+    for name in called:
+        if name not in known and ":" not in name:
+            raise ConfigError(f"on={name}: unknown data set: {suggest(name, known)}")
+    if len(set(called)) < len(called):
+        raise ConfigError(f"on names a set twice: {', '.join(called)}")
+    if own := [name for name in THEIRS if name in tree]:
+        raise ConfigError(f"on.{own[0]} has no settings: its pictures are as the run has them")
+    sets = Sets(called, tree)
+    for name in (*tree, *called):
+        if name not in THEIRS:
+            sets.spec(name)  # refuses slips before anything is read
+    return sets, rest
+
+
+def labels_of(images: Images) -> Tensor:
+    """The labels as a tensor of their own."""
+    return torch.from_numpy(np.array(images.labels))

@@ -1,0 +1,254 @@
+"""Local models: clients train once more from the committed model, as a further round would.
+
+The round after the last commit is played with the host, engine and driver that play any round, so
+labels stay out and every draw is the one that the run itself would make. It is played in a folder
+of its own that goes away afterwards: the run keeps no trace of it.
+
+What differs from the run's own next round changes no client's training:
+- only the clients that are looked at train, though the plan asks its whole cohort. Where a round
+  asks more than once and later asks depend on all answers, they depend on these alone.
+- answers are neither masked nor lost on purpose, and their average is thrown away.
+- after the last round of a schedule that ends at 0, the rate of the last round is kept.
+
+A run whose recipe no longer means what it meant when the run began is refused.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from harmonium.core import codec, files
+from harmonium.core.errors import ConfigError, DataError, StoreError, counted
+from harmonium.core.progress import work
+from harmonium.core.settings import plain
+from harmonium.core.types import ClientId, Weights
+from harmonium.engines.local import LocalEngine
+from harmonium.federation.batch_norm import calibrated
+from harmonium.federation.driver import Driver, Reply, Turn
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import Ask
+from harmonium.measures.run_reader import Run
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import check_recipe, make_host
+from harmonium.storage import state_store
+from harmonium.storage.run_folder import RECIPE, SPLIT, Folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a client has after a further round."""
+
+    model: Weights  # as it sent it; whatever it did not send is the federation's
+    state: Mapping[str, Any]  # what it keeps now
+
+
+@dataclass
+class Only:
+    """Hands on to `engine` what some clients are asked, and shelves the models they send."""
+
+    engine: LocalEngine
+    clients: Collection[ClientId]
+    folder: Path  # for the models: on disk, for there may be many
+    answered: set[ClientId] = field(default_factory=set)
+    sent: set[ClientId] = field(default_factory=set)
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """First those who are not looked at, then the others as their engine has them."""
+        asked = [client for client in ask.to if client in self.clients]
+        for client in ask.to:
+            if client not in self.clients:
+                yield Reply(client, None, "not looked at")
+        if asked:
+            yield from self.engine.deliver(replace(ask, to=asked), turn)
+
+    def accept(self, reply: Reply) -> None:
+        """The reply was counted; the last model that a client sends is its local model."""
+        self.engine.accept(reply)
+        self.answered.add(reply.client)
+        if reply.up is not None and "model" in reply.up:
+            self.sent.add(reply.client)
+            self._path(reply.client).write_bytes(codec.encode(dict(reply.up["model"])))
+
+    def model(self, client: ClientId) -> Weights:
+        """The model that a client sent last; nothing where it sends none."""
+        return codec.decode(self._path(client).read_bytes()) if client in self.sent else {}
+
+    def _path(self, client: ClientId) -> Path:
+        return self.folder / f"model-{client}"
+
+    def snapshot(self) -> codec.Tree:
+        """Which states clients have now."""
+        return self.engine.snapshot()
+
+    def restore(self, snapshot: codec.Tree) -> None:
+        """Go back to the states of a checkpoint."""
+        self.engine.restore(snapshot)
+
+
+def further(run: Run, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
+    """The encoders of these clients after a further round of training, each its own."""
+    if not sends_model(run.method):
+        raise ConfigError(
+            f"{run.method.name} sends no model in a round, so there are no local models"
+        )
+    return {client: encoder_of(run, one) for client, one in trained(run, clients)}
+
+
+def encoder_of(run: Run, one: Trained) -> nn.Module:
+    """The encoder of a client after a further round."""
+    parts = run.method.blueprint.copy_from(one.model, one.state.get("parts", {}))
+    return parts.eval()["encoder"]
+
+
+def trained(
+    run: Run, clients: Sequence[ClientId], epochs: int | None = None
+) -> Iterator[tuple[ClientId, Trained]]:
+    """What these clients have after a further round, one after another.
+
+    Those who cannot train are left out. `epochs` replaces the recipe's local epochs. Newcomers may
+    be among the clients; they begin with nothing kept.
+    """
+    _check_training(run)
+    recipe, number = _recipe(run, epochs), run.commit.round + 1
+    rules = set(run.method.blueprint.rules.values())
+    if "row" in rules and max(clients) >= recipe.clients:
+        raise ConfigError(
+            f"{run.path}: client {max(clients)} has no row in the federation's table, so it cannot "
+            "train there"
+        )
+    who = counted(len(clients), "client")
+    run.note(f"{run.label}: training once more, as in round {number}, {who}")
+    with _opened(run, recipe, clients) as (engine, folder):
+        method = engine.host.method
+        known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
+        server = replace(run.server, examples=known, round=number, public=engine.host.public)
+        heard = Only(engine, set(clients), folder)
+        cohort = sorted({*run.cohort, *clients})
+        with work("a further round", len(clients), "clients") as at:
+            driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients, at))
+            driver.drive(method.play(server, cohort), server)
+        done = heard.sent if sends_model(method) else heard.answered
+        for client in clients:
+            if client in done:
+                yield client, _trained(server, heard, client)
+
+
+def _check_training(run: Run) -> None:
+    """Refuse a run whose clients would train otherwise than they did.
+
+    It is no fault of the whole call: measures that do not train are unaffected.
+    """
+    try:
+        check_recipe(run.path, "judge it by measures that do not train, e.g. knn or linear")
+    except StoreError as error:
+        raise DataError(f"clients cannot train once more: {error}") from None
+
+
+def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
+    """A client's model and state.
+
+    Of tables with a row a client, it sent its row; the federation's table stands for it. Statistics
+    of BatchNorm that are measured anew before an encoder is judged are measured by the client
+    itself, on its own model and pictures.
+    """
+    engine = heard.engine
+    method = engine.host.method
+    of = method.blueprint.rule_of
+    sent = {key: value for key, value in heard.model(client).items() if of(key) != "row"}
+    own = replace(server, model={**server.model, **sent}, memory={})
+    if method.recalibrates:
+        alone = Driver(method, Only(engine, {client}, heard.folder), Ledger())
+        own = alone.drive(calibrated(own, [client]), own)
+    measured = own.memory.get("statistics", {})
+    return Trained({**own.model, **measured}, engine.state_of(client))
+
+
+def settled(run: Run) -> Server:
+    """The server as committed, with statistics of BatchNorm measured where they still have to be.
+
+    A round that was not judged has none with `batch_norm=recalibrate`.
+    """
+    server, method = run.server, run.method
+    if not method.recalibrates or "statistics" in server.memory:
+        return server
+    run.note(f"{run.label}: BatchNorm's statistics of {counted(len(run.cohort), 'client')}")
+    with _opened(run, _recipe(run), run.cohort) as (engine, _):
+        driver = Driver(engine.host.method, engine, Ledger())
+        return driver.drive(calibrated(server, run.cohort), server)
+
+
+@contextmanager
+def _opened(
+    run: Run, recipe: Recipe, clients: Sequence[ClientId]
+) -> Iterator[tuple[LocalEngine, Path]]:
+    """An engine with the states of these clients, in a folder that goes away."""
+    with tempfile.TemporaryDirectory(prefix="harmonium-") as place:
+        folder = Path(place)
+        _furnish(folder, run, recipe, clients)
+        host = make_host(recipe, run.dataset, run.split, folder, run.public)
+        with LocalEngine(host, folder, _workers(recipe, len(clients))) as engine:
+            engine.restore({str(c): run.commit.clients[str(c)] for c in _with_state(run, clients)})
+            yield engine, folder
+
+
+def _recipe(run: Run, epochs: int | None = None) -> Recipe:
+    """The run's recipe without masks, which would hide the models; clients train all the same."""
+    recipe, done = run.recipe, run.commit.round
+    bare = {**plain(recipe.privacy), "secure_aggregation": False}
+    local: dict[str, Any] = {}
+    if done >= recipe.rounds and recipe.local.schedule != "constant":
+        rate = recipe.local.rate(done, recipe.rounds)
+        local = {"lr": rate, "schedule": "constant", "warmup": 0}
+    if epochs is not None:
+        local |= {"epochs": epochs, "for_clients": None}
+    return recipe.changed(privacy=bare, local={**plain(recipe.local), **local})
+
+
+def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]) -> None:
+    """What a host is built from, in this process or in a worker, and the states of these clients.
+
+    States are copied, because new ones are written beside them.
+    """
+    about = Folder(run.path).about()
+    Folder(folder).tell({key: value for key, value in about.items() if key != "files"})
+    run.split.save(folder / SPLIT)
+    files.write_atomic(folder / RECIPE, recipe.yaml().encode())
+    for client in _with_state(run, clients):
+        held = run.commit.clients[str(client)]
+        version = state_store.read(run.path / "clients" / held["file"], held["digest"])
+        state_store.write(folder / "clients" / held["file"], version.state, version)
+
+
+def _with_state(run: Run, clients: Sequence[ClientId]) -> list[ClientId]:
+    return [client for client in clients if str(client) in run.commit.clients]
+
+
+def _workers(recipe: Recipe, clients: int) -> int:
+    return min(recipe.workers, clients)
+
+
+def _telling(
+    run: Run, clients: Collection[ClientId], at: Callable[[int], None]
+) -> Callable[[Reply], None]:
+    heard = set[ClientId]()
+
+    def watch(reply: Reply) -> None:
+        heard.update({reply.client} & set(clients))
+        at(len(heard))
+        if reply.up is None and reply.client in clients:
+            run.note(f"{run.label}: client {reply.client} did not train: {reply.why}")
+
+    return watch
+
+
+def sends_model(method: Method) -> bool:
+    """Whether clients send a model in a round."""
+    return any("model" in declared.up for declared in method.exchanges().values())

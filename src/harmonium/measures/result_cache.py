@@ -1,0 +1,70 @@
+"""What is drawn and what is long: random views by pass, and finished trainings on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harmonium.core import files, seeds
+from harmonium.data.augment.pipeline import View
+from harmonium.data.cache import digest_of
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One pass of random views over images: the same whichever batch is made first."""
+
+    view: View
+    seed: int
+    number: int  # of the pass
+
+    def __call__(self, pixels: Tensor, start: int) -> Tensor:
+        """The views of a batch that begins with picture `start`."""
+        return self.view(pixels, seeds.torch_rng(self.seed, "pass", self.number, start))
+
+
+@dataclass
+class Finished:
+    """Results of long trainings, kept one by one, so that a killed call goes on where it was.
+
+    A result is found by all that it follows from. Any file may be deleted at any time.
+    """
+
+    folder: Path | None = None  # none: nothing is kept
+    found: int = 0
+    computed: int = 0
+
+    def __call__(
+        self, about: Mapping[str, Any], work: Callable[[], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The result of `work`, which `about` identifies; both are plain values."""
+        told = {**about, "torch": torch.__version__}
+        path = self.folder and self.folder / f"{digest_of(told)[:32]}.json"
+        if path and (held := _read(path)) is not None:
+            self.found += 1
+            return held
+        made = dict(work())
+        self.computed += 1
+        if path:
+            text = json.dumps({"about": told, "result": made}, indent=1)
+            beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+            files.write_atomic(beside, f"{text}\n".encode())
+            os.replace(beside, path)  # another call may finish the same at this very moment
+        return made
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The result in a file; None where there is none, or it is damaged."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return dict(held["result"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

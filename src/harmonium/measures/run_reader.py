@@ -1,0 +1,406 @@
+"""A run's folder, opened to be measured: its last commit, its pictures, its clients' encoders.
+
+Nothing here writes to the folder, so a run that is complete stays as it is, and one that still goes
+can be measured as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from harmonium.core import files, seeds
+from harmonium.core.errors import ConfigError, DataError, StoreError
+from harmonium.core.progress import tell
+from harmonium.core.settings import plain
+from harmonium.core.types import ClientId
+from harmonium.data.images import Dataset, Images
+from harmonium.data.partition import Split
+from harmonium.evaluation.feature_cache import Kept
+from harmonium.evaluation.features import embed
+from harmonium.evaluation.pixels import Pixels
+from harmonium.evaluation.references import RAW, WHITENED, whitened_pixels
+from harmonium.evaluation.whitening import DIRECTIONS, WhitenedEncoder, moments_of, whitening
+from harmonium.federation.method import Method, Server
+from harmonium.federation.personal import Own
+from harmonium.measures.eval_data import OWN, THEIRS, UPRIGHT, Ground, Sets
+from harmonium.measures.result_cache import Drawn, Finished
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.export import load_encoder
+from harmonium.runs.loop import as_drawn
+from harmonium.runs.open_run import opened, read_about
+from harmonium.runs.start import judged_on
+from harmonium.sites.plan import method_of
+from harmonium.storage import state_store
+from harmonium.storage.run_folder import TOLD, Commit, Folder
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run was made of, and where it stands."""
+
+    label: str  # what tables and pictures call it
+    path: Path
+    recipe: Recipe
+    dataset: Dataset
+    public: Dataset | None
+    split: Split
+    commit: Commit
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
+    sets: Sets = field(default_factory=Sets, repr=False)  # that it is judged on
+    kept: Kept = field(default_factory=Kept, repr=False)  # features on disk
+    finished: Finished = field(default_factory=Finished, repr=False)  # draws of an earlier call
+
+    @cached_property
+    def method(self) -> Method:
+        """The run's method."""
+        return self.recipe.build_method(self.dataset)
+
+    @property
+    def examples(self) -> dict[ClientId, int]:
+        """Registered number of every client that trains."""
+        return self.split.examples
+
+    @cached_property
+    def server(self) -> Server:
+        """The server as it was committed."""
+        return Server(self.examples, **self.commit.server)
+
+    @property
+    def keeps_encoders(self) -> bool:
+        """Whether clients have encoders of their own already, which no round replaces."""
+        return self.method.personal or self.method.blueprint.rules["encoder"] == "local"
+
+    @cached_property
+    def _grounds(self) -> dict[str, Ground]:
+        found = {OWN: Ground(OWN, judged_on(self.dataset, self.split))}
+        if self.split.angles is not None:
+            found[UPRIGHT] = Ground(
+                UPRIGHT, judged_on(self.dataset, replace(self.split, angles=None))
+            )
+        return found
+
+    def ground(self, name: str = OWN) -> Ground:
+        """What to judge on: the run's own pictures, or another set in the shape of these."""
+        if name not in self._grounds:
+            if name == UPRIGHT:
+                raise ConfigError(f"no client of {self.path} holds turned pictures: on={OWN}")
+            self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
+        return self._grounds[name]
+
+    def overlap(self, name: str) -> list[str]:
+        """A warning where a set to judge on is one that the run has learnt from."""
+        own, public = self.recipe.data.name, self.recipe.public
+        if name != own and (public is None or name != public.name):
+            return []
+        return [
+            f"the run learnt from {name} itself: pictures that it saw may be among those it is "
+            f"tested on" + (f"; on={OWN} keeps them apart" if name == own else "")
+        ]
+
+    @cached_property
+    def judged(self) -> dict[str, nn.Module]:
+        """The encoders that a run judges at its end, by whose they are.
+
+        The federation's; or, where clients end with encoders of their own, those of as many of
+        them as `evaluate.clients` says.
+        """
+        from harmonium.measures.extra_round import settled
+
+        method, server = self.method, settled(self)
+        if not method.has_own_encoders:
+            return {"the federation": method.represent(server)}
+        clients = sorted(map(int, self.commit.clients))[: self.recipe.evaluate.clients]
+        return {
+            f"client {client}": method.represent(server, self.state(client))
+            for client in clients or [0]
+        }
+
+    @cached_property
+    def untrained(self) -> nn.Module:
+        """The encoder as first drawn."""
+        return as_drawn(self.method, self._held)
+
+    @property
+    def _held(self) -> Dataset:
+        return self.ground().data
+
+    def pixels(self, ground: Ground) -> dict[str, nn.Module]:
+        """Encoders without training: pixels as they are, and whitened.
+
+        Whitening is of the training part of the set that is judged on, and needs no labels.
+        """
+        if ground.name not in self._pixels:
+            found: dict[str, nn.Module] = {RAW: Pixels()}
+            with suppress(DataError):  # images that are all the same cannot be whitened
+                found[WHITENED] = whitened_pixels(ground.data.train, self.method.views.plain)
+            self._pixels[ground.name] = found
+        return self._pixels[ground.name]
+
+    @cached_property
+    def _pixels(self) -> dict[str, dict[str, nn.Module]]:
+        return {}
+
+    def whitened(self, encoder: nn.Module, ground: Ground, whiten: bool | int) -> nn.Module:
+        """An encoder with its features whitened by those of the training part of a set."""
+        directions = DIRECTIONS if isinstance(whiten, bool) else whiten
+        features = self.kept_features(encoder, ground.data.train, "the encoder to whiten")
+        return WhitenedEncoder(encoder, whitening(moments_of(features), directions))
+
+    def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
+        """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.
+
+        Of the next round's cohort first, for what they do then is what a further round would do.
+        """
+        everyone = sorted(self.examples)
+        if self.keeps_encoders:
+            groups = [sorted(int(client) for client in self.commit.clients)]
+        else:
+            cohort = self.cohort
+            groups = [cohort, [client for client in everyone if client not in set(cohort)]]
+        rng = seeds.numpy_rng(seed, "measure", "clients")
+        order = [group[int(place)] for group in groups for place in rng.permutation(len(group))]
+        if len(order) < least:
+            raise ConfigError(
+                f"{measure} needs the encoders of at least {least} clients; {self.path} has "
+                f"{len(order)}"
+            )
+        return sorted(order[:count])
+
+    @property
+    def cohort(self) -> list[ClientId]:
+        """Who would be asked in the next round."""
+        recipe, number = self.recipe, self.commit.round + 1
+        return recipe.participation.cohort(sorted(self.examples), number, recipe.seed)
+
+    def encoders(self, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
+        """The clients' local encoders: their own, or what a further round makes of the model.
+
+        Fewer than asked for where a client cannot train.
+        """
+        if not self.keeps_encoders:
+            from harmonium.measures.extra_round import further
+
+            return further(self, clients)
+        kept = {client: self.state(client) for client in clients}
+        return {client: self.method.represent(self.server, kept[client]) for client in kept}
+
+    def owns(
+        self, clients: Sequence[ClientId], epochs: int | None = None
+    ) -> Iterator[tuple[ClientId, Own]]:
+        """What clients make of pictures after a further round, one after another.
+
+        Fewer than asked for where a client cannot train. `epochs` replaces the recipe's; with 0
+        nobody trains: clients that keep encoders have theirs, others the federation's model.
+        """
+        from harmonium.measures.extra_round import settled, trained
+
+        if epochs != 0:
+            for client, one in trained(self, clients, epochs):
+                yield client, self.method.own(one.model, one.state)
+            return
+        server = settled(self)
+        model = {**server.model, **server.memory.get("statistics", {})}
+        for client in clients:
+            state = self.state(client)
+            if not state and (self.keeps_encoders or self.method.blueprint.stays):
+                self.note(f"{self.label}: client {client} never took part, so it has no encoder")
+            elif self.keeps_encoders:
+                yield client, Own(self.method.represent(server, state))
+            else:
+                yield client, self.method.own(model, state)
+
+    def federations(self) -> list[nn.Module]:
+        """The federation's encoder; where parts of it never leave clients, those of clients."""
+        from harmonium.measures.extra_round import settled
+
+        parts, represent = self.method.blueprint, self.method.represent
+        local = {key.partition(".")[0] for key, rule, _ in parts.tensors() if rule == "local"}
+        if "encoder" not in local:
+            return [represent(settled(self))]
+        took_part = sorted(int(client) for client in self.commit.clients)
+        return [represent(self.server, self.state(client)) for client in took_part]
+
+    def state(self, client: ClientId) -> dict[str, Any]:
+        """What a client kept at the last commit."""
+        held = self.commit.clients.get(str(client))
+        if held is None:
+            return {}
+        return state_store.read(self.path / "clients" / held["file"], held["digest"]).state
+
+    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+        """Up to `count` pictures of a part: the same for all runs on the same data."""
+        test: Images = getattr(self.dataset, part)
+        if len(test) == 0:
+            raise DataError(f"the data of {self.path} have no {part} pictures to measure on")
+        if count is None or len(test) <= count:
+            return test
+        rng = seeds.numpy_rng(seed, "measure", "pictures")
+        return test.subset(np.sort(rng.choice(len(test), count, replace=False)))
+
+    def kept_features(
+        self, encoder: nn.Module, pictures: Images, whose: str, drawn: Drawn | None = None
+    ) -> Tensor:
+        """The same by way of the disk; of random views where `drawn` says of which."""
+        if isinstance(encoder, WhitenedEncoder):  # plain features are kept, and serve both
+            white: Tensor = encoder.white(
+                self.kept_features(encoder.encoder, pictures, whose, drawn)
+            )
+            return white
+        first = self.method.views.pipelines[0]
+        how = {
+            "encoder": plain(self.recipe.encoder),
+            "prepared": [first.mean, first.std, first.size],
+            **({"drawn": plain(drawn)} if drawn else {}),
+        }
+        found = self.kept.features(encoder, pictures, self.method.views.plain, how, drawn)
+        return self._sound(found, whose)
+
+    def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
+        """Frozen features of pictures, refused where they are no numbers."""
+        watch = partial(tell, "features")
+        return self._sound(embed(encoder, pictures, self.method.views.plain, watch=watch), whose)
+
+    @property
+    def early(self) -> str:
+        """That its last committed round is not the last of its recipe; empty where it is."""
+        if self.commit.round == self.recipe.rounds:
+            return ""
+        return f"measured after round {self.commit.round} of {self.recipe.rounds}"
+
+    def _sound(self, found: Tensor, whose: str) -> Tensor:
+        if not bool(found.isfinite().all()):
+            raise DataError(f"{self.path}: features of {whose} are not finite: its training broke")
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Federated(Run):
+    """A federation's run: its encoder is here, its clients' images and models are not."""
+
+    at_site: bool = False  # the folder is a site's, which has the encoder and no commits
+
+    @cached_property
+    def method(self) -> Method:
+        """The method of the plan, which is the same at the server and at every site."""
+        return method_of(self.recipe)
+
+    @property
+    def _held(self) -> Dataset:
+        return self.dataset
+
+    def overlap(self, name: str) -> list[str]:
+        """A warning where a set to judge on is the public one; nobody knows what sites hold."""
+        public = self.recipe.public
+        return super().overlap(name) if public is not None and name == public.name else []
+
+    @cached_property
+    def judged(self) -> dict[str, nn.Module]:
+        """The federation's encoder; at a site of a method with personal encoders, its own."""
+        method = self.method
+        if self.at_site:
+            whose = "this site" if method.has_own_encoders else "the federation"
+            return {whose: load_encoder(self.path).network}
+        if method.has_own_encoders:
+            raise DataError(
+                f"{self.path}: with {method.name} every site ends with an encoder of its own, so "
+                "there is none at the server: evaluate it at a site"
+            )
+        server = Server({}, **self.commit.server)
+        if method.recalibrates and "statistics" not in server.memory:
+            raise DataError(
+                f"{self.path}: the statistics of BatchNorm are measured at the sites before an "
+                f"encoder is judged, and round {self.commit.round} has none: let the run end first"
+            )
+        return {"the federation": method.represent(server)}
+
+    def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
+        """None: refused."""
+        raise self._away(measure)
+
+    def federations(self) -> list[nn.Module]:
+        """The encoders that are here."""
+        return list(self.judged.values())
+
+    def state(self, client: ClientId) -> dict[str, Any]:
+        """Stays at its site: refused."""
+        raise self._away("it")
+
+    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+        """Stay at the sites: refused."""
+        raise self._away("it")
+
+    def _away(self, what: str) -> DataError:
+        return DataError(
+            f"{self.path} is a run of a federation: {what} looks at clients' images and models, "
+            "which stay at the sites; knn, linear, semi, transfer and retrieval do not"
+        )
+
+
+def open_run(
+    path: Path,
+    label: str,
+    recipe: Recipe,
+    note: Callable[[str], None] = lambda text: None,
+    **more: Any,
+) -> Run:
+    """Open a run at its newest commit that can be read, or a federation's at one of its sites.
+
+    `recipe` is the run's, read from its folder; only its engine may have been changed since. `more`
+    are further fields of `Run`.
+    """
+    at_site = (path / TOLD).exists()
+    of_federation = at_site or bool(read_about(path)["federation"])
+    if at_site:
+        commit = Commit(_told_round(path), {}, {}, {})
+    else:
+        commit = _newest_commit(path, with_states=not of_federation)
+    if of_federation:
+        return _federated(path, label, recipe, commit, note, at_site, **more)
+    dataset, public, split = opened(recipe, path)
+    return Run(label, path, recipe, dataset, public, split, commit, note, **more)
+
+
+def _newest_commit(path: Path, *, with_states: bool) -> Commit:
+    commit = Folder(path).newest(with_states=with_states)
+    if commit is None:
+        raise StoreError(f"{path} has no committed round yet: let the run go on first")
+    return commit
+
+
+def _told_round(path: Path) -> int:
+    remedy = "take part in a new run"
+    with files.reading(path / TOLD, remedy):
+        return int(files.read_sealed(path / TOLD, remedy)["round"])
+
+
+def _federated(
+    path: Path,
+    label: str,
+    recipe: Recipe,
+    commit: Commit,
+    note: Callable[[str], None],
+    at_site: bool,
+    **more: Any,
+) -> Run:
+    """A federation's run, to be judged on the first of the sets that the call names."""
+    sets: Sets = more.get("sets", Sets())
+    if theirs := [name for name in sets.names if name in THEIRS]:
+        raise ConfigError(
+            f"{path} is a run of a federation, whose images stay at the sites, so on={theirs[0]} "
+            "cannot be judged: name a data set that is here, e.g. on=digits, or on=folder "
+            "on.folder.path=FOLDER"
+        )
+    method = method_of(recipe)
+    side, channels = recipe.data.size or method.world.side, method.world.channels
+    dataset = sets.load(sets.names[0], (side, side, channels))
+    nobody = Split((), {}, dataset.digest, f"federation {recipe.digest}")
+    made: dict[str, Any] = {"at_site": at_site, **more}
+    return Federated(label, path, recipe, dataset, None, nobody, commit, note, **made)

@@ -1,0 +1,127 @@
+"""What a picture is described by: its content alone, and a coarse copy of it as it is.
+
+Content is what stays when a picture is turned, mirrored, or changed in colour, brightness or
+contrast; sharpness and grain change it little. Small filters ("eyes") stand on circles around the
+middle. To turn a picture is to move what they see along their circles, so the sizes of the Fourier
+coefficients along each circle do not change. What eyes for light see counts relative to its own
+size, what eyes for edges see likewise: contrast scales both, blur above all the second. Nothing
+here is learned or drawn: the same pictures give the same numbers everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harmonium.data.augment.operations import luma, to_planes
+
+SIDE = 32  # pixels; larger pictures are averaged down to it
+RINGS = (0.15, 0.4, 0.65)  # radii of the circles; 1 is half the shorter side of the picture
+TURNS = 32  # eyes on each circle
+HARMONICS = 5  # Fourier coefficients of each circle, the mean included
+WIDTH = 0.13, 1.3  # standard deviation of an eye for light; in radii, but at least so many pixels
+WAVE = 0.4, 5.0  # wavelength of an eye for edges; likewise, for turning blurs what is finer
+KINDS = 4  # what is kept of a place: light, and edges along, across and oblique to the radius
+CONTENT = KINDS * len(RINGS) * HARMONICS  # numbers that describe a picture's content
+FIELDS = 3  # the coarse copy has so many fields each way
+FAINT = 1e-4  # what counts as no contrast at all; 1 is black against white
+CHUNK = 1024  # pictures described at once
+
+
+def described(pixels: Tensor) -> Tensor:
+    """Content and then the coarse copy of pictures.
+
+    Args:
+        pixels: uint8 `(n, height, width, channels)`.
+
+    Returns:
+        `(n, CONTENT + FIELDS * FIELDS * (channels + 2))`.
+    """
+    with torch.inference_mode():
+        some = [_small(to_planes(part, None, None)) for part in torch.split(pixels, CHUNK)]
+        return torch.cat([torch.cat([content(luma(p)), coarse(p)], 1) for p in some])
+
+
+def content(light: Tensor) -> Tensor:
+    """What turns, mirrors, brightness and contrast do not change.
+
+    Args:
+        light: grey pictures, `(n, height, width)`.
+
+    Returns:
+        `(n, CONTENT)`.
+    """
+    disc, real, imaginary = _eyes(*light.shape[1:])
+    mean = (light * disc).sum((1, 2), keepdim=True) / disc.sum()
+    seen = ((light - mean) * disc).flatten(1)
+    lights, places = len(RINGS) * TURNS, (len(RINGS), TURNS)
+    shade = (seen @ real[:, :lights]).view(-1, 1, *places)
+    shade = shade / (shade.square().mean((1, 2, 3), keepdim=True).sqrt() + FAINT)
+    edges = torch.hypot(seen @ real[:, lights:], seen @ imaginary[:, lights:]).view(-1, 4, *places)
+    edges = edges / (edges.mean((1, 2, 3), keepdim=True) + FAINT)
+    around = torch.cat([shade, edges], 1)
+    sizes = torch.fft.rfft(around)[..., :HARMONICS].abs() / TURNS
+    # A mirror turns one oblique into the other: their mean does not change.
+    oblique = (sizes[:, 2] + sizes[:, 4]) / 2
+    kept = torch.stack([sizes[:, 0], sizes[:, 1], oblique, sizes[:, 3]], 1)
+    return kept.flatten(1)
+
+
+def coarse(planes: Tensor) -> Tensor:
+    """A coarse copy: mean colour, and mean steps across and down, of fields of the picture.
+
+    Args:
+        planes: `(channels, n, height, width)`.
+
+    Returns:
+        `(n, FIELDS * FIELDS * (channels + 2))`.
+    """
+    light = luma(planes)
+    across = F.pad((light[:, :, 1:] - light[:, :, :-1]).abs(), (0, 1))
+    down = F.pad((light[:, 1:] - light[:, :-1]).abs(), (0, 0, 0, 1))
+    stacked = torch.stack([*planes, across, down], 1)
+    return F.adaptive_avg_pool2d(stacked, FIELDS).flatten(1)
+
+
+def _small(planes: Tensor) -> Tensor:
+    height, width = planes.shape[2:]
+    shorter = min(height, width)
+    if shorter <= SIDE:
+        return planes
+    return F.adaptive_avg_pool2d(planes, (SIDE * height // shorter, SIDE * width // shorter))
+
+
+@lru_cache(maxsize=8)
+def _eyes(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The disc that is looked at, and the filters as two real matrices.
+
+    Returns:
+        `(height, width)`, and twice `(height * width, 5 * len(RINGS) * TURNS)`.
+    """
+    pixel = 2 / min(height, width)
+    down = (torch.arange(height, dtype=torch.float64) + 0.5 - height / 2)[:, None] * pixel
+    across = (torch.arange(width, dtype=torch.float64) + 0.5 - width / 2)[None, :] * pixel
+    disc = ((1 - torch.hypot(across, down)) / pixel).clamp(0, 1)  # turning brings in no corners
+    wide, wave = (max(size, least * pixel) for size, least in (WIDTH, WAVE))
+    spots = [(r, 2 * math.pi * k / TURNS) for r in RINGS for k in range(TURNS)]
+    columns = []
+    for kind in range(5):
+        for radius, angle in spots:
+            x, y = across - radius * math.cos(angle), down - radius * math.sin(angle)
+            spread = wide if kind == 0 else 0.45 * wave
+            window = torch.exp(-(x.square() + y.square()) / (2 * spread**2)) * disc
+            window = window / window.sum()
+            if kind == 0:
+                columns.append(window.to(torch.complex128))
+                continue
+            way = angle + math.pi * (kind - 1) / 4  # the first is along the radius
+            phase = (x * math.cos(way) + y * math.sin(way)) * (2 * math.pi / wave)
+            ripple = window * torch.polar(torch.ones_like(phase), phase)
+            columns.append(ripple - window * ripple.sum())  # even light is no edge
+    filters = torch.stack([column.flatten() for column in columns], 1)
+    real, imaginary = filters.real.float().contiguous(), filters.imag.float().contiguous()
+    return disc.float(), real, imaginary

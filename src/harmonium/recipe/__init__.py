@@ -1,0 +1,1 @@
+"""The recipe: a validated tree of settings, its presets, and changes to it."""

@@ -1,0 +1,322 @@
+"""Changes to a recipe: `key=value` words and Python keywords, read in one way by every command.
+
+`split=dirichlet split.alpha=0.5` on the command line, `split="dirichlet"` with
+`**{"split.alpha": 0.5}`, and `split={"name": "dirichlet", "alpha": 0.5}` are the same two changes.
+A mapping changes only the keys that it names. Two sources that give different values to one key
+are refused; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from harmonium.core.errors import ConfigError, Key, UnknownSetting
+from harmonium.core.registry import recipe_name
+from harmonium.core.settings import plain, unknown
+
+DEFAULTS = {  # what a section's settings belong to while nothing is chosen
+    "method": "fedavg",
+    "objective": "simclr",
+    "encoder": "cnn-small",
+    "data": "digits",
+    "split": "iid",
+    "aggregation": "mean",
+    "server": "average",
+}
+_BARE = {"init": "file", "engine": "kind"}  # what a bare value of these sections sets
+_NAMED = (*DEFAULTS, "public", "views")  # sections that choose something by name
+_NONE = ("none", "null", "")
+_EITHER = {"fraction": "number", "number": "fraction"}  # of participation: one replaces the other
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting, wherever it was given."""
+
+    path: tuple[str, ...]  # ("split", "alpha")
+    value: Any  # a plain value, or from Python a settings object or a class
+    word: bool = True  # a `key=value` word, not a keyword
+
+    @property
+    def key(self) -> str:
+        """The key as it is written in a word: `split.alpha`."""
+        return ".".join(self.path)
+
+    @property
+    def section(self) -> str:
+        """The first part of the key."""
+        return self.path[0]
+
+
+def changes_of(words: Iterable[str | Change], settings: Mapping[str, Any] = {}) -> list[Change]:
+    """All changes, each key once; sources that disagree are refused with both values.
+
+    >>> [(one.key, one.value) for one in changes_of(["split.alpha=0.5"], {"split": "dirichlet"})]
+    [('split.alpha', 0.5), ('split', 'dirichlet')]
+    """
+    given: dict[tuple[str, ...], Change] = {}
+    for change in (*(c for word in words for c in _read(word)), *_keywords(settings)):
+        held = given.get(change.path)
+        if held is None:
+            given[change.path] = change
+        elif held.word and change.word:
+            both = "" if _same(held.value, change.value) else _both(held.value, change.value)
+            raise ConfigError(f"{change.key} is given twice{both}: leave one out")
+        elif not _same(held.value, change.value):
+            raise ConfigError(
+                f"{change.key} is given twice{_both(held.value, change.value)}: leave one out"
+            )
+    _check_participation({path[1]: one.value for path, one in given.items() if _is_either(path)})
+    return [one for one in given.values() if not _within_object(one, given)]
+
+
+def _is_either(path: tuple[str, ...]) -> bool:
+    return len(path) == 2 and path[0] == "participation" and path[1] in _EITHER
+
+
+def _check_participation(given: Mapping[str, Any]) -> None:
+    """Refuse a share and a number of clients beside each other, for only one can hold."""
+    fraction, number = given.get("fraction"), given.get("number")
+    if _normal(fraction) is not None and _normal(number) is not None:
+        raise ConfigError(
+            Key("participation", "fraction"),
+            f"={shown(fraction)} and ",
+            Key("participation", "number"),
+            f"={shown(number)} exclude each other: leave out participation.number to have a share "
+            "of the clients in a round, or participation.fraction to have a fixed number of them",
+        )
+
+
+def _read(word: str | Change) -> list[Change]:
+    """The changes of one `key=value` word."""
+    if isinstance(word, Change):
+        return [word]
+    if not isinstance(word, str):
+        raise ConfigError(
+            f"{shown(word)} is no setting: write 'key=value', or give it as a keyword, key=value"
+        )
+    key, equals, text = word.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"'{word}' is no setting: write key=value, e.g. rounds=10")
+    if key == "init" and not text:  # an empty shell variable must not mean a random start
+        raise ConfigError(
+            "init= names no weights: write init=FILE, a run's folder or module:function, or "
+            "init=none for a random initialisation"
+        )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    return _flat(tuple(key.split(".")), text if isinstance(value, bytes) else value, word=True)
+
+
+def _keywords(settings: Mapping[str, Any]) -> list[Change]:
+    return [
+        change
+        for key, value in settings.items()
+        for change in _flat(tuple(key.split(".")), _plainly(key, value), word=False)
+    ]
+
+
+def _plainly(key: str, value: Any) -> Any:
+    """Arrays, networks and functions as settings that a recipe can name; the rest as it is."""
+    if _is_plain_throughout(value):
+        return value
+    from harmonium.recipe.objects import as_settings  # with it comes torch, which words do not need
+
+    return as_settings(key, value)
+
+
+def _is_plain_throughout(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain_throughout, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain_throughout, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:
+    """A value as changes of single keys: a mapping changes the keys that it names.
+
+    An empty mapping changes nothing, but for terms: `terms={}` is none, `terms.uv={}` is one.
+    """
+    if len(path) == 2 and path[1] == "name" and path[0] in _NAMED:
+        path = path[:1]
+    if len(path) == 1 and path[0] in _BARE and isinstance(value, str) and value not in _NONE:
+        path = (*path, _BARE[path[0]])  # so that its other settings stay
+    if not isinstance(value, Mapping):
+        return [Change(path, value, word)]
+    if not value:
+        if path == ("init",):  # no random start where weights were meant
+            raise ConfigError(Key("init"), " is empty: give a state dict, a file, a run, or none")
+        return [Change(path, {}, word)] if path[0] == "terms" else []
+    if odd := [key for key in value if not isinstance(key, str) or not key]:
+        raise ConfigError(f"{'.'.join(path)} has the key {odd[0]!r}; keys are text")
+    return [
+        change
+        for key, one in value.items()
+        for change in _flat((*path, *key.split(".")), one, word=word)
+    ]
+
+
+def _within_object(change: Change, given: Mapping[tuple[str, ...], Change]) -> bool:
+    """Whether a settings object says the same already; one that says otherwise is refused."""
+    for length in range(1, len(change.path)):
+        above = given.get(change.path[:length])
+        if above is None or _is_plain(above.value) or isinstance(above.value, type):
+            continue
+        held, name = above.value, change.path[length]
+        if not dataclasses.is_dataclass(held):
+            raise ConfigError(
+                f"{above.key} is {shown(held)}, so {change.key}={shown(change.value)} cannot be "
+                "set beside it: leave one out"
+            )
+        names = [field.name for field in dataclasses.fields(held) if field.init]
+        if name not in names:
+            raise UnknownSetting(unknown(change.key, [f"{above.key}.{one}" for one in names]))
+        value: Any = getattr(held, name)
+        if len(change.path) > length + 1 or not _same(value, change.value):
+            raise ConfigError(
+                f"{change.key} is given twice{_both(value, change.value)}: {above.key} is given as "
+                f"{shown(held)}, so leave one out"
+            )
+        return True
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | list | tuple | Mapping)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of a key mean the same: 1e-3 and 0.001, none and null do."""
+    if one is other:
+        return True
+    if isinstance(one, type) or isinstance(other, type):
+        names = [recipe_name(v) if isinstance(v, type) else v for v in (one, other)]
+        return bool(names[0] == names[1])
+    left, right = (_normal(value) for value in (one, other))
+    if not (_is_plain(left) and _is_plain(right)):
+        return False
+    if isinstance(left, bool) != isinstance(right, bool):
+        return False
+    return bool(left == right)
+
+
+def _normal(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) or isinstance(value, list | tuple):
+        value = plain(value)
+    if isinstance(value, list):
+        return [_normal(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.lower() in _NONE:
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _both(one: Any, other: Any) -> str:
+    return f", as {shown(one)} and as {shown(other)}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message: plain ones as written, others by their kind, in a few words.
+
+    >>> shown(None), shown([1, 2]), shown(True), shown(dict)
+    ('none', '[1, 2]', 'true', 'the class dict')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if _is_plain(value):
+        text = str(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    kind = type(value).__name__
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+
+
+def apply_changes(tree: Mapping[str, Any], changes: Sequence[str | Change]) -> dict[str, Any]:
+    """The tree with changes; a new choice drops the settings of the old one.
+
+    >>> apply_changes({"data": {"name": "npz", "path": "a"}}, ["data.limit=5", "data=digits"])
+    {'data': {'name': 'digits', 'limit': 5}}
+    """
+    changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
+    for change in sorted(changes_of(changes), key=lambda one: len(one.path)):  # choices first
+        spot, path, value = changed, change.path, change.value
+        for step in path[:-1]:
+            spot[step] = _settings_of(spot.get(step), step, path)
+            spot = spot[step]
+        held = spot.get(path[-1])
+        if _is_either(path) and _normal(value) is not None:
+            spot.pop(_EITHER[path[1]], None)  # a share in place of a number, or the reverse
+        if change.key == "init.file" and held != value:
+            spot.pop("digest", None)  # it is of the other file
+        if isinstance(held, Mapping):
+            if len(path) > 1 and isinstance(value, Mapping) and not value:
+                continue  # terms.uv={} beside a term that is there
+            if "name" in held and value is not None and _same(held["name"], value):
+                spot[path[-1]] = {**held, "name": value}  # the same choice keeps its settings
+                continue
+        spot[path[-1]] = value
+        if path == ("participation",) and dataclasses.is_dataclass(value):
+            _check_participation(_without_whole(plain(value)))
+    if isinstance(held := changed.get("participation"), Mapping):
+        _check_participation(_without_whole(held))
+    for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
+        if isinstance(value, dict) and "name" not in value and key in DEFAULTS:
+            changed[key] = {"name": DEFAULTS[key], **value}
+    return changed
+
+
+def _without_whole(participation: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without a share of 1, which a resolved recipe states beside a number."""
+    return {k: v for k, v in participation.items() if k != "fraction" or _normal(v) != 1}
+
+
+def _settings_of(held: Any, step: str, path: Sequence[str]) -> dict[str, Any]:
+    """What stands at a step on the way to a setting, as a mapping with room for it."""
+    if path[0] == "terms" and step == "terms" and isinstance(held, str | list | tuple):
+        names: Sequence[Any] = held.split(",") if isinstance(held, str) else held
+        if all(isinstance(name, str) for name in names):
+            return {name: {} for name in names if name}
+        if all(isinstance(one, Mapping) and "name" in one for one in names):
+            return {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in names}
+    if isinstance(held, str | type):  # a bare choice
+        return {"name": held}
+    if not isinstance(held, Mapping | None):
+        raise ConfigError(f"{step} is {shown(held)}, which has no setting '{'.'.join(path[1:])}'")
+    return dict(held or {})
+
+
+def as_words(changes: Iterable[Change]) -> list[str]:
+    """Changes as a command line has them; an object that no word can name stands in <brackets>.
+
+    >>> as_words(changes_of([], {"seeds": 3, "local.lr": None, "compare": {"up": 5}}))
+    ['seeds=3', 'local.lr=null', 'compare.up=5']
+    >>> as_words(changes_of(["objective=simclr"], {"objective.temperature": 0.5}))
+    ['objective=simclr', 'objective.temperature=0.5']
+    """
+    words = []
+    for change in changes:
+        value = change.value
+        if isinstance(value, type):
+            value = recipe_name(value) or f"<{value.__name__}>"
+        elif dataclasses.is_dataclass(value):
+            words += as_words(_flat(change.path, plain(value), word=False))
+            continue
+        elif not _is_plain(value):
+            value = f"<{type(value).__name__}>"
+        text = value if isinstance(value, str) else json.dumps(plain(value), default=shown)
+        words.append(f"{change.key}={text}")
+    return words

@@ -1,0 +1,512 @@
+"""A recipe says all of a run: a validated tree of settings, from YAML and `key=value`.
+
+Sections such as `data`, `split` or `encoder` choose a registered thing by name and set its
+fields: `data=cifar10 data.limit=5000`, or in YAML `data: {name: cifar10, limit: 5000}`. The fields
+are those of the chosen dataclass, so a new method's settings are recipe keys without more code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+from pydantic import Field as Setting
+
+from harmonium.core.errors import ConfigError, DataError, Key, UnknownSetting, counted, suggest
+from harmonium.core.registry import Registry, recipe_name
+from harmonium.core.settings import check_fields, choose, coerce, make, named, plain, unknown
+from harmonium.data.augment.views import PRESETS, View, Views, preset
+from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.images import Dataset
+from harmonium.data.partition import SplitRule, splits
+from harmonium.data.sets.digits import Digits
+from harmonium.data.sets.styles import Styles, is_archive
+from harmonium.data.splits.iid import IID
+from harmonium.engines.settings import EngineSettings
+from harmonium.evaluation.evaluator import Evaluation
+from harmonium.federation import dpsgd, whitening
+from harmonium.federation.aggregation import Aggregation, Mean, aggregations
+from harmonium.federation.contract import check_class
+from harmonium.federation.global_objective import GlobalObjective, obstacle
+from harmonium.federation.label_free_score import Appraisal
+from harmonium.federation.method import Method
+from harmonium.federation.sampling import Participation
+from harmonium.federation.server_optimisers import Average, ServerOptimiser, optimisers
+from harmonium.federation.spending import check_budget, check_noise
+from harmonium.federation.transport import Transport
+from harmonium.learning.contract import called
+from harmonium.learning.encoders import Encoder, encoders
+from harmonium.learning.encoders.cnn import CnnSmall
+from harmonium.learning.objectives import Objective, objectives
+from harmonium.learning.objectives.simclr import SimCLR
+from harmonium.learning.parts import BatchNorms
+from harmonium.learning.terms import Term, terms
+from harmonium.learning.training import Local
+from harmonium.learning.world import World
+from harmonium.methods import methods
+from harmonium.methods.centralised import Centralised
+from harmonium.methods.fedavg import FedAvg
+from harmonium.recipe.initial_weights import Init
+from harmonium.recipe.overrides import Change, apply_changes, changes_of
+from harmonium.recipe.presets import changed_tree
+from harmonium.recipe.privacy import Privacy
+
+_PLAIN = ("batch_norm", "clients", "rounds", "seed")  # settings of their own, not sections
+SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method's name and the settings that are its own."""
+
+    name: str  # registered, or `package.module:Class` of the user's own
+    options: Mapping[str, Any]
+    cls: type[Method]
+
+
+@dataclass(frozen=True)
+class ViewsChoice:
+    """A preset of views and the changes to it."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+    def build(self) -> Views:
+        """The views themselves."""
+        return preset(self.name, **self.changes)
+
+
+def _method(value: Any) -> MethodChoice:
+    if isinstance(value, MethodChoice):
+        return value
+    found, options = named("method", methods, value)
+    return _choice(found, check_fields(found, options, "method", SUPPLIED))
+
+
+def _choice(cls: type[Method], given: Mapping[str, Any]) -> MethodChoice:
+    """A method with all of its settings: those that are given, and the others' defaults."""
+    check_class(cls)
+    own = [field for field in fields(cls) if field.init and field.name not in SUPPLIED]
+    defaults = {field.name: field.default for field in own if field.default is not MISSING}
+    return MethodChoice(str(recipe_name(cls)), {**defaults, **given}, cls)
+
+
+def _views(value: Any) -> ViewsChoice:
+    if isinstance(value, ViewsChoice):
+        return value
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"views is {value!r}; give one of these names: {', '.join(PRESETS)}")
+    name = str(value.get("name", "simclr"))
+    if name not in PRESETS:
+        raise UnknownSetting(f"unknown views '{name}': {suggest(name, PRESETS)}")
+    changes = {key: setting for key, setting in value.items() if key != "name"}
+    choice = ViewsChoice(name, check_fields(View, changes, "views"))
+    choice.build()  # wrong values are refused here and not in the middle of a run
+    return choice
+
+
+def _terms(value: Any) -> tuple[Term, ...]:
+    if isinstance(value, str):
+        value = [name for name in value.split(",") if name and value != "none"]
+    if isinstance(value, Mapping):
+        found = tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
+    elif isinstance(value, list | tuple | None):
+        found = tuple(choose("terms", terms, item) for item in value or ())
+    else:
+        raise ConfigError(f"terms is {value!r}; give one of these: {', '.join(terms.table())}")
+    if len({type(term) for term in found}) < len(found):
+        raise ConfigError("terms name one term twice; give it once, with the settings you want")
+    return found
+
+
+def _one_of(section: str, registry: Registry[Any]) -> PlainValidator:
+    return PlainValidator(lambda value: choose(section, registry, value))
+
+
+def _fixed(section: str, cls: type[Any]) -> PlainValidator:
+    return PlainValidator(lambda v: v if type(v) is cls else make(cls, v, section))
+
+
+def _engine(value: Any) -> EngineSettings:
+    return (
+        make(EngineSettings, {"kind": value}, "engine")
+        if isinstance(value, str)
+        else (value if isinstance(value, EngineSettings) else make(EngineSettings, value, "engine"))
+    )
+
+
+def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
+    """A choice whose relative paths become absolute, for the run may be resumed from elsewhere."""
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if isinstance(name, str) and name not in registry.table() and Path(name).expanduser().is_dir():
+        raise ConfigError(
+            f"{section}={name} is a folder: set {section}=folder {section}.path={name}"
+        )
+    spec = choose(section, registry, value)
+    named = {name: getattr(spec, name, None) for name in ("path", "root")}
+    absolute: dict[str, Any] = {k: _absolute(v) for k, v in named.items() if v}
+    if isinstance(spec, Styles):
+        absolute["sets"] = tuple(_absolute(s) if is_archive(s) else s for s in spec.sets)
+    return replace(spec, **absolute) if absolute else spec
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _data(value: Any) -> Any:
+    return _with_files("data", datasets, value)
+
+
+def _public(value: Any) -> Any:
+    return None if value in (None, "none") else _with_files("public", datasets, value)
+
+
+def _init(value: Any) -> Init | None:
+    if value is None or value == "none":
+        return None
+    if isinstance(value, str | Path):
+        value = {"file": str(value)}
+    return (value if isinstance(value, Init) else make(Init, value, "init")).resolved()
+
+
+def _split(value: Any) -> Any:
+    return _with_files("split", splits, value)
+
+
+class Recipe(BaseModel):
+    """All of a run. Two recipes with the same `digest` and the same files end with the same bits.
+
+    The exception is `privacy.noise=system`, whose noise nobody can repeat.
+
+    >>> Recipe.of("fedavg", "clients=3", "local.lr=0.1").local.lr
+    0.1
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    method: Annotated[MethodChoice, PlainValidator(_method)] = MethodChoice(FedAvg.name, {}, FedAvg)
+    objective: Annotated[Objective, _one_of("objective", objectives)] = SimCLR()
+    terms: Annotated[tuple[Term, ...], PlainValidator(_terms)] = ()
+    encoder: Annotated[Encoder, _one_of("encoder", encoders)] = CnnSmall()
+    data: Annotated[DataSpec, PlainValidator(_data)] = Digits()
+    public: Annotated[DataSpec | None, PlainValidator(_public)] = None
+    split: Annotated[SplitRule, PlainValidator(_split)] = IID()
+    views: Annotated[ViewsChoice, PlainValidator(_views)] = ViewsChoice("simclr", {})
+    local: Annotated[Local, _fixed("local", Local)] = Local()
+    server: Annotated[ServerOptimiser, _one_of("server", optimisers)] = Average()
+    aggregation: Annotated[Aggregation, _one_of("aggregation", aggregations)] = Mean()
+    participation: Annotated[Participation, _fixed("participation", Participation)] = (
+        Participation()
+    )
+    privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
+    transport: Annotated[Transport, _fixed("transport", Transport)] = Transport()
+    evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
+    engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
+    init: Annotated[Init | None, PlainValidator(_init)] = None
+    batch_norm: BatchNorms = "average"
+    clients: int = Setting(10, ge=1)
+    rounds: int = Setting(20, ge=1)
+    seed: int = Setting(0, ge=0)
+
+    @classmethod
+    def of(cls, base: Recipe | str | type[Method], *words: str | Change, **settings: Any) -> Recipe:
+        """A recipe with changes: what every command and function resolves its settings with.
+
+        Args:
+            base: a recipe, a method's name or class, a shipped recipe's name, or a YAML file.
+            words: `key=value`, as on the command line.
+            settings: the same by name. `split="dirichlet"` chooses, `evaluate={"every": 1}` changes
+                the keys that it names, `**{"split.alpha": 0.5}` one. Settings objects and classes
+                may stand for a choice: `objective=SimCLR(temperature=0.2)`.
+
+        A key that is given twice, with different values, is refused. The name or class of a method
+        counts: `Recipe.of("fedavg", method="fedprox")` gives `method` twice.
+        """
+        if isinstance(base, Recipe):
+            return base.with_changes(changes_of(words, settings))
+        return cls.from_tree(changed_tree(base, words, settings))
+
+    def with_changes(self, changes: Sequence[Change]) -> Recipe:
+        """This recipe with changes; sections that they leave alone stay the objects they are."""
+        if not changes:
+            return self
+        touched, plainly = {change.section for change in changes}, self.given()
+        tree = {
+            key: plainly[key] if key in touched else getattr(self, key)
+            for key in type(self).model_fields
+        }
+        return type(self).from_tree(apply_changes(tree, changes))
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Recipe:
+        """A recipe from plain values."""
+        checked: dict[str, Any] = {}
+        for key, value in tree.items():
+            if key not in cls.model_fields:
+                raise UnknownSetting(unknown(key, known_keys()))
+            kind = cls.model_fields[key].annotation
+            checked[key] = coerce(key, kind, value) if key in _PLAIN else value
+        try:
+            recipe = cls(**checked)
+        except ValidationError as error:  # what is left: numbers below their least
+            first = error.errors()[0]
+            key, least = str(first["loc"][0]), first["ctx"]["ge"]
+            text = f" is {tree.get(key)}; it must be at least {least}"
+            raise ConfigError(Key(key), text) from None
+        recipe.aggregation.check(recipe.participation.check(recipe.training))
+        recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
+        method = recipe.any_method()  # refuses what does not go together
+        method.suits(recipe.participation.size(recipe.training))
+        if recipe.public is None and method.needs_public:
+            raise ConfigError(
+                f"{called(method)} needs public images: name some, e.g. public=shapes"
+            )
+        if recipe.evaluate.objective and (reason := obstacle(method)):
+            raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
+        if method.whitening and (reason := whitening.obstacle(method)):
+            raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
+        if recipe.privacy.masks is not None:
+            recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
+        check_noise(method)
+        if recipe.local.dp_clip is not None:
+            dpsgd.check(method)
+        if recipe.privacy.updates is not None:
+            recipe.privacy.updates.check(method)
+        if recipe.privacy.epsilon is not None:
+            check_budget(method)
+        recipe.transport.check(recipe.privacy)
+        if recipe.encoder.in_process:
+            recipe.engine.check_in_process()
+        return recipe
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes run clients; 0: they run in this one."""
+        return 0 if self.encoder.in_process else self.engine.processes
+
+    def _merged(self) -> Recipe:
+        """The pictures of all clients in one place."""
+        if self.clients == 1:
+            return self
+        if self.split.newcomers and self.split.merge > 1:
+            raise ConfigError(
+                "split.newcomers and split.merge: where all are merged, leave one out"
+            )
+        split = {**plain(self.split), "merge": self.split.merge * self.clients}
+        local = plain(self.scaled_local())
+        alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
+        return self.changed(split=split, local=local, **alone)
+
+    def _appraisal(self) -> Appraisal | None:
+        """How clients score the encoder, if they shall."""
+        asked = self.evaluate
+        if asked.tuning is None:
+            return None
+        return Appraisal(preset(asked.tuning), asked.tuning_centre, asked.tuning_over)
+
+    def _global_objective(self) -> GlobalObjective | None:
+        """That the global objective is measured, unless it is turned off."""
+        if self.evaluate.objective is False:
+            return None
+        return GlobalObjective(by_client=self.privacy.masks is None)
+
+    def scaled_local(self) -> Local:
+        """Local training as Orchestra's rules scale it to these clients."""
+        fraction = self.participation.size(self.training) / self.training
+        return self.local.scaled(self.clients, fraction)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of its settings should know: where one is scaled or has no effect."""
+        found = []
+        made, given = self.scaled_local().epochs, self.local
+        if made != given.epochs:
+            found.append(
+                f"local.epochs={given.epochs} is for {counted(given.for_clients or 1, 'client')} "
+                f"(local.for_clients): {counted(made, 'epoch')} with "
+                f"{counted(self.clients, 'client')}"
+            )
+        sends_nothing = self.method.cls.share.get("*") == "local"
+        if sends_nothing and not (isinstance(self.server, Average) and self.transport.is_plain):
+            found.append(f"{self.method.name} sends no model: server and transport have no effect")
+        return found
+
+    @property
+    def joint_views(self) -> bool:
+        """Whether views share a BatchNorm pass: as set, or as the method's or objective's code."""
+        given = self.local.joint_views
+        return self.method.cls.joins_views(self.objective) if given is None else given
+
+    def check(self) -> None:
+        """Refuse data whose settings or files cannot be right, without reading them.
+
+        Given weights are read, and must fit where the shape of the images is known.
+        """
+        self.data.check()
+        if self.init is not None:
+            self.init.weights()
+            if (shape := self._known_shape()) is not None:
+                _ = self.method_for(shape, classes=2, start=self.init).blueprint
+        if self.public is not None:
+            try:
+                self.public.check()
+            except (ConfigError, DataError) as error:  # the same settings, of another section
+                raise error.within("public") from None
+
+    def tree(self) -> dict[str, Any]:
+        """The resolved recipe as plain values; `Recipe.from_tree` reads it back."""
+        tree = self.given()
+        tree["local"]["joint_views"] = self.joint_views
+        return tree
+
+    def given(self) -> dict[str, Any]:
+        """The same, but what follows from the method or objective stays open unless it was set."""
+        tree = {key: plain(getattr(self, key)) for key in type(self).model_fields}
+        tree["method"] = {"name": self.method.name, **plain(dict(self.method.options))}
+        tree["views"] = {"name": self.views.name, **plain(dict(self.views.changes))}
+        tree["terms"] = {t.pop("name"): t for t in (plain(term) for term in self.terms)}
+        return tree
+
+    def yaml(self) -> str:
+        """The resolved recipe as YAML; what the chosen views amount to stands in comments."""
+        lines = [yaml.safe_dump(self.tree(), sort_keys=False)]
+        for number, view in enumerate(self.views.build().pipelines, 1):
+            words = " ".join(f"{k}={v}" for k, v in plain(view).items())
+            lines += textwrap.wrap(
+                f"view {number}: {words}", 96, initial_indent="# ", subsequent_indent="#   "
+            )
+        return "\n".join(lines) + "\n"
+
+    @property
+    def training(self) -> int:
+        """How many clients train: all but newcomers."""
+        return self.split.training(self.clients)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that can change a result: all but the engine."""
+        tree = {key: value for key, value in self.tree().items() if key not in ("engine", "init")}
+        if self.init is not None:  # what it holds, not where it lies
+            tree["init"] = self.init.digest
+        tree["views"] = plain(self.views.build().pipelines)  # a preset is only a name for these
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def changed(self, **sections: Any) -> Recipe:
+        """The same recipe with some top-level sections replaced."""
+        held = {key: getattr(self, key) for key in type(self).model_fields}
+        return type(self).from_tree({**held, **sections})
+
+    def build_method(self, dataset: Dataset) -> Method:
+        """The method with everything the other sections give it."""
+        return self.method_for(dataset.train.shape, len(dataset.classes), start=self.init)
+
+    def known_method(self) -> Method:
+        """The same for images of known shape and classes, without reading them."""
+        about, shape = self.data.about, self._known_shape()
+        if about is None or shape is None or about.classes is None:
+            return self.build_method(self.data.load())
+        return self.method_for(shape, about.classes, start=self.init)
+
+    def any_method(self) -> Method:
+        """The method for checks that hold for any images; some, if the encoder takes only those."""
+        shape = (32, 32, 3)
+        if not self.encoder.any_shape:
+            shape = self._known_shape() or self.data.load().train.shape
+        return self.method_for(shape, classes=2)
+
+    def _known_shape(self) -> tuple[int, int, int] | None:
+        """The shape of the images, where it is known without reading them."""
+        about, size, channels = self.data.about, self.data.size, self.data.channels
+        shape = about.shape if about else None
+        if shape is None and size:  # images of many sizes, brought to one; in colour unless told
+            shape = (size, size, 3)
+        if shape is None:
+            return None
+        height, width, depth = shape
+        return size or height, size or width, channels or depth
+
+    def method_for(
+        self, shape: tuple[int, int, int], classes: int, *, start: Init | None = None
+    ) -> Method:
+        """The method for images of some shape; without `start` at a random initialisation.
+
+        Given weights fit one shape only, so that whoever asks for another does without them.
+        """
+        height, _, channels = shape
+        views = self.views.build()
+        for term in self.terms:
+            term.check(self.objective)
+        world = World(
+            clients=self.clients,
+            rounds=self.rounds,
+            channels=channels,
+            side=views.pipelines[0].size or height,
+            classes=classes,
+            seed=self.seed,
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+        )
+        method = self.method.cls(
+            world=world,
+            encoder=self.encoder,
+            objective=self.objective,
+            terms=self.terms,
+            local=replace(self.scaled_local(), joint_views=self.joint_views),
+            aggregation=self.aggregation,
+            server_optimiser=self.server,
+            views=views,
+            batch_norm=self.batch_norm,
+            updates=self.privacy.updates,
+            transport=self.transport,
+            appraisal=self._appraisal(),
+            initial=start if start is not None and start.file is not None else None,
+            global_objective=self._global_objective(),
+            whitening=bool(self.evaluate.whiten),
+            **self.method.options,
+        )
+        self.objective.check_views(views)  # a method that needs another objective says so first
+        self.objective.check_given(method.gives)
+        return method
+
+
+def known_keys() -> list[str]:
+    """Every key that some choice allows, for naming the nearest one."""
+    keys = list(Recipe.model_fields)
+    sections: dict[str, list[type[Any]]] = {
+        "local": [Local],
+        "participation": [Participation],
+        "privacy": [Privacy],
+        "transport": [Transport],
+        "evaluate": [Evaluation],
+        "engine": [EngineSettings],
+        "views": [View],
+        "init": [Init],
+    }
+    for section, registry in _TABLES.items():
+        sections[section] = list(registry.table().values())
+    for section, classes in sections.items():
+        names = {field.name for cls in classes for field in fields(cls) if field.init}
+        names -= set(SUPPLIED) if section == "method" else set()
+        keys += [f"{section}.{name}" for name in sorted(names)]
+    return keys
+
+
+_TABLES: dict[str, Registry[Any]] = {
+    "method": methods,
+    "objective": objectives,
+    "encoder": encoders,
+    "data": datasets,
+    "split": splits,
+    "aggregation": aggregations,
+    "server": optimisers,
+}

@@ -1,0 +1,355 @@
+"""How long a run would take and what it would send, from a few measured steps: `--dry-run`.
+
+The run's own code plays its setup and two rounds with two of its clients in a folder that goes
+away. Passes over examples stop after a few batches, and the rest of them is counted at the pace of
+those. Evaluations are measured on some of the images.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from harmonium.core import codec
+from harmonium.core.errors import HarmoniumError, counted
+from harmonium.core.progress import listening, work
+from harmonium.core.types import ClientId
+from harmonium.data.datasets import DataSpec
+from harmonium.data.images import Dataset, Images
+from harmonium.data.partition import make_split
+from harmonium.data.published import Published
+from harmonium.data.sets.sites import Sites
+from harmonium.engines.local import LocalEngine
+from harmonium.engines.runtime import Host, Task
+from harmonium.evaluation.evaluator import Judge
+from harmonium.federation.driver import Driver, Reply, Turn
+from harmonium.federation.ledger import Ledger
+from harmonium.federation.method import Method, Server
+from harmonium.federation.wire import MEASURING, Ask, Plan
+from harmonium.learning.client import abridged
+from harmonium.recipe.schema import Recipe
+from harmonium.report.run_progress import clock, size_of
+from harmonium.runs.loop import as_drawn
+from harmonium.runs.open_run import load_public, make_host, missing
+from harmonium.runs.start import judged_on
+
+CLIENTS = 2  # that are measured
+BATCHES = 4  # of a pass over examples; the first one is slower and not counted
+PASS = 1.0  # seconds after which a pass stops sooner
+PATIENCE = 6.0  # seconds after which measuring does no more than it must
+EVALUATED = 1.0  # seconds that features for a trial evaluation may take
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would take."""
+
+    setup: float  # seconds before the first round
+    training: float  # seconds of all rounds
+    evaluation: float  # seconds of all evaluations, the last one included
+    rounds: int
+    bytes_down: int  # of all rounds
+    bytes_up: int
+    assumed: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The whole time of the run."""
+        return self.setup + self.training + self.evaluation
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {**asdict(self), "seconds": self.seconds}
+
+    def lines(self) -> list[str]:
+        """What a reader of the command sees."""
+        parts = {"setup": self.setup, "training": self.training, "evaluation": self.evaluation}
+        pace = f"{self.training / self.rounds:.2g} s a round"
+        told = ", ".join(f"{name} {clock(part)}" for name, part in parts.items())
+        return [
+            f"time     about {clock(self.seconds)}: {told}; {pace}",
+            f"bytes    about {size_of(self.bytes_down)} down and {size_of(self.bytes_up)} up",
+            f"assumed  {'; '.join(self.assumed)}",
+        ]
+
+
+def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
+    """What a run would take, or why that cannot be said.
+
+    Without `verdict`, the run ends before the test part is looked at, as those of a study do.
+    """
+    try:
+        if missing(recipe):
+            return "the images are missing"
+        if isinstance(recipe.data, Sites):
+            return "the images are at the sites"
+        for spec in filter(None, (recipe.data, recipe.public)):
+            if not _at_hand(spec):
+                return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
+        with work("measuring a few steps"), tempfile.TemporaryDirectory() as folder:
+            return _measured(recipe, Path(folder), verdict)
+    except HarmoniumError as error:
+        return f"a run would be refused: {error}"
+    except Exception as error:  # noqa: BLE001  (a dry run tells its recipe whatever a trial does)
+        return f"a trial failed: {type(error).__name__}: {error}"
+
+
+def _at_hand(spec: DataSpec) -> bool:
+    """Whether images load in a moment: they are decoded, or drawn rather than read from files."""
+    reads = isinstance(spec, Published) or {"path", "sets"} & {one.name for one in fields(spec)}
+    return not reads or spec.is_decoded()
+
+
+def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    public = load_public(recipe, dataset.train.shape)
+    # Noise is drawn and masks are added in a moment; a trial needs neither.
+    host = replace(make_host(recipe, dataset, split, folder, public), masks=None, noise="simulated")
+    trial = _Trial(recipe, host, split.examples, folder)
+    trial.play()
+    looks, last = _evaluation(recipe, judged_on(dataset, split), host.method, verdict)
+    cohort = recipe.participation.asked(recipe.training)
+    beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
+    first, later = trial.rounds[0], trial.rounds[-1]
+    of_rounds = partial(in_all_rounds, clients=recipe.training, cohort=cohort, rounds=recipe.rounds)
+    sent = {
+        way: trial.setup.sent[way] * recipe.training + of_rounds(first.sent[way], later.sent[way])
+        for way in ("down", "up")
+    }
+    due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
+    begin, settle = (
+        trial.measuring(plan, cohort, beside) for plan in (host.method.begin, host.method.settle)
+    )
+    return Estimate(
+        setup=trial.setup.server + trial.setup.client * recipe.training / beside,
+        training=later.server * recipe.rounds + of_rounds(first.client, later.client) / beside,
+        evaluation=looks * (1 + due) + begin + settle * due + last,
+        rounds=recipe.rounds,
+        bytes_down=round(sent["down"]),
+        bytes_up=round(sent["up"]),
+        assumed=_assumed(recipe, trial, beside, cohort),
+    )
+
+
+def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, rounds: int) -> float:
+    """The total over all clients and rounds, from one client's first round and a later one.
+
+    A first round costs more where clients do something once, such as learning a style: then each
+    does it in the first round in which it is asked. It costs less where nothing is there yet.
+
+    >>> in_all_rounds(5.0, 2.0, clients=4, cohort=2, rounds=3)  # 2 * (5 + 2 + 2), and 2 * 3 later
+    24.0
+    """
+    newer = min(clients, cohort * rounds) - cohort
+    return cohort * (first + later * (rounds - 1)) + max(0.0, first - later) * newer
+
+
+def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[str, ...]:
+    clients = counted(len(trial.cohort), "client")
+    started = "the start of worker processes is not counted"
+    told = [
+        f"training at the pace of up to {BATCHES} batches at {clients} of the {cohort} of a round",
+        f"{counted(beside, 'client')} trained at once, with nothing else running on this machine",
+        "evaluations at the pace of a sample of the images",
+        *([started] if recipe.engine.workers != 0 else []),
+    ]
+    if recipe.participation.unreliable:
+        told.append("no client drops out")
+    if recipe.privacy.masks is not None:
+        told.append("no secure aggregation")
+    if recipe.engine.kind != "local":
+        told.append("the local engine")
+    return tuple(told)
+
+
+# ---- the trial -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a plan takes: seconds at the server, seconds and bytes for each client asked."""
+
+    server: float
+    client: float
+    sent: dict[str, float]
+
+
+class _Trial:
+    """A run's setup and two of its rounds, abridged, with a few of its clients."""
+
+    def __init__(
+        self, recipe: Recipe, host: Host, examples: dict[ClientId, int], folder: Path
+    ) -> None:
+        self.recipe, self.method = recipe, host.method
+        mean = float(np.mean(list(examples.values())))
+        near = sorted(examples, key=lambda client: abs(examples[client] - mean))
+        self.cohort = sorted(near[: min(CLIENTS, recipe.participation.asked(recipe.training))])
+        # These have more or fewer images than clients have on average.
+        self._scale = mean / max(1.0, float(np.mean([examples[c] for c in self.cohort])))
+        self._server = Server(examples, self.method.blueprint.shared(), public=host.public)
+        self._meter = _Meter()
+        self._engine = _TimedEngine(host, folder, self._meter)
+        self._ledger = Ledger()
+        self._driver = Driver(self.method, self._engine, self._ledger)
+        self.setup = _Cost(0.0, 0.0, {"down": 0.0, "up": 0.0})
+        self.rounds: list[_Cost] = []
+
+    def play(self) -> None:
+        """Measure the setup, the first round, and a second one while there is time."""
+        with listening(self._meter.event), abridged(self._meter.enough):
+            self.setup = self._cost(0)
+            for number in range(1, min(2, self.recipe.rounds) + 1):
+                if number == 1 or not self._meter.is_late:
+                    self.rounds.append(self._cost(number))
+
+    def measuring(
+        self, plan: Callable[[Server, Sequence[ClientId]], Plan], cohort: int, beside: int
+    ) -> float:
+        """Seconds of what clients measure by a plan, of all that are asked."""
+        engine, server = self._engine, self._server
+        engine.tasks.clear()
+        engine.of_all = 0.0
+        engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
+        began, further = time.perf_counter(), self._meter.further
+        with listening(self._meter.event), abridged(self._meter.enough):
+            self._driver.drive(plan(server, self.cohort), server)
+        whole = time.perf_counter() - began + self._meter.further - further
+        at_clients = sum(engine.tasks)
+        return max(0.0, whole - at_clients) + engine.of_all * self._scale / beside
+
+    def _cost(self, number: int) -> _Cost:
+        began, further = time.perf_counter(), self._meter.further
+        self._engine.tasks.clear()
+        server = replace(self._server, round=number)
+        self._server = self._driver.drive(self.method.play(server, self.cohort), server)
+        whole = time.perf_counter() - began + self._meter.further - further
+        tasks, sent = sum(self._engine.tasks), dict(self._ledger.totals)
+        self._ledger.take()
+        share = self._scale / len(self.cohort)
+        return _Cost(
+            max(0.0, whole - tasks),
+            tasks * share,
+            {way: sent.get(way, 0) / len(self.cohort) for way in ("down", "up")},
+        )
+
+
+class _TimedEngine(LocalEngine):
+    """The local engine, with the seconds that every task would take in full."""
+
+    def __init__(self, host: Host, folder: Path, meter: _Meter) -> None:
+        super().__init__(host, folder, workers=0)
+        self.tasks: list[float] = []
+        self.only: Sequence[ClientId] | None = None  # who answers for all that are asked
+        self.everyone, self.cohort = 0, 0  # how many clients there are, and those of a round
+        self.of_all = 0.0  # seconds of all of them
+        self._meter = meter
+
+    def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
+        """All clients that are asked, or a few of them that stand for all."""
+        if self.only is None:
+            yield from super().deliver(ask, turn)
+            return
+        few = [client for client in ask.to if client in self.only]
+        before = sum(self.tasks)
+        yield from super().deliver(replace(ask, to=few), turn)
+        all_asked = ask.step in MEASURING or len(ask.to) > len(few)
+        asked = self.everyone if all_asked else self.cohort
+        self.of_all += (sum(self.tasks) - before) * asked / max(1, len(few))
+
+    def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
+        began, further = time.perf_counter(), self._meter.further
+        done = super()._in_process(task, broadcast)
+        self.tasks.append(time.perf_counter() - began + self._meter.further - further)
+        return done
+
+
+class _Meter:
+    """Stops passes over examples early, and extrapolates what the rest would have taken."""
+
+    def __init__(self) -> None:
+        self.further = 0.0  # seconds that stopped passes would have gone on
+        self._latest = ""
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+        self._total: dict[str, int] = {}
+        self._began = time.perf_counter()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether measuring has taken long enough."""
+        return time.perf_counter() - self._began > PATIENCE
+
+    def event(self, what: str, done: int, total: int | None, unit: str) -> None:
+        """Note how far a pass is."""
+        if total is None or unit != "images":
+            return
+        if done == total:
+            self._seen.pop(what, None)
+            return
+        self._latest, self._total[what] = what, total
+        self._seen.setdefault(what, []).append((time.perf_counter(), done))
+
+    def enough(self, batches: int) -> bool:
+        """Whether a pass may stop; if so, what is left of it is counted."""
+        seen = self._seen.get(self._latest, [])
+        if batches < 1 or len(seen) < 2:
+            return False
+        took = seen[-1][0] - seen[0][0]
+        if batches < BATCHES and not (took > PASS and batches > 1) and not self.is_late:
+            return False
+        (start, none), (end, done) = seen[1 if len(seen) > 2 else 0], seen[-1]
+        left = self._total[self._latest] - done
+        self.further += left * (end - start) / max(1, done - none)
+        return True
+
+
+# ---- evaluations ---------------------------------------------------------------------------------
+
+
+def _evaluation(
+    recipe: Recipe, dataset: Dataset, method: Method, verdict: bool
+) -> tuple[float, float]:
+    """Seconds of one evaluation during training, and of the verdict with all its probes."""
+    encoder, settings = as_drawn(method, dataset), recipe.evaluate
+    judge = Judge(settings, dataset, method.views, recipe.seed, encoder)
+    some = 64
+    pace = _seconds(lambda: _features(encoder, judge, dataset.train, some)) / some
+    some = int(min(1000, max(some, EVALUATED / pace)))
+    parts = {name: _first(getattr(dataset, name), some) for name in ("train", "validation", "test")}
+    few = replace(judge, data=replace(dataset, labelled=_first(dataset.labelled, some), **parts))
+    bank, queries = settings.bank, settings.queries
+    one = _seconds(lambda: few.look(encoder))
+    whole = min(bank, len(dataset.train)) + min(queries, len(dataset.validation))
+    looked = min(bank, len(few.data.train)) + min(queries, len(few.data.validation))
+    last = _seconds(lambda: few.verdict(encoder)) if verdict else 0.0
+    counts = [sum(len(getattr(d, name)) for name in parts) for d in (dataset, few.data)]
+    own = settings.clients if method.has_own_encoders else 1
+    kinds = own + 1 + 2  # trained, untrained, and two kinds of raw pixels
+    return one * whole / max(1, looked), last * counts[0] / max(1, counts[1]) * kinds
+
+
+def _features(encoder: nn.Module, judge: Judge, images: Images, count: int) -> None:
+    from harmonium.evaluation.features import embed
+
+    embed(encoder, _first(images, count), judge.views.plain)
+
+
+def _first(images: Any, count: int) -> Any:
+    if images is None or len(images) <= count:
+        return images
+    return images.subset(np.arange(count))
+
+
+def _seconds(what: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began

@@ -1,0 +1,192 @@
+"""From a run's folder to what its client tasks need: pictures, split and host.
+
+Whoever performs tasks of a run, in this process or another, begins here, and gets the pictures that
+the run began with or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harmonium.core import files
+from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError
+from harmonium.data.images import Dataset
+from harmonium.data.partition import Split
+from harmonium.data.shift import as_held
+from harmonium.engines.runtime import Host
+from harmonium.recipe.initial_weights import COPY
+from harmonium.recipe.presets import read_yaml
+from harmonium.recipe.schema import Recipe
+from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe that a run began with; given weights are those that its folder has a copy of.
+
+    A recipe that was edited since is refused.
+    """
+    path, held = folder / RECIPE, Folder(folder)
+    if not path.exists():
+        raise StoreError(f"{folder} holds no run: {path} is missing")
+    about = held.about()
+    command = "server start" if about.get("federation") else "run"
+    remedy = (
+        "bring the run's own recipe back, or start a new run with this one: "
+        f"harmonium {command} {path}"
+    )
+    held.check(RECIPE, remedy)
+    known = "files" in about
+    with files.reading(path, remedy):
+        try:
+            recipe = Recipe.from_tree(_tree(path))
+        except HarmoniumError as error:
+            if known:  # the file is as it was: something that it names is not
+                raise
+            raise StoreError(f"{path}: {error}") from None
+    if recipe.init is None:
+        return recipe
+    if COPY in about.get("files", ()) and not (folder / COPY).is_file():
+        raise StoreError(f"{folder / COPY} is missing: {files.RESTORE}")
+    return recipe.changed(init=recipe.init.kept_in(folder))
+
+
+def _tree(path: Path) -> dict[str, Any]:
+    return read_yaml(path.read_text(encoding="utf-8"), str(path))
+
+
+def check_recipe(folder: Path, remedy: str = "") -> None:
+    """Refuse a run whose recipe no longer means what it meant when the run began.
+
+    Its digest was written down then. A recipe of an earlier version may lack settings that have
+    come since, and their defaults need not be what that version did. `remedy` is what to do
+    instead of continuing the run.
+    """
+    recipe, about = read_recipe(folder), read_about(folder)
+    earlier = [part["recipe"][0] for part in about["history"][-1:]]  # killed while it was extended
+    if recipe.digest in (about["recipe"], *earlier):
+        return
+    path = folder / RECIPE
+    if new := [*_lacking(_tree(path), recipe.tree())]:
+        more = ", ..." if len(new) > 3 else ""
+        raise StoreError(
+            f"{folder} was begun by an earlier version of Harmonium, which had no "
+            f"{', '.join(new[:3])}{more}: {remedy or 'finish it with that version'}, or start a "
+            "new run"
+        )
+    raise StoreError(
+        f"{path} is not the recipe that the run began with: {remedy or 'bring that back'}, or "
+        "start a new run"
+    )
+
+
+def _lacking(held: Mapping[str, Any], whole: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings that a recipe's file does not have.
+
+    >>> list(_lacking({"rounds": 5, "local": {"lr": 1}}, {"rounds": 5, "local": {"lr": 1, "b": 2}}))
+    ['local.b']
+    """
+    for key, value in whole.items():
+        if key not in held:
+            yield f"{above}{key}"
+        elif isinstance(value, Mapping) and isinstance(its := held[key], Mapping):
+            yield from _lacking(its, value, f"{above}{key}.")
+
+
+def open_host(folder: Path) -> Host:
+    """The host of a run's client tasks, built from its folder alone."""
+    recipe = read_recipe(folder)
+    dataset, public, split = opened(recipe, folder)
+    return make_host(recipe, dataset, split, folder, public)
+
+
+def make_host(
+    recipe: Recipe, dataset: Dataset, split: Split, folder: Path, public: Dataset | None = None
+) -> Host:
+    """The host of client tasks for a recipe and its data.
+
+    Labels that a task may not see are taken off here, so that no task can come by them.
+    """
+    split.check(dataset)
+    method = recipe.build_method(dataset)
+    if method.initial is not None:
+        _ = method.blueprint  # weights that have changed are refused before any task
+    held, shared = as_held(dataset, split).train, public.train if public else None
+    if method.reads_labels:
+        held, shared = split.seen(held), shared and shared.relabelled(shared.labels)
+    else:
+        held, shared = held.without_labels(), shared and shared.without_labels()
+    return Host(
+        method=method,
+        images=held,
+        indices=split.indices,
+        folder=folder / "clients",
+        noise=recipe.privacy.noise,
+        public=shared,
+        masks=recipe.privacy.masks,
+    )
+
+
+def load_public(
+    recipe: Recipe, shape: tuple[int, int, int], key: str | None = None
+) -> Dataset | None:
+    """The public pictures, brought to the shape of the clients'."""
+    if recipe.public is None:
+        return None
+    height, width, channels = shape
+    spec = replace(recipe.public, channels=channels)
+    try:
+        return (replace(spec, size=height) if height == width else spec).load(key)
+    except (ConfigError, DataError) as error:  # the same settings, but of another section
+        raise error.within("public") from None
+
+
+def missing(recipe: Recipe) -> list[str]:
+    """Data sets that must be fetched before a recipe can run, each with its command."""
+    sets = [recipe.data, *([] if recipe.public is None else [recipe.public])]
+    return list(dict.fromkeys(text for one in sets for text in one.missing()))
+
+
+def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split]:
+    """The pictures and the split that a run began with, or an error if they are not the same."""
+    about = read_about(folder)
+    dataset = recipe.data.load(about["cache"]["data"])
+    public = load_public(recipe, dataset.train.shape, about["cache"]["public"])
+    split = read_split(folder)
+    digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
+    words = {"data": "pictures", "public": "public pictures", "split": "shares of the clients"}
+    for what, digest in digests.items():
+        if about[what] != digest:
+            raise DataError(
+                f"the {words[what]} of {folder} have changed since the run began: bring them back, "
+                "or start a new run"
+            )
+    split.validate(len(dataset.train))
+    return dataset, public, split
+
+
+def read_split(folder: Path) -> Split:
+    """Who holds which images of a run, as it began."""
+    Folder(folder).check(SPLIT)
+    return Split.load(folder / SPLIT)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The digests and cache keys of what a run began with, and notes on it."""
+    about = Folder(folder).about()
+    with files.reading(folder / ABOUT):
+        keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
+        more = {"federation": about.get("federation"), "history": about.get("history", [])}
+        return {key: about[key] for key in keys} | more
+
+
+def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:
+    """What a reader should know of the public pictures."""
+    if public is None:
+        return []
+    notes = [f"public: {note}" for note in public.notes]
+    if public.name == recipe.data.name:
+        notes.append("the public pictures come from the same set: some may be in its test part")
+    return notes

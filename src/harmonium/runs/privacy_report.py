@@ -1,0 +1,388 @@
+"""What a run's ledger says of privacy: what had noise and what it amounts to, and what had none."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from harmonium.core.errors import ConfigError
+from harmonium.core.types import ClientId
+from harmonium.federation.method import Method
+from harmonium.federation.spending import (
+    charged,
+    costs,
+    in_words,
+    left_out,
+    paid_at_server,
+    records,
+)
+from harmonium.federation.wire import STEPS
+from harmonium.privacy.budget import epsilon, epsilon_rdp
+from harmonium.privacy.library import epsilon_pld, together
+from harmonium.recipe.schema import Recipe
+from harmonium.report.run_progress import size_of
+from harmonium.runs.open_run import read_recipe, read_split
+from harmonium.storage.run_folder import ASKED, Folder
+
+MOST = 40  # points of the curves over rounds
+WORST = 10  # clients that a table shows, and whose epsilon a library counts as well
+NEIGHBOURS = {
+    "replace": "one picture of a client and another in its place",
+    "add-remove": "a client's pictures with and without one of them",
+    "client": "all of a client's pictures and any others in their place",
+}
+
+Made = tuple[tuple[tuple[str, Any], ...], ...]  # kinds of releases, as keys and values, sorted
+
+
+class Open(NamedTuple):
+    """A field that left clients without noise."""
+
+    step: str
+    field: str
+    kind: str
+    times: int
+    bytes: int
+
+
+class Refused(NamedTuple):
+    """A step that clients were no longer asked for, as their budget was spent."""
+
+    step: str
+    clients: int
+    of: int
+    since: int  # the round in which the first of them was left out
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one client released with noise."""
+
+    client: ClientId
+    name: str
+    examples: int
+    releases: Mapping[str, int]  # field and mechanism -> how many
+    lost: int  # of them, those whose answers never came
+    epsilon: float  # exact
+    rdp: float  # by Renyi divergences
+    pld: float | None  # by dp-accounting; none where it was not asked
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run's ledger says."""
+
+    folder: Path
+    rounds: int  # until now
+    delta: float
+    delta_of: str  # the setting it comes from; empty where the reader chose it
+    limit: float | None  # the recipe's budget
+    neighbours: str  # between which epsilon holds; empty where nothing was released
+    clients: tuple[Spent, ...]  # those who released anything, worst first
+    curve: tuple[tuple[int, float, float], ...]  # round; epsilon of the worst and the median client
+    unprotected: tuple[Open, ...]
+    refused: tuple[Refused, ...]
+    masked: bool
+    warnings: tuple[str, ...]
+    _everyone: int = field(default=0, repr=False)
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain values, for JSON; what is infinite is none."""
+        tree = {k: v for k, v in asdict(self).items() if not k.startswith("_")}
+        tree |= {"folder": str(self.folder), "unprotected": [u._asdict() for u in self.unprotected]}
+        tree["refused"] = [one._asdict() for one in self.refused]
+        found: dict[str, Any] = _finite(tree)
+        return found
+
+    def lines(self) -> list[str]:
+        """The report in plain words."""
+        if not self.clients:
+            said = ["nothing had noise, so there is no epsilon: see what left without, below"]
+        else:
+            worst = self.clients[0]
+            said = [
+                f"epsilon  {worst.epsilon:.4g} at {self._at} for the worst client, "
+                f"{median(one.epsilon for one in self.clients):.4g} for the median of "
+                f"{len(self.clients)}, after {self.rounds} rounds"
+                + (f"; the budget is {self.limit:g}" if self.limit is not None else ""),
+                f"between  {NEIGHBOURS[self.neighbours]}",
+            ]
+        for step, clients, everyone, since in self.refused:
+            who = f"{clients} of {everyone} clients"
+            said.append(f"budget   {who} could afford no further `{step}` from round {since} on")
+        hidden = " (the server saw sums over clients only)" if self.masked else ""
+        for one in self.unprotected:
+            said.append(
+                f"open     {one.field} of `{one.step}`, {one.kind}: left clients {one.times:,} "
+                f"times, {size_of(one.bytes)}, without noise{hidden}"
+            )
+        return [*said, *(f"warning  {text}" for text in self.warnings)]
+
+    @property
+    def _at(self) -> str:
+        return f"delta {self.delta:g}" + (f", of {self.delta_of}," if self.delta_of else "")
+
+    def table(self) -> list[dict[str, Any]]:
+        """The worst clients, for `report.tables`."""
+        return [
+            {
+                "client": one.name or one.client,
+                "examples": one.examples,
+                "releases": in_words(one.releases),
+                "epsilon": one.epsilon,
+                "by RDP": one.rdp,
+                "by PLD": one.pld,
+            }
+            for one in self.clients[:WORST]
+        ]
+
+
+def report(folder: str | Path, delta: float | None = None) -> Report:
+    """Read a run's ledger and say what it amounts to, also while the run goes on.
+
+    Args:
+        folder: of a run on this machine, of a rehearsal, or of a server.
+        delta: at which epsilon is told; none: that of the budget, the recipe's or the method's own.
+    """
+    path = Path(folder)
+    recipe, held = read_recipe(path), Folder(path)
+    method = recipe.any_method()
+    delta, delta_of = _delta(recipe) if delta is None else (delta, "")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
+    about = held.about()
+    examples = _examples(path, about)
+    entries = charged(held.read_log("ledger.jsonl"), held.read_log(ASKED))
+    made: dict[ClientId, list[tuple[int, Mapping[str, Any]]]] = {}
+    lost, unknown = Counter[ClientId](), 0
+    for entry in entries:
+        client, some = entry["client"], entry.get("releases", [])
+        if entry["outcome"] == "lost":  # by a kill, with its round
+            some = records(costs(method, entry["step"], examples[client]))
+        made.setdefault(client, []).extend((entry["round"], one) for one in some)
+        if entry["outcome"] in ("lost", "no answer"):
+            lost[client] += len(some)
+            unknown += not some and _guards(method, entry["step"])
+    made = {client: some for client, some in made.items() if some}
+    kinds = {client: _counted([one for _, one in some]) for client, some in made.items()}
+    exact = {client: _epsilon(kinds[client], delta) for client in made}
+    order = sorted(made, key=lambda client: (-exact[client], client))
+    names = about.get("clients") or []
+    spent = tuple(
+        Spent(
+            client,
+            str(names[client]) if client < len(names) else "",
+            examples[client],
+            dict(_by_field(one for _, one in made[client])),
+            lost[client],
+            exact[client],
+            epsilon_rdp(_told(kinds[client]), delta),
+            epsilon_pld(_told(kinds[client]), delta) if place < WORST else None,
+        )
+        for place, client in enumerate(order)
+    )
+    out = left_out(held.read_log("metrics.jsonl"))
+    every = [one for some in made.values() for _, one in some]
+    found = Report(
+        path,
+        max((entry["round"] for entry in entries), default=0),
+        delta,
+        delta_of,
+        recipe.privacy.epsilon,
+        together(every) if every else "",
+        spent,
+        tuple(_curve(made, delta)),
+        tuple(_open(method, entries)),
+        tuple(Refused(s, len(by), len(examples), min(by.values())) for s, by in out.items()),
+        recipe.privacy.masks is not None,
+        (),
+        len(examples),
+    )
+    sources = {str(one.get("noise", "")) for one in every}
+    trusting = any(paid_at_server(method, step) for step in method.exchanges())
+    return replace(found, warnings=tuple(_warnings(found, sources, unknown, trusting)))
+
+
+def summary(folder: str | Path) -> str:
+    """One line on a run's noisy releases; empty where there are none."""
+    if not any("releases" in line for line in Folder(Path(folder)).lines("ledger.jsonl")):
+        return ""
+    found = report(folder)
+    if not found.clients:
+        return ""
+    worst = found.clients[0]
+    return (
+        f"epsilon {worst.epsilon:.4g} at {found._at} for the worst client, of noisy "
+        f"releases alone: harmonium privacy {folder}"
+    )
+
+
+def picture(found: Report, path: Path) -> Path | None:
+    """Draw epsilon over rounds, worst and median client; nothing where there is none."""
+    from harmonium.report.plots import curves
+
+    points = [point for point in found.curve if math.isfinite(point[1])]
+    if not points:
+        return None
+    series = {
+        "worst": [(float(number), worst) for number, worst, _ in points],
+        "median": [(float(number), middle) for number, _, middle in points],
+    }
+    budget = {"budget": found.limit} if found.limit is not None else None
+    title = f"Epsilon of noisy releases at delta {found.delta:g}, {found.folder.name}"
+    curves(path, series, "round", "epsilon", title, budget)
+    return path
+
+
+def _delta(recipe: Recipe) -> tuple[float, str]:
+    """That of the budget, and its setting: the recipe's, or where it has none, the method's own."""
+    own = recipe.method.options
+    if recipe.privacy.epsilon is None and own.get("epsilon") is not None and "delta" in own:
+        return float(own["delta"]), "method.delta"
+    return recipe.privacy.delta, "privacy.delta"
+
+
+def _examples(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
+    """Every client's number of examples: of the split here, or as sites told it."""
+    if about.get("federation"):
+        return {one["client"]: one["examples"] for one in about["federation"]["roll"]}
+    return dict(enumerate(map(len, read_split(path).indices)))
+
+
+def _by_field(releases: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    found = Counter[str]()
+    for one in releases:
+        found[f"{one['field']} by {one['mechanism']}"] += one.get("count", 1)
+    return found
+
+
+def _guards(method: Method, step: str) -> bool:
+    declared = method.exchanges().get(step)
+    return declared is not None and any(one.guarded for one in declared.up.values())
+
+
+def _open(method: Method, entries: Sequence[Mapping[str, Any]]) -> list[Open]:
+    """Fields that left clients without noise, the largest first."""
+    exchanges = method.exchanges()
+    times, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for entry in entries:
+        for name, size in entry.get("up", {}).items() if entry["step"] not in STEPS else ():
+            declared = exchanges[entry["step"]].up.get(name) if entry["step"] in exchanges else None
+            noisy = name == "model" and paid_at_server(method, entry["step"])
+            if declared is None or not (noisy or declared.guarded or declared.kind == "public"):
+                times[entry["step"], name] += 1
+                sizes[entry["step"], name] += size
+    return [
+        Open(step, name, _kind(method, step, name), times[step, name], size)
+        for (step, name), size in sizes.most_common()
+    ]
+
+
+def _kind(method: Method, step: str, name: str) -> str:
+    try:
+        return method.exchanges()[step].up[name].kind.replace("_", "-")
+    except KeyError:
+        return "not declared"
+
+
+def _counted(releases: Sequence[Mapping[str, Any]]) -> Made:
+    """Releases by kind, with how many there are of each."""
+    counts = Counter[tuple[tuple[str, Any], ...]]()
+    for one in releases:
+        kind = {k: v for k, v in one.items() if k not in ("field", "noise", "count")}
+        counts[tuple(sorted(kind.items()))] += one.get("count", 1)
+    return tuple((*kind, ("count", count)) for kind, count in sorted(counts.items()))
+
+
+def _told(made: Made) -> list[dict[str, Any]]:
+    return [dict(kind) for kind in made]
+
+
+def _epsilon(made: Made, delta: float) -> float:
+    return epsilon(_told(made), delta)
+
+
+def _curve(
+    made: Mapping[ClientId, Sequence[tuple[int, Mapping[str, Any]]]], delta: float
+) -> list[tuple[int, float, float]]:
+    """Epsilon so far of the worst and the median client, after some of the rounds."""
+    rounds = sorted({number for some in made.values() for number, _ in some})
+    if len(rounds) > MOST:
+        rounds = [rounds[round(i * (len(rounds) - 1) / (MOST - 1))] for i in range(MOST)]
+    points = []
+    for last in rounds:
+        so_far = [
+            _counted([one for number, one in some if number <= last]) for some in made.values()
+        ]
+        known = {kinds: _epsilon(kinds, delta) for kinds in set(so_far)}  # many have the same
+        found = [known[kinds] for kinds in so_far]
+        points.append((last, max(found), median(found)))
+    return points
+
+
+def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) -> list[str]:
+    """What to know before the figures are quoted."""
+    said = []
+    if found.clients:
+        small = [one.examples for one in found.clients if found.delta >= 1 / max(one.examples, 1)]
+        if trusting:
+            sums = "sums of" if found.masked else "all"
+            said.append(
+                f"the server added the noise: it saw {sums} changes of the model without, and "
+                "epsilon holds against everyone but the server"
+            )
+        if found.neighbours == "client" and found.delta >= 1 / found._everyone:
+            said.append(
+                f"delta {found.delta:g} is not below 1 / {found._everyone} clients: to publish all "
+                "of one client would be within it, so epsilon is not meaningful"
+            )
+        elif found.neighbours != "client" and small:
+            said.append(
+                f"delta {found.delta:g} is not below 1 / examples for {len(small)} of "
+                f"{len(found.clients)} clients, the smallest with {min(small)}: to publish one "
+                "picture as it is would be within it, so epsilon is not meaningful for them"
+            )
+        if "simulated" in sources:
+            said.append(
+                "noise was simulated: whoever knows the run's seed can subtract it, so epsilon "
+                "says what the same noise from the operating system would be worth"
+            )
+        if lost := sum(one.lost for one in found.clients):
+            said.append(
+                f"releases in answers that never came: {lost}; they count, for they may have left "
+                "their clients"
+            )
+        if found.unprotected:
+            said.append(
+                "epsilon covers the noisy fields only: what is open above was made from the same "
+                "pictures and is not in it"
+            )
+    if unknown:
+        said.append(
+            f"{unknown} answers that never came may have held releases that this method does not "
+            "tell of beforehand; they are not counted"
+        )
+    rows = [one for one in found.unprotected if one.kind == "per-example"]
+    if rows:
+        names = ", ".join(sorted({one.field for one in rows}))
+        said.append(f"rows of single pictures left clients without noise: {names}")
+    said.append(
+        "secure aggregation was on: the server saw sums over clients, which can still reveal "
+        "whether a picture was trained on"
+        if found.masked
+        else "secure aggregation was off: the server saw every single answer"
+    )
+    return said
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

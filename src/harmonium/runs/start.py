@@ -1,0 +1,380 @@
+"""Runs on this machine: begin one in its folder, resume it, play it to its end."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+from torch import nn
+
+from harmonium.core import files
+from harmonium.core.callbacks import Callbacks, called
+from harmonium.core.errors import BudgetSpent, ConfigError, DataError, StoreError, WireError
+from harmonium.core.paths import home, make_folder
+from harmonium.core.progress import work
+from harmonium.core.settings import plain
+from harmonium.data.images import UNKNOWN, Dataset
+from harmonium.data.partition import Split, make_split
+from harmonium.data.shift import as_held
+from harmonium.engines.local import LocalEngine
+from harmonium.engines.runtime import Host
+from harmonium.evaluation.evaluator import Judge, figures_of
+from harmonium.evaluation.pixels import Pixels
+from harmonium.evaluation.references import RAW, references, validation_levels
+from harmonium.federation.card import card
+from harmonium.federation.method import Method
+from harmonium.learning.encoders.given import give_again
+from harmonium.recipe.initial_weights import COPY
+from harmonium.recipe.overrides import Change, changes_of
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.extend import check_further, extend
+from harmonium.runs.loop import Ground, Life, Result, RunEngine
+from harmonium.runs.open_run import (
+    check_recipe,
+    load_public,
+    make_host,
+    opened,
+    public_notes,
+    read_about,
+    read_recipe,
+)
+from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
+
+COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
+TORN = ".part"  # what a kill leaves of a file while a run begins
+
+
+def run(
+    recipe: Recipe | str | type[Method],
+    *words: str,
+    out: str | Path | None = None,
+    callbacks: Callbacks = (),
+    **settings: Any,
+) -> Result:
+    """Run a recipe to its end and return what it has to show.
+
+    Args:
+        recipe: a method's name or class, a recipe's name or file, or a `Recipe`.
+        words: settings as on the command line, e.g. `"rounds=5"`.
+        out: the run's folder; a new one under `HARMONIUM_HOME` if left out. If it holds this very
+            run already, that is continued, or simply returned when it is complete.
+        callbacks: one or several `Callback` objects, which see the run while it goes;
+            `harmonium.progress` shows it as the commands do.
+        settings: settings by name: `rounds=5`, `evaluate={"every": 1}`, `**{"encoder.width": 8}`.
+            `data` may be arrays, `encoder` an `nn.Module` or a function that makes one, `init` a
+            state dict or an `nn.Module`.
+
+    Returns:
+        The figures of the encoder, the metrics of all rounds, and the run's folder.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("digits", "local.lr=0.002", **small)
+    >>> [row["round"] for row in result.metrics], "knn" in result.figures
+    ([0, 1], True)
+    """
+    recipe = Recipe.of(recipe, *words, **settings)
+    folder = Path(out) if out is not None else new_folder(recipe)
+    with called(callbacks) as callback, locked(folder):
+        _begin(folder, recipe)
+        return _complete(Life(folder, recipe, callback))
+
+
+def resume(
+    folder: str | Path,
+    *words: str,
+    callbacks: Callbacks = (),
+    **settings: Any,
+) -> Result:
+    """Continue a run that stopped, or train it further: `resume("runs/first", rounds=40)`.
+
+    Args:
+        folder: the run's folder.
+        words: settings as on the command line.
+        callbacks: as for `run`.
+        settings: settings by name. Those that cannot change the result, `engine.*`, may change.
+            `rounds`, above what the run has, starts a new part of its history; `extending` says
+            what becomes of schedules. A run whose encoder was given as an `nn.Module` needs it
+            again in another process, as `encoder=module`: its layers count, and its weights are
+            those of the run. Arrays can be given again as `data=images`.
+
+    Returns:
+        What the run has to show at its end; of a complete run, what it had.
+
+    >>> import harmonium
+    >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
+    >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
+    >>> result = harmonium.run("digits", **small)
+    >>> harmonium.resume(result.folder, rounds=2).metrics[-1]["round"]
+    2
+    """
+    folder = Path(folder)
+    if why := of_many(folder):
+        raise ConfigError(why)
+    if isinstance(network := settings.get("encoder"), nn.Module):
+        give_again(read_recipe(folder).encoder, network)
+        settings = {key: value for key, value in settings.items() if key != "encoder"}
+    changed = changed_recipe(folder, changes_of(words, settings), further=True)
+    if read_about(folder)["federation"]:
+        raise ConfigError(
+            f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
+        )
+    with called(callbacks) as callback, locked(folder):
+        go_further(folder, changed)
+        return _complete(Life(folder, changed, callback))
+
+
+def go_further(folder: Path, changed: Recipe) -> None:
+    """Give a run the rounds that its changed recipe has, if those are more."""
+    held = read_recipe(folder)
+    if changed.rounds != held.rounds:
+        check_recipe(folder)
+        extend(folder, held, changed.changed(engine=held.engine))
+
+
+def of_many(folder: Path) -> str:
+    """How to go on with a folder of several runs; empty where it holds one, or none."""
+    if (folder / "recipe.yaml").exists():
+        return ""
+    if (folder / COMMAND).exists():
+        command = (folder / COMMAND).read_text(encoding="utf-8").strip()
+        if "=<" in command:  # an object from Python, which no word can name
+            return f"{folder} holds several runs; they go on with the same call and out='{folder}'"
+        return f"{folder} holds several runs; they go on with: {command} --out {folder}"
+    inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
+    if not inside:
+        return ""
+    return (
+        f"{folder} holds several runs: give the command that made them again with --out {folder}, "
+        f"or resume one of them, e.g. harmonium resume {inside[0]}"
+    )
+
+
+def changed_recipe(
+    folder: Path, changes: Sequence[str | Change], *, further: bool = False
+) -> Recipe:
+    """The recipe of a run that goes on, with changes that cannot change its result.
+
+    With `further`, its rounds may grow.
+    """
+    recipe, given = read_recipe(folder), changes_of(changes)
+    changed = Recipe.of(recipe, *given)
+    longer = further and any(change.key == "rounds" for change in given)
+    same = recipe.changed(rounds=changed.rounds) if longer else recipe
+    if changed.digest != same.digest:
+        apart = ", ".join(_apart(same.tree(), changed.tree()))
+        raise ConfigError(
+            f"a resumed run keeps its recipe ({apart}): only "
+            f"engine.*{' and rounds' if further else ''} may change. For other settings start a "
+            "new run"
+        )
+    if longer:
+        check_further(folder, recipe, changed)
+    return changed
+
+
+def _complete(life: Life) -> Result:
+    """Do whatever is left of a run whose pictures are here."""
+    if life.is_complete():
+        return life.result()
+    recipe, path = life.recipe, life.path
+    dataset, public, split = opened(recipe, path)
+    host = make_host(recipe, dataset, split, path, public)
+    ground = Ground(
+        host.method,
+        split.examples,
+        judged_on(dataset, split),
+        host.public,
+        (*split.notes, *public_notes(recipe, public)),
+    )
+    with _engine(life, host) as engine:
+        return life.play(ground, engine)
+
+
+def judged_on(dataset: Dataset, split: Split) -> Dataset:
+    """What encoders are judged with: pictures as held, and those whose labels clients may see."""
+    held = as_held(dataset, split)
+    if split.labelled is None or held.labelled is not None:
+        return held
+    seen = split.seen(held.train)
+    return replace(held, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
+
+
+def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]:
+    """The figures of references that need no run, on the test part of a run's data.
+
+    Data without labels have the label-free figures of raw pixels alone.
+    """
+    judge = _judge_of(recipe, folder)
+    with work("references"):
+        if not judge.has_labels:
+            return {RAW: judge.verdict(Pixels())}
+        return {name: figures_of(one) for name, one in references(judge).items()}
+
+
+def reference_levels(recipe: Recipe, folder: Path) -> dict[str, float]:
+    """The validation kNN of references that need no run, on a run's data."""
+    return validation_levels(_judge_of(recipe, folder))
+
+
+def _judge_of(recipe: Recipe, folder: Path) -> Judge:
+    dataset, _, split = opened(recipe, folder)
+    judged, views = judged_on(dataset, split), recipe.views.build()
+    return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
+
+
+def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:
+    settings = life.recipe.engine
+    workers = life.recipe.workers
+    if settings.kind == "local":
+        return LocalEngine(host, life.path, workers)
+    # A rehearsal runs a whole federation on this machine, on top of runs: it is found by name.
+    rehearsal = importlib.import_module("harmonium.sites.rehearsal").rehearsal
+    engine: AbstractContextManager[RunEngine] = rehearsal(
+        life.path, life.recipe, host, workers, life.watcher.note
+    )
+    return engine
+
+
+def _begin(folder: Path, recipe: Recipe) -> None:
+    """Read the pictures, share them out, and write down what the run begins with."""
+    if holds(folder, recipe):
+        return
+    if recipe.init is not None:
+        recipe.init.weights()  # refused before anything is read if they are not at hand
+    dataset = recipe.data.load()
+    split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+    public = load_public(recipe, dataset.train.shape)
+    method = recipe.build_method(dataset)
+    first = torch.from_numpy(np.array(dataset.train.batch(np.arange(min(2, len(dataset.train))))))
+    method.views(first, torch.Generator())  # settings that do not fit the images are refused here
+    split.save(folder / SPLIT)
+    register(
+        folder,
+        recipe,
+        method,
+        data=dataset.digest,
+        public=public.digest if public else None,
+        split=split.digest,
+        cache={"data": dataset.key, "public": public.key if public else None},
+        clients=list(split.names),
+        notes=[*recipe.notes, *dataset.notes, *split.notes, *public_notes(recipe, public)],
+    )
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """Where a run goes that was given no place."""
+    losses = (recipe.objective.name, *(term.name for term in recipe.terms))
+    choices = (recipe.method.name, *losses, recipe.data.name, recipe.digest[:8])
+    name = "-".join(choice.rpartition(":")[2] for choice in choices if choice)
+    return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+
+
+def holds(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds this very run already; refuse one that holds anything else."""
+    if (folder / "recipe.yaml").exists():
+        held = read_recipe(folder)
+        if held.digest != recipe.digest:
+            apart = [*_apart(held.tree(), recipe.tree())]
+            more = ", ..." if len(apart) > 3 else ""
+            raise ConfigError(
+                f"{folder} holds another run ({', '.join(apart[:3])}{more}): name another folder "
+                "with --out"
+            )
+        check_recipe(folder)
+        return True
+    ours = {".lock", SPLIT, ABOUT, COPY}
+    found = {path.name for path in folder.iterdir() if path.suffix != TORN}
+    if foreign := sorted(found - ours):
+        raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
+    return False
+
+
+def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """What a recipe has otherwise than another one.
+
+    >>> list(_apart({"rounds": 5, "data": {"name": "a"}}, {"rounds": 5, "data": {"name": "b"}}))
+    ['data=a, not b']
+    """
+    for key in {**held, **asked}:
+        one, two = held.get(key), asked.get(key)
+        if f"{above}{key}" in ("engine", "init.file") or one == two:  # neither changes a result
+            continue
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            yield from _apart(one, two, f"{above}{key}.")
+        else:
+            yield f"{f'{above}{key}'.removesuffix('.name')}={one}, not {two}"
+
+
+def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:
+    """Write what a run needs to be resumable; the recipe last, for then the run exists."""
+    explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.training))
+    for torn in folder.glob(f"*{TORN}"):
+        files.remove(torn)
+    if recipe.init is not None:
+        recipe.init.keep(folder)
+    text = recipe.yaml().encode()
+    begun = [folder / name for name in (SPLIT, COPY) if (folder / name).exists()]
+    about = {
+        "run": secrets.token_hex(16),
+        "files": {
+            RECIPE: files.digest_of(text),
+            **{path.name: files.digest_of(path.read_bytes()) for path in begun},
+        },
+        "recipe": recipe.digest,
+        "versions": {name: version(name) for name in ("harmonium", "torch", "numpy")},
+        "python": platform.python_version(),
+        "card": explained.text().splitlines(),
+        "batch_norm": explained.batch_norm,
+        **({"init": plain(recipe.init)} if recipe.init is not None else {}),
+        **facts,
+    }
+    Folder(folder).tell(about)
+    files.write_atomic(folder / RECIPE, text)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time may write to a run; the lock goes when its holder does.
+
+    A run that begins here and is refused before a round was trained leaves nothing behind, so that
+    the corrected command can have the same folder.
+    """
+    new, begins = not folder.exists(), not (folder / "recipe.yaml").exists()
+    make_folder(folder)
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreError(f"another process is running {folder}: wait for it, or stop it") from None
+    except OSError as error:
+        raise StoreError(
+            f"{folder / '.lock'} cannot be locked ({error.strerror}): remove what is in its place"
+        ) from None
+    try:
+        yield
+    except (BudgetSpent, ConfigError, DataError, WireError):
+        if begins and (folder / "recipe.yaml").exists() and not Folder(folder).has_trained:
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
+        raise
+    finally:
+        lock.release()
+        if new and not (folder / "recipe.yaml").exists():  # refused before it began
+            shutil.rmtree(folder, ignore_errors=True)

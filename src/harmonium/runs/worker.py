@@ -1,0 +1,90 @@
+"""A worker process: `python -m harmonium.runs.worker RUN_FOLDER PARENT`.
+
+It builds its own host from the run's folder, then answers one task after another until its input
+ends, which happens at the latest when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from harmonium.core.errors import HarmoniumError
+from harmonium.core.progress import listening, seldom
+
+if TYPE_CHECKING:
+    from harmonium.engines.runtime import Host
+
+
+def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
+    """Answer tasks until there are no more; what goes wrong is an answer as well.
+
+    Progress events of a task that lasts go out before its answer.
+    """
+    from harmonium.core import codec
+    from harmonium.engines.local import read_frame, write_frame
+
+    def pass_on(*event: Any) -> None:
+        write_frame(results, codec.encode({"progress": list(event)}))
+
+    while (frame := read_frame(tasks)) is not None:
+        try:
+            with listening(seldom(pass_on)):
+                answer = _perform(_host(folder), codec.decode(frame))
+        except HarmoniumError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        except Exception:  # a fault in a method: its traceback is sent, the worker lives on
+            answer = {"error": "", "message": traceback.format_exc()}
+        write_frame(results, codec.encode(answer))
+
+
+@cache
+def _host(folder: Path) -> Host:
+    """Made for the first task, so that what prevents it is reported like any other fault."""
+    from harmonium.runs.open_run import open_host
+
+    return open_host(folder)
+
+
+def _perform(host: Host, message: Any) -> Any:
+    from harmonium.engines.runtime import StateRef, Task
+
+    state = message.pop("state")
+    broadcast = message.pop("broadcast")
+    task = Task(**message, state=StateRef(**state) if state else None)
+    with Path(broadcast).open("rb") as file:
+        shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with shared:
+        return host.perform(task, shared[:])
+
+
+def _leave_with(parent: int) -> None:
+    """End this process when its parent is gone, even in the middle of a long task."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main() -> None:
+    """Take the standard streams for frames; whatever a method prints goes to standard error.
+
+    Torch is imported later: a process whose parent is gone must not even begin with that.
+    """
+    threading.Thread(target=_leave_with, args=(int(sys.argv[2]),), daemon=True).start()
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(Path(sys.argv[1]), sys.stdin.buffer, results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):  # the process that asked is gone
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""Work made of many runs: comparisons, sweeps, tuning, and the diagnosis of clients."""

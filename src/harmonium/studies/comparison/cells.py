@@ -1,0 +1,324 @@
+"""The runs of a comparison: every method and reference with every seed.
+
+References tell what a figure is worth: always naming the commonest class, an encoder at
+initialisation, the pixels themselves, raw and whitened, each client alone, all images in one place,
+and there with labels. Those before the clients alone need no run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from harmonium.core.errors import ConfigError, UnknownSetting, counted
+from harmonium.core.settings import make, plain, unknown
+from harmonium.evaluation import references as without_training
+from harmonium.recipe.overrides import Change, apply_changes, changes_of
+from harmonium.recipe.schema import Recipe, known_keys
+from harmonium.studies.comparison import fairness
+from harmonium.studies.comparison.names import is_label, names_of, taken
+from harmonium.studies.comparison.traffic import Device
+from harmonium.studies.tuning.grid import split_values
+
+UNTRAINED, SUPERVISED = "untrained", "supervised"
+WITHOUT_RUN = (  # the first rows of every comparison
+    without_training.COMMONEST,
+    UNTRAINED,
+    without_training.RAW,
+    without_training.WHITENED,
+    without_training.GIVEN,
+)
+WHITENED = ", whitened"  # after the label of a row: the same encoder with whitened features
+BY_ITSELF = ("alone", "centralised")  # references that are in every comparison
+OWN = ("compare", "seeds")  # settings of a comparison; all others are of its runs
+Wanted = Literal["each", "first", "none"]
+
+
+@dataclass(frozen=True)
+class Settings(Device):
+    """How a comparison is made: `compare.*`."""
+
+    references: Wanted = "each"  # of every objective, the first's, none
+    supervised: bool = True  # whether references include training with labels in one place
+    target: float | None = None  # kNN in percent to be reached; none: nine tenths of the best gain
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target is not None and not 0 < self.target <= 100:
+            raise ConfigError(f"compare.target is {self.target}; it must be above 0, at most 100")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison will run."""
+
+    methods: Mapping[str, Recipe]  # by label, with the first seed
+    references: Mapping[str, Recipe]
+    seeds: tuple[int, ...]
+    settings: Settings
+    unfair: tuple[str, ...]  # in what budgets differ, where that was allowed
+    remarks: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)  # of rows that are called otherwise
+    words: Mapping[str, str] = field(default_factory=dict)  # that named the methods, by label
+
+    @property
+    def rows(self) -> dict[str, Recipe]:
+        """Methods between the references below and above them."""
+        below = {k: v for k, v in self.references.items() if v.method.name == "alone"}
+        above = {k: v for k, v in self.references.items() if k not in below}
+        return {**below, **self.methods, **above}
+
+    def name(self, label: str) -> str:
+        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        return self.names.get(label, label)
+
+    @property
+    def said(self) -> str:
+        """What will run, in a line."""
+        recipe = next(iter(self.methods.values()))
+        count = len(self.rows) * len(self.seeds)
+        rows, seeds = ", ".join(map(self.name, self.rows)), ", ".join(map(str, self.seeds))
+        each = f"{counted(count, 'run')} of {counted(recipe.rounds, 'round')} on {recipe.data.name}"
+        return f"{each}: {rows}; seeds {seeds}"
+
+    def cells(self) -> Iterator[tuple[str, int, Recipe]]:
+        """Every run, seed after seed, so that an early look has all methods."""
+        for seed in self.seeds:
+            for label, recipe in self.rows.items():
+                yield label, seed, recipe.changed(seed=seed)
+
+
+def plan(
+    words: Sequence[str], settings: Mapping[str, Any] = {}, *, allow_unfair: bool = False
+) -> Plan:
+    """From the words of a command to its runs: names of methods or recipes, then settings.
+
+    Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. So do
+    those of a reference: `centralised,local.lr=0.3`. From Python, settings of all may be given by
+    name. `label.ROW=NAME` names a row for readers.
+    """
+    settings, called = taken(settings)
+    called = [*filter(is_label, words), *called]
+    words = [word for word in words if not is_label(word)]
+    own_settings = reference_settings(words)
+    names = [word for word in words if is_method(word)]
+    if not names:
+        raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
+    changes = changes_of([word for word in words if not is_name(word)], settings)
+    own = apply_changes({}, [change for change in changes if change.section in OWN])
+    rest = [change for change in changes if change.section not in OWN]
+    for change in rest:
+        if change.section not in Recipe.model_fields:
+            own_keys = ["seeds", "label", *(f"compare.{one.name}" for one in fields(Settings))]
+            raise UnknownSetting(unknown(change.key, [*known_keys(), *own_keys]))
+    recipes = {}
+    for word in names:
+        name, its = name_and_settings(word)
+        recipes[word] = Recipe.of(name, *rest, *its)
+    labels = [label_of(name, names) for name in names]
+    if len(set(labels)) < len(names):
+        raise ConfigError(f"two of these have the same name: {', '.join(names)}")
+    methods = dict(zip(labels, recipes.values(), strict=True))
+    for one, other in itertools.combinations(methods, 2):
+        if methods[one].digest == methods[other].digest:
+            raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
+    made = make(Settings, own.get("compare", {}), "compare")
+    beside = references(methods, made.references, supervised=made.supervised)
+    tuned = _with_own_settings(beside, own_settings, rest)
+    called_rows = names_of(called, [*WITHOUT_RUN, *methods, *beside])
+
+    def named(rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
+        return {called_rows.get(label, label): recipe for label, recipe in rows.items()}
+
+    # What is refused is told in the words of the command, what is allowed by the names of rows.
+    unfair = fairness.check(named(methods) if allow_unfair else methods, allow=allow_unfair)
+    for label, recipe in tuned.items():
+        row = called_rows.get(label, label)
+        both = {row: beside[label], f"{row} with its own settings": recipe}
+        unfair += fairness.check(both, allow=allow_unfair)
+    beside |= tuned
+    return Plan(
+        methods,
+        beside,
+        seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
+        made,
+        tuple(unfair),
+        (
+            *fairness.remarks(named(methods)),
+            *_more_seen(methods, named(beside)),
+            *(
+                f"{called_rows.get(name, name)} has {' '.join(its)} of its own"
+                for name, its in own_settings.items()
+            ),
+        ),
+        called_rows,
+        dict(zip(labels, names, strict=True)),
+    )
+
+
+def is_name(word: str) -> bool:
+    """Whether a word names a method or a recipe; others are settings.
+
+    >>> is_name("fedavg"), is_name("fedavg,local.lr=0.1"), is_name("local.lr=0.1")
+    (True, True, False)
+    """
+    return "=" not in word.partition(",")[0] and not is_label(word)
+
+
+def is_method(word: str) -> bool:
+    """Whether a word names a method or a recipe, and not a reference with its settings."""
+    return is_name(word) and word.partition(",")[0] not in BY_ITSELF
+
+
+def name_and_settings(word: str) -> tuple[str, list[str]]:
+    """A name and the settings that follow it after commas.
+
+    >>> name_and_settings("fedavg,local.lr=0.1,views.mode=fast")
+    ('fedavg', ['local.lr=0.1', 'views.mode=fast'])
+    """
+    if not all(word.split(",")):
+        raise ConfigError(f"'{word}' has a comma too many: write name,key=value,key=value")
+    name, *its = split_values("", word, "")
+    return name, its
+
+
+def reference_settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """The settings that references are given of their own, by their names.
+
+    >>> reference_settings(["fedavg", "centralised,local.lr=0.3", "rounds=5"])
+    {'centralised': ['local.lr=0.3']}
+    """
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if not is_name(word) or is_method(word):
+            continue
+        name, its = name_and_settings(word)
+        if not its:
+            raise ConfigError(
+                f"{name} is in every comparison already: leave it out, or give it settings of its "
+                f"own, e.g. {name},local.lr=0.3"
+            )
+        if name in found:
+            raise ConfigError(f"{name} is given settings twice: write {name},key=value,key=value")
+        found[name] = its
+    return found
+
+
+def _with_own_settings(
+    references: Mapping[str, Recipe], own: Mapping[str, Sequence[str]], common: Sequence[Change]
+) -> dict[str, Recipe]:
+    """The references that have settings of their own, with them; no setting is given twice."""
+    tuned: dict[str, Recipe] = {}
+    for name, its in own.items():
+        changes_of([*common, *its])
+        labels = [label for label in references if label.partition(" (")[0] == name]
+        if not labels:
+            raise ConfigError(
+                f"{name} is given settings, but this comparison has no such reference: leave "
+                f"'{name},{','.join(its)}' out, or set compare.references=each"
+            )
+        tuned |= {label: Recipe.of(references[label], *its) for label in labels}
+    return tuned
+
+
+def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
+    """So many seeds from the first on, or the very seeds.
+
+    >>> seeds_of(3, 10), seeds_of([4, 7], 0), seeds_of("4,7", 0)
+    ((10, 11, 12), (4, 7), (4, 7))
+    """
+    if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1:
+        return tuple(range(first, first + asked))
+    if isinstance(asked, str):
+        asked = [int(one) if one.isdigit() else one for one in asked.split(",")]
+    listed = asked if isinstance(asked, list) else []
+    if twice := [one for one in listed if listed.count(one) > 1]:
+        raise ConfigError(f"seeds names {twice[0]} twice")
+    if listed and all(type(one) is int and one >= 0 for one in listed):
+        return tuple(listed)
+    raise ConfigError(f"seeds is {asked}; give a number, e.g. seeds=5, or a list, e.g. seeds=0,7")
+
+
+def label_of(name: str, names: Sequence[str]) -> str:
+    """What a row is called, which is also its folder's name.
+
+    A row of a paper's table is called by its last word where all are of one setting.
+
+    >>> label_of("fedca/c10-iid-r50/fedae@cpu", ["fedca/c10-iid-r50/fedae@cpu"])
+    'fedae'
+    >>> label_of("runs/mine.yaml", ["runs/mine.yaml"]), label_of("package:Mine,local.lr=1", [])
+    ('mine', 'Mine local.lr=1')
+    """
+    name, comma, own = name.partition(",")
+    if comma:
+        bare = [one.partition(",")[0] for one in names]
+        return f"{label_of(name, bare)} {own.replace(',', ' ')}"
+    if name.endswith((".yaml", ".yml")):
+        return Path(name).stem
+    if "/" in name:
+        places = {one.rpartition("/")[0] for one in names if "/" in one}
+        row = name.partition("@")[0]
+        return row.rpartition("/")[2] if len(places) == 1 else row.replace("/", " ")
+    return name.rpartition(":")[2]
+
+
+def references(
+    methods: Mapping[str, Recipe], wanted: Wanted = "each", *, supervised: bool = True
+) -> dict[str, Recipe]:
+    """Each client alone and all pictures in one place, for every objective, and there with labels.
+
+    An objective that only its own method can train has none. Nothing leaves a client in any of
+    them, so there is nothing to protect.
+    """
+    if wanted == "none":
+        return {}
+    first: dict[str, str] = {}
+    for label, recipe in methods.items():
+        if recipe.objective.any_method and not recipe.objective.uses_labels:
+            first.setdefault(repr(recipe.objective), label)
+    whose = list(first.values()) if wanted == "each" else list(first.values())[:1]
+    found: dict[str, Recipe] = {}
+    for name in BY_ITSELF:
+        for label in whose:
+            called = name if len(whose) == 1 else f"{name} ({label})"
+            found[called] = reference(methods[label], name)
+    if not supervised:
+        return found
+    base = next(iter(methods.values()))
+    called = f"{SUPERVISED}, centralised" if SUPERVISED in methods else SUPERVISED
+    labelled = {**plain(base.split), "labels": 1.0}
+    taught = {"objective": "supervised", "terms": {}, "split": labelled}
+    found[called] = reference(base, "centralised", **taught)
+    return found
+
+
+def _more_seen(methods: Mapping[str, Recipe], found: Mapping[str, Recipe]) -> Iterator[str]:
+    """That references in one place see more batches than methods that ask some clients only."""
+    recipe = next(iter(methods.values()))
+    asked, everyone = recipe.participation.size(recipe.training), recipe.training
+    whole = [label for label, one in found.items() if one.clients == 1]
+    if whole and asked < everyone:
+        yield (
+            f"{', '.join(whole)}: trained on all pictures in every round, the methods on those of "
+            f"{asked} of {everyone} clients"
+        )
+
+
+def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
+    """The same budget for another way of training, without a server's part, privacy and rounding.
+
+    Noise in steps goes with privacy; `centralised` sends its model to itself, so it must not be
+    rounded on that way.
+    """
+    local = {**plain(recipe.local), "dp_clip": None, "dp_noise": 0.0}
+    evaluate = plain(recipe.evaluate)
+    if evaluate["objective"]:  # where it can be measured: a reference may have none
+        evaluate["objective"] = None
+    if method == "alone":  # each client ends with an encoder, so there are no moments to add up
+        evaluate["whiten"] = False
+    bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
+    bare["evaluate"] = evaluate
+    return recipe.changed(method=method, **bare, **changes)

@@ -1,0 +1,265 @@
+"""What a comparison, a sweep or a study would do, and how much of it is done: `--dry-run`.
+
+Runs nothing; time is from the pace of runs that have begun, else from a few measured steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harmonium.core.errors import HarmoniumError, counted
+from harmonium.core.progress import work
+from harmonium.recipe.schema import Recipe
+from harmonium.report.run_progress import clock, size_of
+from harmonium.runs.estimate import Estimate, estimated
+from harmonium.runs.open_run import missing
+from harmonium.runs.start import holds
+from harmonium.storage.run_folder import Folder
+from harmonium.studies.comparison.cells import SUPERVISED, Plan, plan
+from harmonium.studies.comparison.study import cell, refuse_run
+from harmonium.studies.comparison.sweep import LINES, read
+
+PATIENCE = 15.0  # seconds after which no further recipe is measured
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison, as its folder has it now."""
+
+    encoder: str
+    seed: int
+    folder: str | None  # none: a new one
+    rounds: int
+    done: int = 0  # rounds that are behind it
+    pace: float | None = None  # seconds a round so far; none: it has none yet
+    expected: float | None = None  # seconds a round by a few measured steps; none: not measured
+    down: float | None = None  # bytes a round to clients by the same steps
+    up: float | None = None  # and from them
+    unknown: str = ""  # why measuring told nothing
+    complete: bool = False
+    refused: str = ""  # why the command refuses what the folder holds
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The runs of a comparison or a sweep, and what stands in their way."""
+
+    said: str
+    cells: tuple[Cell, ...]
+    unfair: tuple[str, ...]
+    missing: tuple[str, ...]  # data sets that are not here, each with the command that gets it
+    notes: tuple[str, ...]
+    measured: str = ""  # how steps were measured, or why none was
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the rest will take; none where no run has begun and no step was measured.
+
+        A run goes at its encoder's pace so far, else as expected from measured steps, else like
+        the others.
+        """
+        paces = {one: one.pace for one in self.cells if one.pace is not None}
+        known = [*paces.values(), *(e for one in self.cells if (e := one.expected) is not None)]
+        if not known:
+            return None
+        whole = 0.0
+        for one in self.cells:
+            same = [pace for other, pace in paces.items() if other.encoder == one.encoder]
+            if not same:
+                same = known if one.expected is None else [one.expected]
+            whole += (0 if one.complete else one.rounds - one.done) * fmean(same)
+        return whole
+
+    @property
+    def sent(self) -> dict[str, float] | None:
+        """Bytes of the rest, down and up; none where no step was measured.
+
+        A run that was not measured sends as much a round as the others.
+        """
+        each = [(one.down, one.up) for one in self.cells]
+        known = [(down, up) for down, up in each if down is not None and up is not None]
+        if not known:
+            return None
+        mean = {"down": fmean(down for down, _ in known), "up": fmean(up for _, up in known)}
+        found = dict.fromkeys(mean, 0.0)
+        for one in self.cells:
+            left = 0 if one.complete else one.rounds - one.done
+            for way, usual in mean.items():
+                its = getattr(one, way)
+                found[way] += left * (usual if its is None else its)
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {**asdict(self), "seconds": self.seconds, "sent": self.sent}
+
+    def lines(self) -> list[str]:
+        """What a reader of the command sees."""
+        going = [one for one in self.cells if not one.complete]
+        left = sum(one.rounds - one.done for one in going)
+        begun = sum(one.done > 0 for one in going)
+        complete = len(self.cells) - len(going)
+        done = f"{complete} of {counted(len(self.cells), 'run')} complete, {begun} begun"
+        what = "" if self.measured else " of training"
+        time_left = f", about {clock(self.seconds)}{what}" if self.seconds else ""
+        clash = next((one.refused for one in self.cells if one.refused), "")
+        return [
+            self.said,
+            *(f"unfair   {text}" for text in self.unfair),
+            *([] if self.unfair else ["fair     all methods have the same budget"]),
+            f"done     {done}; {counted(left, 'round')} left{time_left}",
+            *([f"time     {self.measured}"] if self.measured else []),
+            *([f"bytes    {in_bytes(sent)}"] if (sent := self.sent) else []),
+            *(f"note     {text}" for text in self.notes),
+            *(f"missing  {text}" for text in self.missing),
+            *([f"in use   {clash}"] if clash else []),
+        ]
+
+
+def in_bytes(sent: Mapping[str, float]) -> str:
+    """Bytes in both directions, in words.
+
+    >>> in_bytes({"down": 2e6, "up": 1e6})
+    'about 2.0 MB down and 1.0 MB up'
+    """
+    return f"about {size_of(sent['down'])} down and {size_of(sent['up'])} up"
+
+
+def forecast(
+    words: Sequence[str],
+    folder: Path | None = None,
+    *,
+    allow_unfair: bool = False,
+    measure: bool = False,
+) -> Forecast:
+    """What `compare` would do with the same words; budgets that differ are refused alike.
+
+    With `measure` a few steps of runs that have not begun are measured, for their time.
+    """
+    made = plan(words, allow_unfair=allow_unfair)
+    return _of(made.said, [(made, folder)], measure)
+
+
+def forecast_sweep(
+    words: Sequence[str],
+    folder: Path | None = None,
+    *,
+    allow_unfair: bool = False,
+    measure: bool = False,
+) -> Forecast:
+    """The same for `sweep`: all values together."""
+    asked = read(words)
+    plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
+    said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
+    places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
+    if asked.lines:
+        once = asked.plan_lines(allow_unfair=allow_unfair)
+        plans, places = [*plans, once], [*places, folder and folder / LINES]
+        said += f"; and once {once.said}"
+    return _of(said, list(zip(plans, places, strict=True)), measure)
+
+
+def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
+    for _, folder in plans:
+        if folder is not None:
+            refuse_run(folder)
+    recipes = [recipe for made, _ in plans for recipe in made.rows.values()]
+    for recipe in recipes:
+        recipe.check()
+    notes = [text for made, _ in plans for text in made.remarks]
+    if any(map(_maybe_unlabelled, recipes)) and any(SUPERVISED in p.references for p, _ in plans):
+        notes.append(f"{SUPERVISED} is left out if the pictures turn out to have no labels")
+    runs = [
+        (cell_of(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
+        for made, folder in plans
+        for label, seed, recipe in made.cells()
+    ]
+    cells, measured = expected(runs) if measure else ([one for one, _ in runs], "")
+    return Forecast(
+        said,
+        tuple(cells),
+        tuple(dict.fromkeys(text for made, _ in plans for text in made.unfair)),
+        tuple(dict.fromkeys(text for recipe in recipes for text in missing(recipe))),
+        tuple(dict.fromkeys(notes)),
+        measured,
+    )
+
+
+def expected(
+    runs: Sequence[tuple[Cell, Recipe]],
+    estimate: Callable[[Recipe], Estimate | str] | None = None,
+) -> tuple[list[Cell], str]:
+    """The cells with estimates by a few measured steps, while there is time; and what they assume.
+
+    Runs that differ in their seed alone are measured once. Those whose encoder has run somewhere
+    already are not. `estimate` measures a recipe, in place of `estimated`.
+    """
+    begun = {one.encoder for one, _ in runs if one.pace is not None}
+    asked = {_apart_from_seed(r): r for one, r in runs if one.encoder not in begun}
+    found: dict[str, Estimate | str] = {}
+    started = time.perf_counter()
+    with work("measuring a few steps of each", len(asked), "recipes") as at:
+        for key, recipe in asked.items():
+            if found and time.perf_counter() - started > PATIENCE:
+                break
+            found[key] = (estimate or estimated)(recipe)
+            at(len(found))
+    known = {key: one for key, one in found.items() if isinstance(one, Estimate)}
+    cells = [
+        one if one.encoder in begun else _filled(one, found.get(_apart_from_seed(recipe)))
+        for one, recipe in runs
+    ]
+    if not asked:
+        return cells, ""
+    if not known:
+        return cells, f"not known: {next(iter(found.values()))}"
+    assumed = "; ".join(next(iter(known.values())).assumed)
+    return cells, f"by a few steps of {len(known)} of {counted(len(asked), 'recipe')}: {assumed}"
+
+
+def _filled(one: Cell, its: Estimate | str | None) -> Cell:
+    """A cell with what was measured of its recipe."""
+    if its is None or isinstance(its, str):
+        return replace(one, unknown=its or "")
+    return replace(
+        one,
+        expected=its.seconds / its.rounds,
+        down=its.bytes_down / its.rounds,
+        up=its.bytes_up / its.rounds,
+    )
+
+
+def _apart_from_seed(recipe: Recipe) -> str:
+    return json.dumps({**recipe.tree(), "seed": None}, sort_keys=True)
+
+
+def _maybe_unlabelled(recipe: Recipe) -> bool:
+    return recipe.data.about is None or recipe.data.about.classes is None
+
+
+def cell_of(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
+    """A run as its folder has it now; none: a new one."""
+    if folder is None:
+        return Cell(label, seed, None, recipe.rounds)
+    try:
+        held = folder.exists() and holds(folder, recipe)
+    except HarmoniumError as error:
+        return Cell(label, seed, str(folder), recipe.rounds, refused=str(error))
+    if not held:
+        return Cell(label, seed, str(folder), recipe.rounds)
+    taken = {row["round"]: row["seconds"] for row in Folder(folder).read_log("timings.jsonl")}
+    return Cell(
+        label,
+        seed,
+        str(folder),
+        recipe.rounds,
+        done=max(taken, default=0),
+        pace=fmean(taken[number] for number in taken if number) if max(taken, default=0) else None,
+        complete=(folder / "result.json").exists(),
+    )

@@ -1,0 +1,96 @@
+"""Names for the rows of a comparison, set by `label.fedca="FedCA (ours)"`.
+
+A name is for people: tables, notes, progress, LaTeX and legends have it. Folders, JSON and CSV keep
+the row's own label, so that a comparison goes on under other names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harmonium.core.errors import ConfigError, UnknownSetting, suggest
+
+PREFIX = "label."
+
+
+def slug(label: str) -> str:
+    """A row's label as a folder has it: without blanks.
+
+    >>> slug("alone (fedbyol)")
+    'alone-fedbyol'
+    """
+    return re.sub(r"[^\w.,=+-]+", "-", label).strip("-")
+
+
+def is_label(word: str) -> bool:
+    """Whether a word of a command gives a row its name."""
+    return word.startswith(PREFIX)
+
+
+def taken(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Settings given by name without those of labels, and the labels as words.
+
+    >>> taken({"label": {"fedca": "FedCA (ours)"}, "seeds": 3})
+    ({'seeds': 3}, ['label.fedca=FedCA (ours)'])
+    """
+    rest: dict[str, Any] = {}
+    words = []
+    for key, value in settings.items():
+        if key == PREFIX[:-1]:
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"label is {value!r}; it must be a mapping from rows to names, e.g. "
+                    "label={'fedca': 'FedCA (ours)'}"
+                )
+            words += [f"{PREFIX}{row}={name}" for row, name in value.items()]
+        elif is_label(key):
+            words.append(f"{key}={value}")
+        else:
+            rest[key] = value
+    return rest, words
+
+
+def names_of(words: Sequence[str], rows: Sequence[str]) -> dict[str, str]:
+    """The names that words give to rows; an unknown row is refused with the nearest known one.
+
+    A label may have signs of its own, as `fedavg local.lr=0.1` has; folders' forms do as well.
+
+    >>> names_of(["label.raw-pixels=pixels", "label.fedavg lr=1=FedAvg, fast"],
+    ...     ["raw pixels", "fedavg", "fedavg lr=1"])
+    {'raw pixels': 'pixels', 'fedavg lr=1': 'FedAvg, fast'}
+    """
+    known = {form: row for row in rows for form in (slug(row), row)}
+    names: dict[str, str] = {}
+    for word in words:
+        text = word.removeprefix(PREFIX)
+        fits = [form for form in known if text.startswith(f"{form}=")]
+        if not fits:
+            key, equals, _ = text.partition("=")
+            if not equals:
+                raise ConfigError(f"'{word}' gives no name: write label.METHOD=NAME")
+            raise UnknownSetting(
+                f"{PREFIX}{key}: no row of this comparison is called '{key}': {suggest(key, rows)}"
+            )
+        form = max(fits, key=len)
+        row, name = known[form], _unquoted(text[len(form) + 1 :])
+        if not name:
+            raise ConfigError(f"{PREFIX}{form} is empty: write label.METHOD=NAME")
+        if names.setdefault(row, name) != name:
+            raise ConfigError(
+                f"{PREFIX}{form} is given twice, as {names[row]} and as {name}: leave one out"
+            )
+    called = [names.get(row, row) for row in rows]
+    for row, name in names.items():
+        if called.count(name) > 1:
+            other = next(one for one in rows if one != row and names.get(one, one) == name)
+            raise ConfigError(f"{PREFIX}{row} is '{name}', which {other} is called too")
+    return names
+
+
+def _unquoted(text: str) -> str:
+    """A name without quotes around it, on one line."""
+    text = " ".join(text.split())
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1].strip() if quoted else text

@@ -1,0 +1,119 @@
+"""The grid of a study: words to settings, each with its recipe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harmonium.core.errors import ConfigError, UnknownSetting
+from harmonium.core.settings import unknown
+from harmonium.recipe.overrides import Change, as_words
+from harmonium.recipe.schema import Recipe, known_keys
+
+ROUNDS = 20  # of every setting, as published
+FIXED = {  # what a grid cannot hold, and why
+    "rounds": "all settings must run equally long: give rounds=N once",
+    "data": "scores on different pictures cannot be compared: tune each data set by itself",
+    "evaluate": "that would change the yardstick and not what is measured",
+    "engine": "where clients run never changes a result",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid."""
+
+    values: Mapping[str, str]  # key -> value, as written
+    recipe: Recipe | None  # none: refused
+    why: str = ""  # it was refused
+
+    @property
+    def words(self) -> list[str]:
+        """As a command has it."""
+        return [f"{key}={value}" for key, value in self.values.items()]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return " ".join(self.words)
+
+
+def points(what: str, changes: Sequence[Change], words: Sequence[str]) -> list[Setting]:
+    """Every setting of the grid with its recipe; slips are refused before anything runs."""
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, text = word.removeprefix("grid.").partition("=")
+        if not key or not equals:
+            raise ConfigError(f"'{word}' is no grid: write grid.key=value,value")
+        if key in grid:
+            raise ConfigError(f"grid.{key} is given twice: leave one out")
+        if any(change.key == key for change in changes):
+            raise ConfigError(f"{key} is both in the grid and set to one value: leave one out")
+        section = key.partition(".")[0]
+        if section in FIXED:
+            raise ConfigError(f"grid.{key}: {FIXED[section]}")
+        if section not in Recipe.model_fields:
+            raise UnknownSetting(unknown(key, known_keys()))
+        grid[key] = split_values(key, text)
+    if not grid:
+        listed = [change for change in changes if "," in str(change.value)]
+        for change in listed:
+            if change.section not in Recipe.model_fields:
+                keys = known_keys()
+                raise UnknownSetting(unknown(change.key, [*keys, *(f"grid.{one}" for one in keys)]))
+        several = as_words(listed)
+        several.append("local.lr=0.03,0.01,0.003")
+        raise ConfigError(f"there is no grid: name settings to try, e.g. grid.{several[0]}")
+    given = {change.key for change in changes}
+    study = [] if "rounds" in given else [f"rounds={ROUNDS}"]
+    study += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
+    found = []
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        try:
+            recipe = Recipe.of(what, *changes, *(f"{k}={v}" for k, v in chosen.items()))
+            found.append(Setting(chosen, Recipe.of(recipe, *study)))
+        except UnknownSetting:
+            raise
+        except ConfigError as error:  # settings that do not go together: the others may
+            found.append(Setting(chosen, None, str(error)))
+    recipes = [point.recipe for point in found if point.recipe is not None]
+    if not recipes:
+        raise ConfigError(found[0].why)
+    if recipes[0].evaluate.tuning is None:
+        raise ConfigError("evaluate.tuning is none, so nothing would be scored: leave it out")
+    digests = [recipe.digest for recipe in recipes]
+    if len(set(digests)) < len(digests):
+        raise ConfigError("two settings of this grid are the same: leave one out")
+    recipes[0].check()
+    return found
+
+
+def split_values(key: str, text: str, prefix: str = "grid.") -> list[str]:
+    """The values of a grid: parted by commas, but for those inside brackets and quotes.
+
+    >>> split_values("local.milestones", "[0.5, 0.8],[0.6]")
+    ['[0.5, 0.8]', '[0.6]']
+    """
+    values, depth, quote, start = list[str](), 0, "", 0
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and depth == 0:
+            values.append(text[start:place].strip())
+            start = place + 1
+    values.append(text[start:].strip())
+    if not all(values):
+        raise ConfigError(
+            f"{prefix}{key}={text} has an empty value: write {prefix}{key}=value,value"
+        )
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ConfigError(f"{prefix}{key} names {twice[0]} twice: leave one out")
+    return values
