@@ -51,7 +51,7 @@ WEIGHED = """
 import json, os, sys
 before = os.times().user
 sys.argv = ["harmonium", *{words}]
-from harmonium.cli import app
+from harmonium.cli.main import app
 code = app(standalone_mode=False)
 heavy = ("torch", "sklearn", "scipy", "matplotlib", "pydantic", "flwr")
 print()

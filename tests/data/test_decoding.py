@@ -232,7 +232,7 @@ def test_a_killed_decoder_costs_only_the_picture_it_was_on(album, slow, times, l
 
 def dummy(monkeypatch, body):
     """Decoders whose processes do something else; `body` may use what the module has."""
-    code = f"from harmonium.data import decoder\n{body}\ndecoder.main()"
+    code = f"from harmonium.data.decoding import worker as decoder\n{body}\ndecoder.main()"
     command = [sys.executable, "-c", code]
 
     def start():

@@ -15,21 +15,21 @@ TINY = ["data=shapes", "data.count=60", "data.test_count=20", "clients=2", "roun
 TINY += ["encoder.width=4", "evaluate.labels_per_class=[]", "engine.workers=0"]
 SLOW = {  # a command, and a function that takes long in it
     "eval RUN knn": "measures.evaluation:open_run",
-    "eval RUN semi semi.epochs=1 semi.fractions=[0.5] semi.draws=1": "measures.tuned:finetune",
-    "eval RUN personal": "measures.further:_furnish",
+    "eval RUN semi semi.epochs=1 semi.fractions=[0.5] semi.draws=1": "measures.training:finetune",
+    "eval RUN personal": "measures.extra_round:_furnish",
     "eval RUN angles": "measures.angles:angles",
     "eval RUN geometry": "measures.geometry:health",
     "eval RUN tsne tsne.perplexity=3": "measures.tsne:separation",
-    "diagnose data=digits data.limit=100 clients=2": "diagnosis.finding:find",
+    "diagnose data=digits data.limit=100 clients=2": "studies.diagnosis:find",
     "data show digits": "data.catalogue:overview",
     "data split digits": "data.partition:make_split",
-    "privacy RUN": "privacy.reporting:report",
+    "privacy RUN": "runs.privacy_report:report",
     "privacy plan epsilon=3 delta=1e-5 examples=50": "privacy.planning:epsilon_pld",
     "explain fedavg": "federation.card:card",
     "client check fedavg clients=2 --kit KIT": "sites.plan:planned",
-    f"tune fedavg grid.local.lr=0.1,0.2 {' '.join(TINY)}": "tuning.study:_written",
-    "run fedavg --dry-run": "estimate:estimated",
-    "resume RUN --formats svg": "privacy.reporting:summary",
+    f"tune fedavg grid.local.lr=0.1,0.2 {' '.join(TINY)}": "studies.tuning.study:_written",
+    "run fedavg --dry-run": "runs.estimate:estimated",
+    "resume RUN --formats svg": "runs.privacy_report:summary",
 }
 
 

@@ -143,7 +143,7 @@ def test_changes_against_the_median_change_are_left_out() -> None:
     pulled = fold(NormBound(), uploads, reference=sent)
     assert pulled["w"][0] < 0.25 and pulled["norm.mean"] < 2.0
     kept = fold(NormBound(agreement=0.0), uploads, reference=sent)
-    alone = fold(NormBound(bound=1.0), forwards, reference=sent)
+    alone = fold(NormBound(bound=math.sqrt(1.25)), forwards, reference=sent)
     assert kept["w"].tolist() == pytest.approx(alone["w"].tolist())
     assert kept["norm.mean"].tolist() == [2.0]
 

@@ -12,7 +12,7 @@ from harmonium.learning import optimisers
 
 TRAINS = """
 import sys, torch, harmonium.cli.main, harmonium.evaluation, harmonium.report, harmonium.runs.start
-from harmonium.federation.client import Local
+from harmonium.learning.training import Local
 for name in ("sgd", "adam"):
     weight = torch.nn.Parameter(torch.ones(2))
     optimiser = Local(optimiser=name).optimise([weight], 0.1)

@@ -30,10 +30,10 @@ from torch.nn import functional
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError
 from harmonium.data.images import Images
+from harmonium.federation import dpsgd
 from harmonium.federation.driver import handle
 from harmonium.federation.method import Method
 from harmonium.federation.spending import check_noise
-from harmonium.learning import dpsgd
 from harmonium.learning.client import Client, Examples
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.objectives import objectives

@@ -181,7 +181,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "rounds"], "'rounds' is no setting: write key=value"),
         (["no/such.yaml"], "cannot read recipe no/such.yaml"),
         (["nowhere.module:Thing"], "cannot import method"),
-        (["harmonium.errors:ConfigError"], "is no method"),
+        (["harmonium.core.errors:ConfigError"], "is no method"),
     ],
 )
 def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: str) -> None:

@@ -22,20 +22,21 @@ SCENE = """
 import fcntl, struct, sys, termios
 from pathlib import Path
 from types import SimpleNamespace as Named
-from harmonium import telling, terminal
-from harmonium.report import display, progress
+from harmonium.cli import terminal
+from harmonium.core import progress
+from harmonium.report import display, run_progress
 
 recipe = Named(rounds=200, clients=10, split=Named(newcomers=0), objective=Named(name="simclr"),
     terms=(), method=Named(name="fedavg"), data=Named(name="digits"))
 row = {"answered": 9, "missing": 1, "bytes_up": 3e6, "bytes_down": 3e6, "reported": {}}
 display.PATIENCE = 0.0
-progress._Clock.left = lambda self, number: "12:34:56 or more"
+run_progress._Clock.left = lambda self, number: "12:34:56 or more"
 for width in json_widths:
     fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    with progress.long_work(terminal.err):
-        watcher = progress.watcher_for(terminal.err, "fedavg, seed 1 (3 of 12)")
+    with run_progress.long_work(terminal.err):
+        watcher = run_progress.watcher_for(terminal.err, "fedavg, seed 1 (3 of 12)")
         watcher.begin(recipe, Path("run"), 0, 10)
-        with telling.work("setup"), telling.work("training at the server", 12800, "images") as at:
+        with progress.work("setup"), progress.work("training at the server", 12800, "images") as at:
             at(6400)
             terminal.err.file.flush()
             display.display_of(terminal.err).tick(at_once=True)
@@ -248,7 +249,7 @@ class Ends:
 
 sys.meta_path.insert(0, Ends())
 sys.argv = ["harmonium", *WORDS]
-from harmonium.cli import main
+from harmonium.cli.main import main
 main()
 """
 FIRST = {  # what a terminal shows of a command first

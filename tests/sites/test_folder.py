@@ -321,9 +321,9 @@ def test_init_never_touches_what_is_there(folder: Path, tmp_path: Path) -> None:
 
 KILLED = """
 import os, pathlib, signal, sys
-from harmonium import store
+from harmonium.core import files
 from harmonium.sites import folder, kit
-whole = store.write_atomic
+whole = files.write_atomic
 for last in range(14):
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
