@@ -110,3 +110,13 @@ def test_every_shipped_recipe_is_in_the_package() -> None:
     packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
     missing = sorted(set(SOURCE.rglob("*.yaml")) - packed)
     assert_none([str(path) for path in missing], "recipes that package-data leaves out")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    settings, citation = ROOT / "pyproject.toml", ROOT / "CITATION.cff"
+    if not settings.is_file():
+        pytest.skip("not a checkout")
+    version = tomllib.loads(settings.read_text(encoding="utf-8"))["project"]["version"]
+    assert harmonium.__version__ == version
+    assert f"\nversion: {version}\n" in citation.read_text(encoding="utf-8")
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
