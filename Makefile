@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-deploy lint bench clean
+.PHONY: demo test test-fast test-deploy lint hooks bench clean
 
 demo: .venv/ready
 	$(BIN)/harmonium demo
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Some seconds, for before a commit.
+test-fast: .venv/ready
+	$(BIN)/python -m pytest tests/test_codec.py tests/test_errors.py tests/test_recipe.py tests/test_hygiene.py
 
 # All deployments, kills and sizes: about a quarter of an hour. nginx and, as root, ip are used if they are here.
 test-deploy: .venv/ready
@@ -18,6 +22,11 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# A git hook that runs lint and the fast tests before every commit, without the tool pre-commit.
+hooks:
+	printf '#!/bin/sh\nexec make lint test-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
+	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
 bench: .venv/ready
 	for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

@@ -3,6 +3,8 @@
 import ast
 import re
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,29 @@ import pytest
 import harmonium
 
 SOURCE = Path(harmonium.__file__).parent
-FILES = sorted(SOURCE.rglob("*.py"))
+ROOT = SOURCE.parent.parent
 FORBIDDEN_IMPORTS = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torchvision"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "np.load"}
+
+
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Every node of every source file, with the file's path inside the package."""
+    return [
+        (path.relative_to(SOURCE), node)
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def imports() -> Iterator[tuple[Path, int, set[str]]]:
+    """Path, line and top-level package names of every import."""
+    for path, node in nodes():
+        if isinstance(node, ast.Import):
+            yield path, node.lineno, {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(alias.name for alias in node.names)]
+            yield path, node.lineno, {name.partition(".")[0] for name in names}
 
 
 def dotted(node: ast.expr) -> str:
@@ -21,33 +43,80 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_nothing_that_is_read_can_execute(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            roots = {name.partition(".")[0] for name in [*names, getattr(node, "module", "") or ""]}
-            assert not roots & FORBIDDEN_IMPORTS, f"line {node.lineno}"
-            assert "flwr" not in roots or path.parts[-3:-1] == ("engines", "flower")
-        if isinstance(node, ast.Call) and dotted(node.func) in FORBIDDEN_CALLS:
-            safe = [k for k in node.keywords if k.arg == "allow_pickle"]
-            assert safe and dotted(node.func) == "np.load", f"line {node.lineno}"
-            assert ast.literal_eval(safe[0].value) is False
+def is_safe(call: ast.Call) -> bool:
+    """Whether a call is none of the forbidden ones; `np.load` is safe with allow_pickle=False."""
+    name = dotted(call.func)
+    if name == "np.load":
+        return any(
+            word.arg == "allow_pickle"
+            and isinstance(word.value, ast.Constant)
+            and word.value.value is False
+            for word in call.keywords
+        )
+    return name not in FORBIDDEN_CALLS
+
+
+def assert_none(offending: list[str], rule: str) -> None:
+    """Fail with every offending `path:line` at once."""
+    assert not offending, "\n".join([f"{rule}:", *offending])
+
+
+def test_no_module_imports_a_loader_that_can_execute_data() -> None:
+    offending = [
+        f"{path}:{line} {', '.join(sorted(packages & FORBIDDEN_IMPORTS))}"
+        for path, line, packages in imports()
+        if packages & FORBIDDEN_IMPORTS
+    ]
+    assert_none(offending, "forbidden imports")
+
+
+def test_only_the_flower_engine_imports_flower() -> None:
+    offending = [
+        f"{path}:{line}"
+        for path, line, packages in imports()
+        if "flwr" in packages and path.parts[:-1] != ("engines", "flower")
+    ]
+    assert_none(offending, "imports of flwr outside engines/flower")
+
+
+def test_no_call_can_execute_what_it_reads() -> None:
+    offending = [
+        f"{path}:{node.lineno} {dotted(node.func)}"
+        for path, node in nodes()
+        if isinstance(node, ast.Call) and not is_safe(node)
+    ]
+    assert_none(offending, "forbidden calls")
 
 
 def test_numbers_have_their_words_in_full() -> None:
     """`counted` writes "1 seed" and "2 seeds"; nothing says "seed(s)"."""
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert not re.search(r"[a-z]\(s\)", node.value), f"{path}, line {node.lineno}"
+    offending = [
+        f"{path}:{node.lineno}"
+        for path, node in nodes()
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.search(r"[a-z]\(s\)", node.value)
+    ]
+    assert_none(offending, 'texts with "(s)"')
 
 
 def test_every_shipped_recipe_is_in_the_package() -> None:
     """A pattern that is missing breaks installed packages only, never a checkout."""
-    settings = SOURCE.parent.parent / "pyproject.toml"
+    settings = ROOT / "pyproject.toml"
     if not settings.is_file():
         pytest.skip("not a checkout")
-    told = tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["setuptools"]
-    packed = {path for one in told["package-data"]["harmonium"] for path in SOURCE.glob(one)}
-    assert set(SOURCE.rglob("*.yaml")) <= packed
+    setuptools = tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["setuptools"]
+    patterns = setuptools["package-data"]["harmonium"]
+    packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
+    missing = sorted(set(SOURCE.rglob("*.yaml")) - packed)
+    assert_none([str(path) for path in missing], "recipes that package-data leaves out")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    settings, citation = ROOT / "pyproject.toml", ROOT / "CITATION.cff"
+    if not settings.is_file():
+        pytest.skip("not a checkout")
+    version = tomllib.loads(settings.read_text(encoding="utf-8"))["project"]["version"]
+    assert harmonium.__version__ == version
+    assert f"\nversion: {version}\n" in citation.read_text(encoding="utf-8")
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
