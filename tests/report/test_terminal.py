@@ -207,7 +207,7 @@ def test_prose_is_broken_between_words_below_its_label(
 # Both commands in one process, for each imports torch.
 EXPLAINED = """
 import sys
-from harmonium.cli import main
+from harmonium.cli.main import main
 for more in [], ["--json"]:
     sys.argv = ["harmonium", "explain", "fsimclr", *more]
     try:
