@@ -3,9 +3,9 @@
     python benchmarks/diagnosis.py [--data cifar10 mnist] [--seeds 5 6 7] [--clients 10 50]
                                    [--write docs/results/diagnosis.md] [--json] [--runs FILE...]
 
-Every run shares pictures out in a known way, asks for advice on user verification, and compares.
-Label skew, alone or with turned pictures, is right with `terms=uv`; style alone, and clients that
-are alike, without. CIFAR-10, MNIST and Fashion-MNIST mean 5,000 of their training pictures: fetch
+Every run shares images out in a known way, asks for advice on user verification, and compares.
+Label skew, alone or with turned images, is right with `terms=uv`; style alone, and clients that
+are alike, without. CIFAR-10, MNIST and Fashion-MNIST mean 5,000 of their training images: fetch
 them first with `harmonium data fetch`. `--json` prints every run as a line; files of such lines
 that are given as `--runs` join the tables, and what they hold is not run again.
 """
@@ -59,7 +59,7 @@ ONE_CLASS = ["split.alpha=0.1", "split.prior=true"]  # about one class a client
 
 
 def camera(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Another gain for each colour, gamma and offset; pictures (n, channels, h, w) in 0 to 1."""
+    """Another gain for each colour, gamma and offset; images (n, channels, h, w) in 0 to 1."""
     gains = torch.tensor(rng.uniform(0.7, 1.3, (1, pictures.shape[1], 1, 1)), dtype=torch.float32)
     return pictures ** rng.uniform(0.6, 1.6) * gains + rng.uniform(-0.1, 0.1)
 
@@ -119,13 +119,13 @@ ABOUT = """# How often the diagnosis advises rightly
 `{command}`
 
 Splits whose cause is known. Right is `terms=uv` for label skew, alone or joint with turned
-pictures, and no `terms=uv` for style alone and for clients that are alike. Strengths are
+images, and no `terms=uv` for style alone and for clients that are alike. Strengths are
 `split.alpha`:
 
 - `label`: `split=dirichlet`. `1 class` is `{one}`, Federated SimCLR's
   setting, in which some clients hold two or three; `pure` is `split=by_class` with exactly one.
   With 10, clients hold nearly the same classes.
-- `joint`: the same classes with pictures turned as in `rotation 0.1`; `1 class` is the paper's.
+- `joint`: the same classes with images turned as in `rotation 0.1`; `1 class` is the paper's.
 - `rotation`: `split=rotation`; 0.1 is one or two of ten bins of angles a client.
 - `style`: one drawing style of `shapes`, or one of MNIST and `digits`, a client; classes alike.
 - `camera`: equal shares at random; every client has gains, a gamma and an offset of its own.
@@ -151,11 +151,11 @@ LIMITS = """
 
 - The truth is that of the split, not of trained encoders: nothing was trained with and without
   `terms=uv` here. Federated SimCLR reports gains for label skew and strong joint shift, losses for
-  rotation, and losses where pictures are turned a lot and labels differ little: for `joint 2`,
+  rotation, and losses where images are turned a lot and labels differ little: for `joint 2`,
   "wrong" in this table may well be right.
 - A style that content sees cannot be told from content by its share. The width helps where the
   style is the same all over a client, as with MNIST beside `digits`. It does not for `zoom`, which
-  moves pictures the way they vary anyway: mostly that is taken for content.
+  moves images the way they vary anyway: mostly that is taken for content.
 - The width may fail the other way: where no client holds two classes and classes are very far from
   each other, they are as narrow as a style. `label pure` on `shapes` comes near to it (1.2).
 - Content that only style shows, such as classes that differ in colour alone, is not seen.
@@ -166,13 +166,13 @@ def words(kind: str, strength: str, data: str, clients: int, seed: int, folder: 
     """The settings of one diagnosis, as they would be typed."""
     own = SETS[data]
     if kind in CHANGES:
-        path = changed(kind, data, clients, seed, folder / "pictures.npz")
+        path = changed(kind, data, clients, seed, folder / "images.npz")
         own = ["data=npz", f"data.path={path}", "data.test=0", "data.validation=0"]
     return [*own, *SPLITS[kind][strength], f"clients={clients}", f"seed={seed}"]
 
 
 def changed(kind: str, data: str, clients: int, seed: int, path: Path) -> Path:
-    """Pictures shared out at random, those of each client changed in its own way."""
+    """Images shared out at random, those of each client changed in its own way."""
     train = Recipe.of("fedavg", *SETS[data]).data.load().train
     rng = np.random.default_rng([seed, list(CHANGES).index(kind)])
     site = rng.permutation(np.arange(len(train)) % clients)
@@ -194,7 +194,7 @@ def measure(kind: str, strength: str, data: str, clients: int, seed: int) -> Run
         started = time.process_time()
         found = diagnose(*said)
         seconds = time.process_time() - started
-    for name in ("*-turned-*", "npz-*"):  # pictures as this one split had them
+    for name in ("*-turned-*", "npz-*"):  # images as this one split had them
         for made in (home() / "cache").glob(name):
             shutil.rmtree(made)
     facts = {"kind": kind, "strength": strength, "data": data, "clients": clients, "seed": seed}

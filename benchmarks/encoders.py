@@ -2,7 +2,7 @@
 
     python benchmarks/encoders.py [--json] [--seconds 3] [--side 32] [--only resnet] [--norm batch]
 
-A step is forward, backward and SGD on ready-made colour pictures. The layouts take turns in one
+A step is forward, backward and SGD on ready-made colour images. The layouts take turns in one
 process with one thread; what counts is CPU time, and the ratio is the median over pairs of steps,
 above 1 where channels last are faster. `--seconds` is for one encoder at one batch size; slow ones
 have a single pair.
@@ -48,7 +48,7 @@ def stepper(encoder: Encoder, side: int, layout: torch.memory_format) -> Callabl
 
 
 def measure(encoder: Encoder, side: int, seconds: float) -> dict[str, Any]:
-    """Pictures per CPU second in both layouts, from pairs of steps."""
+    """Images per CPU second in both layouts, from pairs of steps."""
     first, last = (stepper(encoder, side, layout) for layout in LAYOUTS)
     first(BATCHES[0]), last(BATCHES[0])  # warm caches and allocators
     found = {}
@@ -79,7 +79,7 @@ def main() -> None:
     chosen["fixup-resnet20, width=8"] = FixupResNet20(width=8)
     found: dict[str, Any] = {}
     if not words.json:
-        print(f"{'pictures per CPU second':38s}" + "".join(f"{f'batch {b}':>26s}" for b in BATCHES))
+        print(f"{'images per CPU second':38s}" + "".join(f"{f'batch {b}':>26s}" for b in BATCHES))
         print(f"{'encoder':26s}{'parameters':>12s}" + 2 * f"{'first':>9s}{'last':>9s}{'ratio':>8s}")
     for name, encoder in sorted(chosen.items()):
         if words.only not in name:

@@ -5,7 +5,7 @@
                                [--runs FILE...]
 
 Arms are the rows `fedca/c10-noniid-cnn5/ROW@cpu` of FedCA's tables: five clients with two classes
-each on 5,000 training pictures of CIFAR-10 (`harmonium data fetch cifar10` first). Figures are
+each on 5,000 training images of CIFAR-10 (`harmonium data fetch cifar10` first). Figures are
 test accuracy in percent of the frozen encoder; chance is 10. `--json` prints nothing but a line for
 every measurement; files of such lines that are given as `--runs` join the tables, and what they
 hold is not measured again.
@@ -64,7 +64,7 @@ DRIFTS = [  # dictionaries that are larger and smaller than a batch, at two temp
 ]
 LABELS = {*ARMS, *PROTECTIONS}
 CLIENTS = (100, 1000)
-PICTURES = 8  # of each client, where memory is measured
+IMAGES = 8  # of each client, where memory is measured
 LIMIT = 1.3
 MEMORY = (
     "data=shapes data.test_count=100 data.validation=0.01 data.size=16 views.size=16 rounds=2 "
@@ -103,8 +103,8 @@ def measure(label: str, seed: int, workers: int | None) -> Found:
 
 def remember(clients: int) -> Found:
     """Memory of a run with so many clients, and what their states take on disk."""
-    words = ["fedca", *MEMORY.split(), f"clients={clients}", f"data.limit={clients * PICTURES}"]
-    words.append(f"data.count={clients * PICTURES * 11 // 10}")
+    words = ["fedca", *MEMORY.split(), f"clients={clients}", f"data.limit={clients * IMAGES}"]
+    words.append(f"data.count={clients * IMAGES * 11 // 10}")
     with tempfile.TemporaryDirectory() as folder:
         most, seconds = peak(words, Path(folder) / "run")
         files = [one for one in (Path(folder) / "run" / "clients").rglob("*") if one.is_file()]
@@ -218,7 +218,7 @@ def growth(runs: Sequence[Found]) -> float:
 
 ABOUT = """# FedCA in short runs: its parts, its protections, its memory
 
-All runs but those of memory are `{place}/ROW@cpu`: CIFAR-10, 5,000 training pictures at 16 pixels,
+All runs but those of memory are `{place}/ROW@cpu`: CIFAR-10, 5,000 training images at 16 pixels,
 five clients with two classes each, nine rounds of one epoch, a small CNN. Figures are test accuracy
 in percent of frozen encoders, as means over seeds; chance is 10. A difference is paired by seed,
 and ± is the standard error of a mean over seeds. `harmonium recipes fedca` lists the rows, and
@@ -251,9 +251,9 @@ def page(runs: Sequence[Found]) -> str:
 
 NOTES = {
     "arms": """
-How settings were chosen: on seed 100 (and once 101), by kNN on validation pictures, without a look
-at test pictures. The standard error of such a figure is about 1 point, and of the last item, with
-500 pictures, about 2, so small differences say nothing. Untrained: 25.2.
+How settings were chosen: on seed 100 (and once 101), by kNN on validation images, without a look
+at test images. The standard error of such a figure is about 1 point, and of the last item, with
+500 images, about 2, so small differences say nothing. Untrained: 25.2.
 
 - Batches of 64, temperature 0.5, no normalisation in the projector, 12 rounds: SimCLR 31.5,
   alignment (strength 0.1, mean) 30.3, dictionary of 512 rows 21.2. With a learning rate of 0.003
@@ -268,8 +268,8 @@ at test pictures. The standard error of such a figure is about 1 point, and of t
 
 - Five epochs a round as published, and 4 rounds; batches of 128, temperature 0.1, rows by the
   received model. With BatchNorm in the projector: SimCLR 42.8, InfoNCE alone 43.0, dictionary of 64
-  rows 42.4, of 256 rows at temperature 0.2 39.4; alignment after 30 epochs on public pictures, of
-  strength 0.01 41.8, of 0.1 42.4, of 0.01 with pictures of CIFAR-10 as public ones 42.8; dictionary
+  rows 42.4, of 256 rows at temperature 0.2 39.4; alignment after 30 epochs on public images, of
+  strength 0.01 41.8, of 0.1 42.4, of 0.01 with images of CIFAR-10 as public ones 42.8; dictionary
   and alignment of 0.1 38.8. Without BatchNorm: SimCLR 40.8, InfoNCE 41.6, dictionary of 64 rows
   42.6, of 256 rows 41.0. That gain of 1.8 did not come again on seed 101: SimCLR 39.4, dictionary
   of 64 rows 35.8.
@@ -278,7 +278,7 @@ The table has the setting, of those tried with one epoch a round, that was best 
 of 128, temperature 0.1, 64 rows, strength 0.01 of means. It is not the best for SimCLR. Five epochs
 a round are better for all rows, but brought FedCA no lead either, so the setting was kept. The
 published K = 1024 and sums with strength 0.01 were not tried; STL-10 was not at hand, so public
-pictures are drawn shapes, 2,000 of them.
+images are drawn shapes, 2,000 of them.
 
 What came out: FedCA's gain did not. It learns (8.5 points above untrained in kNN), but is 1.3
 points below FedSimCLR in kNN, four standard errors of three seeds, and 0.6 in linear accuracy,
@@ -290,16 +290,16 @@ to give a little of that back (in the paper's order), but these steps are within
 cause that fits is in the next section.
 """,
     "drift": """
-Mean cosines of one client's first views to their partners, to other pictures of the batch and to
+Mean cosines of one client's first views to their partners, to other images of the batch and to
 the dictionary, in the first and the last step of the first epoch with a dictionary; seed 100, no
-alignment, all else as above. Within this one epoch the client's own pictures crowd together and
+alignment, all else as above. Within this one epoch the client's own images crowd together and
 move away from the dictionary, which is a cheap way to a lower loss: the rows stand still. Also they
-were made by other models, and from pictures as they are and not from views, so that they can
+were made by other models, and from images as they are and not from views, so that they can
 probably be told from a batch without a look at what it shows; that was not tested. The paper saw
 something alike in its figure 3(b), where a client's points are "clustered in a small subspace", and
 took it for a success.
 
-The crowd can even be the best answer. With all other pictures at cosine 0 the loss is log(1 + (N +
+The crowd can even be the best answer. With all other images at cosine 0 the loss is log(1 + (N +
 K - 1) exp(-1/t)), for a batch of N, K rows and temperature t; with the batch in one point opposite
 to the dictionary it is log(N + K exp(-2/t)). For K = 512, N = 64, t = 0.5 these are 4.37 and 4.30,
 for the published K = 1024 and N = 128 at t = 0.5 they are 5.05 and 4.99. The paper gives no
@@ -307,7 +307,7 @@ temperature; with t = 0.1, or with K below N, the crowd is no longer the best, b
 """,
     "protections": """
 Epsilon is `privacy.budget.epsilon` of all releases of one client in the nine rounds, at delta 1e-5,
-as if a picture's row were sent in each round. It counts a picture's own rows alone: the model goes
+as if an image's row were sent in each round. It counts an image's own rows alone: the model goes
 unprotected beside them, so it is no bound for the whole run. Groups have no epsilon at all.
 Differences are to FedCA without protection.
 
@@ -319,11 +319,11 @@ less harm than this dictionary, which fits with the sections above, and the tabl
 protections cost where a dictionary is worth something.
 """,
     "memory": """
-Every client has 8 pictures of 16 pixels; 200 public pictures, two rounds, all clients in both, a
+Every client has 8 images of 16 pixels; 200 public images, two rounds, all clients in both, a
 tiny encoder, all in one process. Peak memory is the largest proportional set size. States live on
 disk: a client keeps its moving averages, 4 kB here, and two rounds are kept for resuming. What the
-alignment model makes of the public pictures lies there once for all clients, 0.1 MB here and 28 MB
-with 3,200 public pictures and 2,048 features; with a copy for every client in each round these
+alignment model makes of the public images lies there once for all clients, 0.1 MB here and 28 MB
+with 3,200 public images and 2,048 features; with a copy for every client in each round these
 states took 26.5 and 264.8 MB. Seconds are of a busy machine.
 """,
 }

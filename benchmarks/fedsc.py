@@ -4,11 +4,11 @@
                                [--write docs/results/fedsc.md]
 
 Rows are `fedsc/c10-PARTICIPATION/ROW@cpu` of FedSC's tables: ten clients with one class each on
-2,700 training pictures of CIFAR-10 (`harmonium data fetch cifar10` first), all of them or two in a
+2,700 training images of CIFAR-10 (`harmonium data fetch cifar10` first), all of them or two in a
 round. Figures are test accuracy in percent of the frozen encoder; chance is 10. `--json` prints
 nothing but a line for every measurement; files of such lines that are given as `--runs` join the
 tables, and what they hold is not measured again. `--write` also draws kNN accuracy on validation
-pictures over the rounds, as docs/images/fedsc.png.
+images over the rounds, as docs/images/fedsc.png.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Found = dict[str, Any]
 
 BASE = "fedavg-sc"
 ROWS = {
-    "centralised-sc": "spectral loss, all pictures in one place",
+    "centralised-sc": "spectral loss, all images in one place",
     BASE: "FedAvg, spectral loss",
     "fedavg-byol": "FedAvg, BYOL",
     "fedu": "FedU",
@@ -40,12 +40,12 @@ ROWS = {
     "fedx": "FedX",
     "fedca": "FedCA",
     "fedsc": "FedSC",
-    "fedsc-share": "FedSC, alpha the share of pictures",
+    "fedsc-share": "FedSC, alpha the share of images",
     "fedsc-tight": "FedSC, epsilon 3, delta 1e-2",
     "fedsc-loose": "FedSC, epsilon 6, delta 1e-2",
 }
 PLACES = {"full": "all ten clients in a round", "partial": "two of ten clients in a round"}
-LOOKS = {"full": 2, "partial": 6}  # rounds from one look at validation pictures to the next
+LOOKS = {"full": 2, "partial": 6}  # rounds from one look at validation images to the next
 DELTA = 1e-2
 LABELS = [f"{place}/{row}" for place in PLACES for row in ROWS]
 for label in ("partial/centralised-sc", "partial/fedsc-share"):
@@ -100,7 +100,7 @@ def draw(runs: Sequence[Found], path: Path) -> None:
             ]
     path.parent.mkdir(parents=True, exist_ok=True)
     title = "One class a client, on CIFAR-10"
-    curves(path, series, "round", "kNN accuracy on validation pictures, %", title)
+    curves(path, series, "round", "kNN accuracy on validation images, %", title)
 
 
 def page(runs: Sequence[Found]) -> str:
@@ -118,7 +118,7 @@ ABOUT = """# FedSC in short runs: what matrices of others are worth, and what no
 {command}
 
 Runs are `fedsc/c10-full/ROW@cpu` and `fedsc/c10-partial/ROW@cpu`: CIFAR-10, 2,700 training
-pictures at 16 pixels, ten clients with one class each, ten rounds of one epoch with all of them
+images at 16 pixels, ten clients with one class each, ten rounds of one epoch with all of them
 or thirty with two, a small CNN. Figures are test accuracy in percent of frozen encoders, as means
 over seeds; chance is 10. A difference is paired by seed, to FedAvg with the same loss, and ± is
 the standard error of a mean over seeds. `harmonium recipes fedsc` lists the rows, and `harmonium
@@ -128,10 +128,10 @@ CAME = """
 What came out: FedSC's lead did not. It learns (4.9 points of kNN above untrained with all
 clients, 6.7 with two of ten), but is level with FedAvg of the same loss in kNN (-0.2 and -0.3
 points) and not ahead in linear accuracy (-0.8, which is beyond its error, and -0.1). On the 300
-validation pictures of the plot it ends 2.4 and 1.2 points ahead, with standard errors above 1;
-the 10,000 test pictures count. All pictures in one place are 6.3 points of kNN ahead, and
-matrices of the others brought none of that. With alpha the share of pictures, where the clients'
-gradients add up to that of all pictures, it is 1.2 points behind FedAvg. Some of this is at hand,
+validation images of the plot it ends 2.4 and 1.2 points ahead, with standard errors above 1;
+the 10,000 test images count. All images in one place are 6.3 points of kNN ahead, and
+matrices of the others brought none of that. With alpha the share of images, where the clients'
+gradients add up to that of all images, it is 1.2 points behind FedAvg. Some of this is at hand,
 though untested: what adds up are gradients, not the steps that Adam makes of them; BatchNorm in a
 client's projector normalises its one class by itself, while matrices are made with the statistics
 of all; and so early it does no harm that a client pushes its own class apart (effective rank 62,
@@ -144,17 +144,17 @@ FedX is with two clients a round and 0.8 behind with all.
 """
 NOTES = """
 Epsilon is what the worst client's matrices amount to, exactly, with delta 0.01 and for one
-picture in another's place. It is of the matrices alone; the model goes without noise in all rows.
+image in another's place. It is of the matrices alone; the model goes without noise in all rows.
 Noise begins half way, as published: before the first exchange these runs are FedAvg.
 
 ![kNN accuracy over rounds, of FedSC and of FedAvg with the same loss](../images/fedsc.png)
 
-How settings were chosen: on seed 100, by kNN on validation pictures, with 2,700 training pictures
-and eight rounds unless said (300 validation pictures: a standard error of about 2.7 points;
+How settings were chosen: on seed 100, by kNN on validation images, with 2,700 training images
+and eight rounds unless said (300 validation images: a standard error of about 2.7 points;
 untrained 25.7). Centralised, Adam at 0.001: 40.0 with BatchNorm in the projector, 40.3 with
 GroupNorm; at 0.003 without normalisation, as published, 28.0. FedAvg, FedSC and FedSC with alpha
-the share of pictures: with GroupNorm and Adam 33.0, 30.7, 26.0; with SGD at 0.1 33.3, 29.7, 28.7;
-with BatchNorm and Adam 35.0, (34.0 against 34.6 of FedAvg on 4,500 pictures), 28.0. FedAvg with
+the share of images: with GroupNorm and Adam 33.0, 30.7, 26.0; with SGD at 0.1 33.3, 29.7, 28.7;
+with BatchNorm and Adam 35.0, (34.0 against 34.6 of FedAvg on 4,500 images), 28.0. FedAvg with
 SGD at 0.1, batches of 32 and forty rounds: 32.7. The setting that was best for FedAvg, in which
 FedSC was not behind, was taken. All rows have it; nothing was chosen for FedU, FedEMA, FedX or
 FedCA.

@@ -66,7 +66,7 @@ LOOKS: dict[str, dict[str, list[str]]] = {  # further looks at the same run
 }
 ADAM = ["personal.protocol=lp_fedca", "personal.standardise=true"]
 CLIENTS = (20, 200)
-PICTURES = 8  # of each client, where memory is measured
+IMAGES = 8  # of each client, where memory is measured
 LIMIT = 1.3
 MEMORY = (
     "data=shapes data.test_count=100 data.validation=0.01 data.size=16 views.size=16 rounds=2 "
@@ -109,7 +109,7 @@ def judged(folder: Path, how: Sequence[str]) -> Found:
     made = evaluate_run(folder / "run", "personal", *how, out=folder / "figures")
     found = next(iter(made.figures["personal"].values()))
     general, personal = found["generalisation"]["groups"], found["personalisation"]
-    lone = personal["clients"] == 1  # all pictures in one place: nobody's own features
+    lone = personal["clients"] == 1  # all images in one place: nobody's own features
     return {
         "general": [100 * value for value in general.values()],
         "personal": None if lone else [100 * personal["groups"][name] for name in general],
@@ -137,7 +137,7 @@ def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> F
 
 
 def inside(path: Path) -> Found:
-    """Of every client's test pictures: how wide content and G's output are; means over clients."""
+    """Of every client's test images: how wide content and G's output are; means over clients."""
     opened = open_run(path, path.name, changed_recipe(path, []))
     test, found = opened.dataset.test, []
     for client, own in opened.owns(sorted(opened.examples)):
@@ -174,7 +174,7 @@ def lie(seed: int, words: Sequence[str], picture: Path | None) -> Found:
 def remember(label: str, clients: int) -> Found:
     """Memory of a run with so many clients, and what their states take on disk."""
     words = [*KEEPERS[label], *MEMORY.split(), f"clients={clients}"]
-    words += [f"data.limit={clients * PICTURES}", f"data.count={clients * PICTURES * 11 // 10}"]
+    words += [f"data.limit={clients * IMAGES}", f"data.count={clients * IMAGES * 11 // 10}"]
     with tempfile.TemporaryDirectory() as folder:
         most, seconds = peak(words, Path(folder) / "run")
         files = [one for one in (Path(folder) / "run" / "clients").rglob("*") if one.is_file()]

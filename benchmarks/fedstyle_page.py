@@ -1,4 +1,4 @@
-"""Tables, text and picture of what `benchmarks/fedstyle.py` has measured."""
+"""Tables, text and image of what `benchmarks/fedstyle.py` has measured."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ INSIDE = {
 
 
 def near(runs: Sequence[Found]) -> str:
-    """The table of what near pictures have in common, by three kinds of features."""
+    """The table of what near images have in common, by three kinds of features."""
     its = list(of(runs, "styles", "simclr").values())
     rows = [
         {
@@ -219,16 +219,16 @@ OBJECTIVES = {"simclr": "SimCLR", "simsiam": "SimSiam"}
 ABOUT = """# FedStyle in short runs: what it is compared with, its lambda, its style, its memory
 
 Runs are `fedstyle/digit-1-ho-OBJECTIVE/ROW@cpu` unless said: digits of MNIST, SVHN and USPS at 16
-pixels, 1,350 training pictures of each on average, three clients with a style each, six rounds of
-two epochs, a small CNN. SVHN was at hand as a part of 10,000 training and 3,000 test pictures.
+pixels, 1,350 training images of each on average, three clients with a style each, six rounds of
+two epochs, a small CNN. SVHN was at hand as a part of 10,000 training and 3,000 test images.
 `harmonium recipes fedstyle` lists the rows with both published figures, and `harmonium run
 fedstyle/digit-1-ho-simclr@cpu --dry-run` shows all settings.
 
-Figures are test accuracy in percent by `harmonium eval RUN personal`, on 1,000 test pictures of
+Figures are test accuracy in percent by `harmonium eval RUN personal`, on 1,000 test images of
 each style; chance is 10. *General* is the federation's frozen encoder, with a classifier for every
-style that has all training pictures of that style. *Personal* is each client's own features after
-one more local round, with a classifier that has the client's pictures; with one client a style
-these are the same pictures, and the two differ by the encoder. Classifiers are linear, trained by
+style that has all training images of that style. *Personal* is each client's own features after
+one more local round, with a classifier that has the client's images; with one client a style
+these are the same images, and the two differ by the encoder. Classifiers are linear, trained by
 SGD at 0.1 for 100 epochs on standardised features. A difference is paired by seed, to FedAvg; ± is
 the standard error of a mean over seeds. Spread is the standard deviation over clients, worst the
 worst client. Commands print the tables below them; figures of seed 100 are of trials before that.
@@ -246,18 +246,18 @@ has it (1.5 ± 0.4); FedPer, FedProx and APFL are level; what stays far from the
 printed, Ditto as published with mu = 2, and training alone, loses 2.5 to 3.3 points, all of them on
 SVHN. That FedProx as printed is the worst but for APFL is so in the paper, too. APFL crossed is far
 behind in the paper and level here. Differences are decided by SVHN, where an encoder of so few
-pictures knows little (15 untrained, 28, 44 with all styles in one place), while MNIST and USPS are
-near 92 for everyone. In the paper SVHN has 85 to 90, after 500 epochs of some 40,000 pictures a
+images knows little (15 untrained, 28, 44 with all styles in one place), while MNIST and USPS are
+near 92 for everyone. In the paper SVHN has 85 to 90, after 500 epochs of some 40,000 images a
 client; here there are 12 of 1,350.
 
 With G, eq. 4 costs 1.4 ± 0.4 points of what content alone is worth (70.0). The next section says
 that this is the classifier's doing.
 
-How settings were chosen: on seed 100, by both figures on validation pictures (of 1,500 a style, as
+How settings were chosen: on seed 100, by both figures on validation images (of 1,500 a style, as
 many as for training; a standard error of about 0.5, without that of training). Untrained: 55.5.
-Mirrored digits cost 5 points of kNN and are left out. With 600 pictures a style, width 16, ten
-rounds of two epochs FedAvg has 69.9 and 71.4, or 70.9 and 70.0 with crops of half the picture or
-more; BatchNorm in the projector and temperature 0.2 changed nothing in kNN. With 1,500 pictures and
+Mirrored digits cost 5 points of kNN and are left out. With 600 images a style, width 16, ten
+rounds of two epochs FedAvg has 69.9 and 71.4, or 70.9 and 70.0 with crops of half the image or
+more; BatchNorm in the projector and temperature 0.2 changed nothing in kNN. With 1,500 images and
 ten rounds of one epoch 74.7 and 74.8, with such crops out of 32 pixels 74.5 and 77.4, in five
 rounds of two 73.5 and 76.8; Ditto, updated, 74.5 and 75.4; FedStyle with lambda 1, as published,
 73.3 and 71.0, with 0.1 75.4 and 76.4. At half the width and six rounds of two epochs FedAvg has
@@ -270,8 +270,8 @@ momentum 0.9, which is taken, 66.9.
 The same runs, but classifiers and what learns beside them are trained by Adam (0.001, batches of
 128, 100 epochs), on features that are standardised as before. This was measured after the table
 above, because there SGD at 0.1, the rate of all of the paper's training, is too much for a G that
-learns along: on seed 100 it ends with 76 % of SVHN's *training* pictures right and 36 % of the
-validation pictures, and at 0.01 with 41 % of the latter.
+learns along: on seed 100 it ends with 76 % of SVHN's *training* images right and 36 % of the
+validation images, and at 0.01 with 41 % of the latter.
 
 Now G is worth something, 2.3 ± 0.3 points beyond content alone, and nothing when it is held still.
 But a new MLP in its place, which knows nothing of style, is worth as much (2.3 ± 0.4; G is 0.0 ±
@@ -282,7 +282,7 @@ and neither of style nor of what G learned without labels. The paper's baselines
     "lambda": """
 *Personal* has a G that learns on beside the classifier (by SGD, as in the first table), *G held
 still* has it as it was, *content alone* has none. Ranks are effective ranks of a client's test
-pictures, of at most 128; spread is that of unit vectors, near 0 where all are alike; size is the
+images, of at most 128; spread is that of unit vectors, near 0 where all are alike; size is the
 mean length of G's output over that of content. Lambda 0 is FedAvg, with G as first drawn.
 
 The collapse that the paper reports in table 4 comes out, in its order and for its reason: general
@@ -298,21 +298,21 @@ at 0.1 may be too long for a G of that size, which was not looked into. Where th
     "styles": """
 Here every style has five clients (`fedstyle/digit-5-ho-simclr/fedstyle@cpu`, all in every round),
 so that a client is not the same as a style. Figures are those of `harmonium eval RUN styles`, of
-100 training pictures a client: the share of a picture's ten nearest that are of its client, style
+100 training images a client: the share of an image's ten nearest that are of its client, style
 or class, what that would be by chance, and the silhouette of the groups.
 
 The paper's figure 4 shows a cluster for each client and takes it for the client's style. By their
 own style networks clients lie apart here, too (0.90 of the nearest are the same client's), though
-five at a time have pictures of one kind. Seen by one client's network they do not (0.19, and 0.20
+five at a time have images of one kind. Seen by one client's network they do not (0.19, and 0.20
 is chance among five clients of a style), and styles still do (0.97). So what parts clients of one
-style are their networks, not their pictures. Classes are less pure by style (0.24 and 0.38) than by
+style are their networks, not their images. Classes are less pure by style (0.24 and 0.38) than by
 content (0.55), as they should be, and content knows the style nearly as well as style does (0.93).
 One seed.
 
-![Training pictures by style and by content, coloured by client](../images/fedstyle-styles.png)
+![Training images by style and by content, coloured by client](../images/fedstyle-styles.png)
 """,
     "memory": """
-Every client has 8 pictures of 16 pixels; two rounds, all clients in both, an encoder of 29,000
+Every client has 8 images of 16 pixels; two rounds, all clients in both, an encoder of 29,000
 weights, all in one process. Peak memory is the largest proportional set size. What a client keeps
 lies on disk, a file a client, in two versions for resuming: one model for Ditto; a style network
 and G for FedStyle. Seconds are of a busy machine.

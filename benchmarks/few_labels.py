@@ -44,8 +44,8 @@ STUDIES = {
             "on.fashion-mnist.limit=2000",
         ),
         "Five clients with two classes each, nine rounds; a head with a hidden layer. In the paper "
-        "encoders go from CIFAR-100 to CIFAR-10 and the like, with all pictures; here from "
-        "CIFAR-10 to 2,000 pictures of Fashion-MNIST, so no published figure stands beside.",
+        "encoders go from CIFAR-100 to CIFAR-10 and the like, with all images; here from "
+        "CIFAR-10 to 2,000 images of Fashion-MNIST, so no published figure stands beside.",
     ),
     "orchestra": Study(
         "orchestra/c10-device",
@@ -54,8 +54,8 @@ STUDIES = {
             "orchestra", "f-simclr", "f-simsiam", "f-specloss", "f-byol", "rotpred", "supervised",
         ),
         ("semi", "semi.head=linear"),
-        "Ten clients, five in a round, Dirichlet 0.1, twelve rounds; a linear head, pictures "
-        "cropped and mirrored. The paper keeps pictures with labels out of the clients' training.",
+        "Ten clients, five in a round, Dirichlet 0.1, twelve rounds; a linear head, images "
+        "cropped and mirrored. The paper keeps images with labels out of the clients' training.",
     ),
 }  # fmt: skip
 
@@ -118,8 +118,8 @@ ABOUT = """# Encoders trained on with labels
 
 `python benchmarks/few_labels.py --seeds {seeds}`
 
-CIFAR-10, 5,000 training pictures at 16 pixels and a small CNN. Whole networks are trained on, with
-1 and 10 percent of the labels, or on another data set. Accuracies on test pictures in percent,
+CIFAR-10, 5,000 training images at 16 pixels and a small CNN. Whole networks are trained on, with
+1 and 10 percent of the labels, or on another data set. Accuracies on test images in percent,
 means over seeds; ± is the standard error. *Untrained* and *from scratch* are networks of the same
 kind that learnt nothing before. Published figures are of the full size.
 """

@@ -1,10 +1,10 @@
-"""Data larger than memory: what is held in memory while large pictures are decoded and read.
+"""Data larger than memory: what is held in memory while large images are decoded and read.
 
     python benchmarks/large.py [--json] [--gigabytes 3] [--size 224]
 
-Writes pictures into the cache as a data set does, and reads all of them in shuffled batches. Shows
+Writes images into the cache as a data set does, and reads all of them in shuffled batches. Shows
 the largest amount of anonymous memory (what cannot be dropped, unlike mapped files) that this
-process had on top of what importing took. It must not depend on how many pictures there are.
+process had on top of what importing took. It must not depend on how many images there are.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
     count = round(words.gigabytes * 1e9 / (3 * words.size**2))
 
     class Noise(DataSpec):
-        """Random pictures, handed on in pieces."""
+        """Random images, handed on in pieces."""
 
         name = "noise"
 
@@ -111,7 +111,7 @@ def main() -> None:
     if words.json:
         print(json.dumps(found))
     else:
-        print(f"{count:,} pictures of {words.size}x{words.size}, {found['gigabytes']} GB")
+        print(f"{count:,} images of {words.size}x{words.size}, {found['gigabytes']} GB")
         for name, peak in (("decoding", decoding), ("reading", reading)):
             print(f"{name:9} {peak.megabytes:6.0f} MB on top, {peak.seconds:6.1f} s")
         print(f"limit     {LIMIT_MEGABYTES:6} MB")

@@ -1,4 +1,4 @@
-"""Memory of a run with 10 clients and with 1,000, on the same pictures.
+"""Memory of a run with 10 clients and with 1,000, on the same images.
 
     python benchmarks/memory.py [--json] [--clients 10 1000]
 

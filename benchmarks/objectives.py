@@ -5,7 +5,7 @@
 
 FedAvg over five clients, each objective with its defaults but for what the table names; the same
 encoder, views, split, rounds and optimiser for all. Figures are test accuracy in percent of the
-frozen encoder; chance is 10. `cifar10` means 5,000 of its training pictures: fetch them first with
+frozen encoder; chance is 10. `cifar10` means 5,000 of its training images: fetch them first with
 `harmonium data fetch cifar10`. A proof of learning and not a ranking: nothing is searched for any
 one objective. `--json` prints every run as a line; files of such lines that are given as `--runs`
 join the table, and what they hold is not run again.
@@ -106,35 +106,35 @@ settings.
 """
 NOTES = {
     "digits": """
-An earlier version of this page had pictures of 8 pixels, batches of 64, 20 rounds and clients
+An earlier version of this page had images of 8 pixels, batches of 64, 20 rounds and clients
 that held few classes (a Dirichlet split, 0.3). With seed 0 all but FedPR's form of rotation were
 better than the untrained encoder; seed 1 did not confirm it: spectral contrast, FedSC's form of
 it, SimSiam, BYOL and FedPR's form were worse, Barlow Twins and SwAV equal. A second setting (16
 pixels, batches of 32, 30 rounds, the same split), chosen by validation kNN of seeds 100 to 102
 among some 27, failed as well: SimSiam lost 3.4 points on the mean of seeds 0 to 2.
 
-The untrained encoder is good here. Pictures shared out at random, and 40 rounds, made the
+The untrained encoder is good here. Images shared out at random, and 40 rounds, made the
 difference; they were tried on seed 100 alone, by leave-one-out kNN on training and validation
-pictures, with SimSiam (95.5 with crops of at least half the picture, 95.8 with at least 0.7;
+images, with SimSiam (95.5 with crops of at least half the image, 95.8 with at least 0.7;
 untrained 93.7) and BYOL (95.8 with half). That fixed the setting of this table. Its seeds had no
 part in any choice.
 
-Rotation prediction has three rows. Orchestra's form turns pictures as they are; on so few of them
+Rotation prediction has three rows. Orchestra's form turns images as they are; on so few of them
 it learns them by heart, and kNN falls while its loss does. With random views to turn
 (`objective.augment=true`, tried on seeds 100 and 101) it gains. So both published forms, which turn
-pictures as they are, are left out of the check here, and the augmented one is in it.
+images as they are, are left out of the check here, and the augmented one is in it.
 
 `rotation, FedPR's form`, the default of `objective=rotation`, has a further reason to lose. Its
-linear head sits right on the features and makes them say above all how a picture is turned: with
+linear head sits right on the features and makes them say above all how an image is turned: with
 the first setting three of 128 directions, those of the turns, come to hold 51 percent of the
-variance of upright pictures (12 before training) and drown the digit for kNN. It is still there:
+variance of upright images (12 before training) and drown the digit for kNN. It is still there:
 without these directions kNN rises from 79.5 to 89.6 (92.0 before training). With a projector in
 between their share is 13 to 14 percent, and kNN is 88.9 with all four turns in a batch and 92.0
-with one. Means of seeds 100 and 101 on validation pictures, by `python benchmarks/turns.py`.
+with one. Means of seeds 100 and 101 on validation images, by `python benchmarks/turns.py`.
 """,
     "cifar10": """
-One seed; a picture more or less is 0.01 points, and the standard error of a figure by the test
-pictures alone is about 0.5. Nothing is left out of the check here.
+One seed; an image more or less is 0.01 points, and the standard error of a figure by the test
+images alone is about 0.5. Nothing is left out of the check here.
 """,
 }
 

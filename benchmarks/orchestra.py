@@ -4,7 +4,7 @@
                                    [--write docs/results/orchestra.md] [--json] [--runs FILE...]
 
 Arms are the rows `orchestra/c10-SETTING/ROW@cpu` of Orchestra's tables at three heterogeneities:
-ten clients, five a round, on 5,000 training pictures of CIFAR-10 (`harmonium data fetch cifar10`
+ten clients, five a round, on 5,000 training images of CIFAR-10 (`harmonium data fetch cifar10`
 first). Figures are test accuracy in percent of the frozen encoder; chance is 10. `--json` prints
 nothing but a line for every measurement; files of such lines that are given as `--runs` join the
 tables, and what they hold is not measured again.
@@ -135,7 +135,7 @@ def shares(runs: Sequence[Found]) -> str:
 
 ABOUT = """# Orchestra in short runs, and what its clustering costs
 
-Runs are `orchestra/c10-SETTING/ROW@cpu`: CIFAR-10, 5,000 training pictures at 16 pixels, ten
+Runs are `orchestra/c10-SETTING/ROW@cpu`: CIFAR-10, 5,000 training images at 16 pixels, ten
 clients of which five take part in a round, twelve rounds of ten epochs, a small CNN. Figures are
 test accuracy in percent of frozen encoders, as means over seeds; chance is 10. A difference is
 paired by seed, and ± is the standard error of a mean over seeds.
@@ -166,12 +166,12 @@ def page(runs: Sequence[Found]) -> str:
 
 NOTES = {
     "arms": """
-How settings were chosen: on seed 100 alone, in `device`, by kNN on 500 validation pictures, whose
+How settings were chosen: on seed 100 alone, in `device`, by kNN on 500 validation images, whose
 standard error is about 2 points, so that most of these differences say nothing. Untrained: 30.2.
 
 - One setting each: SimCLR at a learning rate of 0.1 37.0, SimSiam at 0.1 35.6, spectral contrast at
   0.1 33.2, BYOL at 0.1 with momentum 0.9 34.8, rotation prediction at 0.03 36.6. All were kept.
-- Orchestra at 0.03: momentum 0.99 34.0, momentum 0.9 33.4; with pictures turned instead of views,
+- Orchestra at 0.03: momentum 0.99 34.0, momentum 0.9 33.4; with images turned instead of views,
   momentum 0.99, 34.8, which was kept. With exact global clusters it lost: momentum 0.99 30.0,
   momentum 0.9 32.2, and 30.6 at a rate of 0.1; features then fall into few directions (effective
   rank 4 to 12).
@@ -191,10 +191,10 @@ From `iid` to `skewed` Orchestra loses 0.9 and 1.2 points (linear, kNN), BYOL 1.
 2.0 and 2.9; SimCLR and rotation prediction lose nothing. Supervised training, which sees all
 labels, leads in `iid` by 9 points (linear), is level with SimCLR in `device` and falls to 16 in
 `skewed`. That heterogeneity does Orchestra good, as the paper finds, does not show here.
-Centroids were of 8 pictures or more in every round (128 rows, 16 local clusters).
+Centroids were of 8 images or more in every round (128 rows, 16 local clusters).
 """,
     "clustering": """
-Processor time of one client with 500 pictures and one epoch, mean of 20 rounds, on one thread; 128
+Processor time of one client with 500 images and one epoch, mean of 20 rounds, on one thread; 128
 rows of 128 numbers are clustered. `exact` has clusters whose sizes differ by at most one and is the
 default; `argmax` is the released code's. The paper has at most 0.009 percent, for ten epochs of a
 ResNet-18.

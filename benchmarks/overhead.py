@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -53,7 +53,7 @@ class Idle(Method):
         return {"model": got.model, "loss": 0.0}
 
 
-def host_of(folder: Path, *words: str, method: str = "fedavg") -> Host:
+def host_of(folder: Path, *words: str, method: str = "fedavg") -> ClientRuntime:
     recipe = Recipe.of("fedavg", "data=shapes", "data.validation=0", *words)
     folder.mkdir()
     _begin(folder, recipe)
@@ -65,7 +65,7 @@ def host_of(folder: Path, *words: str, method: str = "fedavg") -> Host:
     return host
 
 
-def rounds(host: Host, folder: Path, workers: int = 0) -> Iterator[float]:
+def rounds(host: ClientRuntime, folder: Path, workers: int = 0) -> Iterator[float]:
     """CPU seconds of one round after another."""
     examples = {client: len(index) for client, index in enumerate(host.indices)}
     server = Server(examples, host.method.blueprint.shared())
@@ -80,7 +80,7 @@ def rounds(host: Host, folder: Path, workers: int = 0) -> Iterator[float]:
             yield cpu_seconds() - before
 
 
-def floors(host: Host) -> Iterator[float]:
+def floors(host: ClientRuntime) -> Iterator[float]:
     """CPU seconds of the bare steps of one round after another."""
     method, batch = host.method, host.method.local.batch
     ready = []

@@ -1,4 +1,4 @@
-"""Pictures decoded per second from JPEG files, in this process and in one and two others.
+"""Images decoded per second from JPEG files, in this process and in one and two others.
 
     python benchmarks/pictures.py [--json] [--count 300] [--workers 0 1 2] [--repeats 3]
 
@@ -25,14 +25,14 @@ import numpy as np
 from PIL import Image
 
 from harmonium.data.cache import Writer
-from harmonium.data.decoding.image_files import File, write_pictures
+from harmonium.data.decoding.image_files import File, write_images
 from harmonium.data.sets.folder import Folder
 
 SIZE, SIDE = (640, 480), 224
 
 
 def make(folder: Path, count: int) -> None:
-    """Smooth pictures with some noise, about as large as photographs."""
+    """Smooth images with some noise, about as large as photographs."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
@@ -49,7 +49,7 @@ def decode(folder: Path, workers: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as made:
         began = time.perf_counter()
         writer = Writer(Path(made), SIDE, 3)
-        write_pictures(writer, files, spec, workers)
+        write_images(writer, files, spec, workers)
         writer.finish({})
         writer.close()
         seconds = time.perf_counter() - began
@@ -94,7 +94,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"count": options.count, "workers": found, "same_bytes": same}))
         return
-    print(f"{options.count} pictures of {SIZE[0]} x {SIZE[1]} to {SIDE} x {SIDE}")
+    print(f"{options.count} images of {SIZE[0]} x {SIZE[1]} to {SIDE} x {SIDE}")
     for workers, row in found.items():
         where = f"{workers} more" if workers else "this process"
         print(

@@ -1,9 +1,9 @@
-"""Whether private centroids still say anything about the pictures.
+"""Whether private centroids still say anything about the images.
 
     python benchmarks/private_kmeans.py [--seeds 0 1 2] [--write docs/results/private-clustering.md]
 
 Rows are of unit length and lie around eight directions, as representations of eight kinds of
-pictures might. The centroids of `privacy.kmeans.private_centroids` are held against those of plain
+images might. The centroids of `privacy.kmeans.private_centroids` are held against those of plain
 k-means, and against directions that were drawn without looking at any row.
 """
 
@@ -130,7 +130,7 @@ def page(asked: list[int]) -> str:
 Rows of unit length in {COLUMNS} columns, around {GROUPS} random directions to which they have a
 cosine of about {1 / math.sqrt(1 + SPREAD**2):.2f}: an easy case, for groups of true representations
 lie closer together. At most {GROUPS} centroids, delta {DELTA:g}, epsilon of one release for one
-picture more or less, means over {len(asked)} seeds.
+image more or less, means over {len(asked)} seeds.
 
 - `cosine`: of a private centroid with the nearest one of plain k-means; `blind`: of a random
   direction.
@@ -146,7 +146,7 @@ with 500 six tenths of what k-means tells is left, with 5,000 most of it. Fewer 
 less noise, but what the projection loses was more than that here: 32 told groups less well than
 all {COLUMNS} in every row with noise.
 
-What releases amount to at delta {DELTA:g}, for one picture more or less and for one in another's
+What releases amount to at delta {DELTA:g}, for one image more or less and for one in another's
 place:
 
 {budgets().strip()}

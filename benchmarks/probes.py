@@ -5,7 +5,7 @@
 Linear probes against scikit-learn's lbfgs with the same penalty: CPU seconds of one thread, in turn
 in one process, and how far either stays above the converged objective. kNN against the plain
 formula, and against the matrix product alone, with the most memory that each adds. `--quick` takes
-a tenth of the pictures. Needs CIFAR-10: `harmonium data fetch cifar10`.
+a tenth of the images. Needs CIFAR-10: `harmonium data fetch cifar10`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Weights = tuple[Tensor, Tensor]  # (classes, dim) and (classes,)
 
 
 class Patches(nn.Module):
-    """Random whitened patches of training pictures as filters, rectified both ways, in quarters.
+    """Random whitened patches of training images as filters, rectified both ways, in quarters.
 
     One layer of Coates and Ng (2011): 64 filters, 2 signs and 4 quarters make 512 features.
     """
@@ -84,7 +84,7 @@ class Patches(nn.Module):
 def pictures(share: float) -> tuple[Labelled, Labelled, Tensor, Tensor]:
     """Train and test features with classes, and the 100 finer labels of either.
 
-    The finer ones are class and decile of brightness within the class, over training pictures.
+    The finer ones are class and decile of brightness within the class, over training images.
     """
     data = datasets["cifar10"](validation=0).load()
     parts = [part.subset(np.arange(int(share * len(part)))) for part in (data.train, data.test)]
@@ -210,7 +210,7 @@ def solutions(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, A
 
 
 def probes(train: Labelled, test: Labelled) -> list[dict[str, Any]]:
-    """Whole probes: features as they come, penalty chosen on half of the test pictures."""
+    """Whole probes: features as they come, penalty chosen on half of the test images."""
     half = len(test[0]) // 2
     parts = (*train, *(part[:half] for part in test), *(part[half:] for part in test))
 
@@ -328,24 +328,24 @@ def page(repeats: int, share: float) -> str:
 `python benchmarks/probes.py --repeats {repeats}`
 
 CPU seconds of one thread, in turn in one process, the median of {repeats}. Features:
-{len(known):,} training and {len(asked):,} test pictures of CIFAR-10, {known.shape[1]} wide, from
+{len(known):,} training and {len(asked):,} test images of CIFAR-10, {known.shape[1]} wide, from
 one layer of random whitened patches. The 100 classes are the ten, each in deciles of brightness.
 
 ## Linear probes
 
 Each penalty of the probe's grid from 0, on standardised features. `lbfgs` is scikit-learn's with
-its default tolerance and no limit on iterations. `gap` is how far the objective, in nats a picture,
+its default tolerance and no limit on iterations. `gap` is how far the objective, in nats an image,
 stays above the converged one, for which lbfgs goes on in float64 until no slope is above
 {CONVERGED:g}. Where lbfgs stops farther off than Harmonium, `as near` is what it takes with a
 smaller tolerance, down to the same gap or less; `times` counts that. The last columns are
-accuracies on test pictures.
+accuracies on test images.
 
 {markdown(solved).strip()}
 
 Least gain {least:.1f} times; largest difference from the converged accuracy {apart:.2f} points.
 
 Whole probes, from features as they come to an accuracy; the penalty is chosen on half of the test
-pictures, where the two best are nearly level, and the accuracy is of the other half:
+images, where the two best are nearly level, and the accuracy is of the other half:
 
 {markdown(whole).strip()}
 

@@ -1,8 +1,8 @@
-"""CPU seconds that every rule takes to share a million pictures out among ten thousand clients.
+"""CPU seconds that every rule takes to share a million images out among ten thousand clients.
 
-    python benchmarks/splits.py [--json] [--pictures 1000000] [--clients 10000]
+    python benchmarks/splits.py [--json] [--images 1000000] [--clients 10000]
 
-The pictures have no pixels worth mentioning: ten classes, or a hundred fine ones in twenty coarse
+The images have no pixels worth mentioning: ten classes, or a hundred fine ones in twenty coarse
 ones where the rule looks at those, four styles, and a column that names clients. Concentrations
 run from one class a client to no difference at all. "refused" is a message instead of a split.
 """
@@ -85,7 +85,7 @@ def measure(count: int, clients: int) -> list[dict[str, str | float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--pictures", type=int, default=1_000_000)
+    parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=10_000)
     words = parser.parse_args()
     rows = measure(words.pictures, words.clients)
@@ -95,7 +95,7 @@ def main() -> None:
     if words.json:
         print(json.dumps({"limit": LIMIT, "rows": rows}, indent=1))
         return
-    print(f"{words.pictures:,} pictures among {words.clients:,} clients")
+    print(f"{words.pictures:,} images among {words.clients:,} clients")
     for row in rows:
         note = "" if row["outcome"] == "made" else f"  {row['outcome']}"
         print(f"{row['rule']:52s}{row['seconds']:7.2f} s{note}")

@@ -49,8 +49,8 @@ ABOUT = """# Sweeps of the papers
 
 `python benchmarks/sweeps.py --seeds {seeds}{only}`
 
-Each is one recipe, here at the size of a laptop: CIFAR-10, 5,000 training pictures at 16 pixels, a
-small CNN, 12 rounds (50 in Federated SimCLR's). Figures are kNN on test pictures in percent, of
+Each is one recipe, here at the size of a laptop: CIFAR-10, 5,000 training images at 16 pixels, a
+small CNN, 12 rounds (50 in Federated SimCLR's). Figures are kNN on test images in percent, of
 frozen encoders. With one seed a difference of a point or two says nothing: this page shows that the
 sweeps run, and what is larger than that.
 

@@ -182,7 +182,7 @@ CAME = """
 What came out: 16 bits halve what goes up, 8 bits make a quarter of it, and neither costs accuracy
 that three seeds could show. Of the sixteen differences to weights as they are, three are well
 beyond two standard errors: one is a gain (FedAvg, 8 bits up and 16 down, linear), two are losses of
-SCAFFOLD up in 16 bits (that of kNN is one picture of 359 with each seed), which 8 bits do not
+SCAFFOLD up in 16 bits (that of kNN is one image of 359 with each seed), which 8 bits do not
 repeat. Error feedback makes no difference that could be told here; it is the default because it
 costs no bytes and keeps small steps from being lost for good.
 """

@@ -3,10 +3,10 @@
     python benchmarks/tune.py [--method fedsimclr fedbyol] [--seeds 0 1 2] [--studies FOLDER]
                               [--write docs/results/tuning.md] [--json] [--runs FILE...]
 
-Each study is `harmonium tune METHOD ... --keep-all` on 3,000 training pictures of CIFAR-10 (fetch
+Each study is `harmonium tune METHOD ... --keep-all` on 3,000 training images of CIFAR-10 (fetch
 them with `harmonium data fetch cifar10`): every setting of a grid, scored by Align + 0.2 Unif
 (Lubana et al., Orchestra, 2022, eq. 5). The rank correlation is Spearman's, with kNN accuracy on
-validation pictures. `--studies` keeps the studies, so that a benchmark that was stopped goes on.
+validation images. `--studies` keeps the studies, so that a benchmark that was stopped goes on.
 `--json` prints nothing but a line for every setting; files of such lines that are given as
 `--runs` join the tables, and what they hold is not run again.
 """
@@ -180,7 +180,7 @@ def settings(runs: Sequence[Found], method: str) -> list[Found]:
 
 ABOUT = """# How well the label-free score ranks settings
 
-Every study tries a grid of settings: CIFAR-10, 3,000 training pictures at 16 pixels, five clients
+Every study tries a grid of settings: CIFAR-10, 3,000 training images at 16 pixels, five clients
 with a Dirichlet split, nine rounds of one epoch, a small CNN:
 
 ```
@@ -188,7 +188,7 @@ with a Dirichlet split, nine rounds of one epoch, a small CNN:
 ```
 
 After every third round all clients score the encoder by Align + 0.2 Unif (Lubana et al.,
-Orchestra, 2022, eq. 5), and kNN accuracy is measured on 2,000 validation pictures. Labels have no
+Orchestra, 2022, eq. 5), and kNN accuracy is measured on 2,000 validation images. Labels have no
 part in the score. The rank correlation is Spearman's, over all settings of one study after the last
 round.
 
@@ -240,7 +240,7 @@ collapsed, so the column without collapsed ones repeats the one before. The pape
 and split as well; that was not tried here, nor more seeds.
 """,
     "chosen": """
-In percent, on the validation pictures: the best of the grid; of the highest score; of the highest
+In percent, on the validation images: the best of the grid; of the highest score; of the highest
 score without a warning (what `harmonium tune --keep-all` chooses); the same when settings stop
 early after rounds 3 and 6 (its default); of the highest centred score; the median of the grid. The
 standard error of one figure is about 1 point, so the best is a lucky pick by itself.

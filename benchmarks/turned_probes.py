@@ -1,10 +1,10 @@
-"""Why verification does not lose on Fashion-MNIST under rotation shift: which pictures are asked.
+"""Why verification does not lose on Fashion-MNIST under rotation shift: which images are asked.
 
     python benchmarks/turned_probes.py [--seeds 0 1 2]
 
 Repeats that cell of benchmarks/verification.py and asks linear probes in three ways: learn from
-pictures as clients hold them and be asked about upright ones, as published; learn from upright ones
-and be asked about such; learn from held ones and be asked about pictures turned as clients turn
+images as clients hold them and be asked about upright ones, as published; learn from upright ones
+and be asked about such; learn from held ones and be asked about images turned as clients turn
 theirs. Prints Federated SimCLR less local SimCLR, in points, for every seed.
 """
 
@@ -29,7 +29,7 @@ from harmonium.runs.export import load_encoder
 from harmonium.runs.start import run
 from verification import FEDERATED, LOCAL, words
 
-ASKED = 4000  # test pictures
+ASKED = 4000  # test images
 
 
 def probes(arm: str, seed: int) -> dict[str, float]:

@@ -4,7 +4,7 @@
 
 Runs rotation prediction on `digits` at 8 pixels with all four pairs of head and turns. The means
 of the four turns span three directions of the features. The table says how much of the upright
-pictures' variance lies in these three, and what kNN finds on validation pictures with and without
+images' variance lies in these three, and what kNN finds on validation images with and without
 them. Seeds 100 and up are for development: no table of results uses them.
 """
 

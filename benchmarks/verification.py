@@ -9,7 +9,7 @@ rotation shift, everything else equal, paired by seed. Part `semi` compares thei
 variants with supervised training on the same tenth of the labels, where a client has one class;
 `mixed` does so where it has several. Figures are test accuracy in percent of the frozen encoder.
 `--json` prints every run as a line; files of such lines that are
-given as `--runs` join the tables, and what they hold is not run again. Fetch the pictures first:
+given as `--runs` join the tables, and what they hold is not run again. Fetch the images first:
 `harmonium data fetch fashion-mnist`, and `cifar10`.
 """
 
@@ -80,7 +80,7 @@ WITHIN = (
     "clients=5 encoder.width=16 encoder.out=128 local.optimiser=adam local.lr=0.001 "
     "local.clip=none split.labels=0.1 evaluate.labels_per_class=[] evaluate.every=10"
 )
-LONGER = {  # settings of part mixed: far more steps, for the pictures without a label to count
+LONGER = {  # settings of part mixed: far more steps, for the images without a label to count
     "fashion-mnist": (
         "data=fashion-mnist data.limit=2000 data.size=16 views.mode=fast views.crop_min=0.6 "
         f"local.batch=32 rounds=20 evaluate.k=20 {WITHIN}"
@@ -88,9 +88,9 @@ LONGER = {  # settings of part mixed: far more steps, for the pictures without a
     "cifar10": f"data=cifar10 data.limit=5000 rounds=8 evaluate.k=50 {WITHIN}",
 }
 MIXED_NOTES = """
-Clients that hold several classes, a larger encoder, and steps enough for pictures without a label
+Clients that hold several classes, a larger encoder, and steps enough for images without a label
 to count: two epochs a round with Adam at the clients and a plain average. The settings of
-`fashion-mnist` were chosen by validation pictures of seed 100, one run of each of three variants
+`fashion-mnist` were chosen by validation images of seed 100, one run of each of three variants
 and of supervised training (on `digits`, tried as well, all had 95 or 96 percent). It promised more
 than seeds 0 to 2 kept. Those of `cifar10` are those of docs/results/objectives.md, and nothing was
 tried before. Verification is left out: with equal shares there is nothing that it could tell.
@@ -98,11 +98,11 @@ tried before. Verification is left out: with equal shares there is nothing that 
 
 UV_NOTES = """
 Verification starts with a plateau: all clients look alike to it, and the bound `client` stays near
-0 nats. Perhaps, and this was not measured, because a client trains its own row on own pictures
-only, so that nothing pushes the row away from what all pictures have in common. Differences between
+0 nats. Perhaps, and this was not measured, because a client trains its own row on own images
+only, so that nothing pushes the row away from what all images have in common. Differences between
 clients then grow slowly, and faster the more clients differ. On development seed 100 (`shapes`,
 label skew, learning rate 0.003) the bound was 0.03, 0.12, 0.47, 0.72 and 0.90 after 20 to 100
-rounds, and linear accuracy on validation pictures 57.2; with 0.006 and 0.01 it never left the
+rounds, and linear accuracy on validation images 57.2; with 0.006 and 0.01 it never left the
 plateau (24.8 and 26.6). Nor did it with 32 clients of which 8 took part in a round (28.8 after 200
 rounds, local SimCLR 28.9), nor with the printed logit scale of 1 and 80 clients (26.4, local SimCLR
 26.7); scale 1 was not tried in the setting of this table. So the gain here is one of full
@@ -111,14 +111,14 @@ participation and single steps.
 Under rotation shift the bound `client` is small, and the cost of verification exceeds what it adds
 to `total`. On `shapes` it does harm by either figure. On `fashion-mnist` the sign of the main
 figure is against the paper, though within noise, while kNN falls. The reason is what probes are
-asked: they learn from turned pictures and are asked about upright ones, of which few clients hold
-any. `python benchmarks/turned_probes.py` repeats these runs and asks about pictures turned as the
+asked: they learn from turned images and are asked about upright ones, of which few clients hold
+any. `python benchmarks/turned_probes.py` repeats these runs and asks about images turned as the
 clients turn theirs: verification then loses on every seed (-0.5, -2.3 and -0.6 points). Probes that
-learn from upright pictures and are asked about such show no clear sign (+1.2, +0.9 and -0.2).
+learn from upright images and are asked about such show no clear sign (+1.2, +0.9 and -0.2).
 Development seed 100 had 25.0 with and 28.6 without verification.
 """
 SEMI_NOTES = """
-All arms have the same rounds; supervised training looks at the labelled pictures alone, about six a
+All arms have the same rounds; supervised training looks at the labelled images alone, about six a
 client, and so takes a fraction of the time. In the paper, too, semi-supervised SimCLR and spectral
 contrast without verification stay behind supervised training under label skew (74.5 and 74.2
 against 75.1 on CIFAR-10), and all three lead with it (78.0, 79.6, 80.4): with one class a client,
@@ -133,7 +133,7 @@ Variants without verification were run on `shapes` alone.
 ABOUT = """# User verification and a few labels
 
 Federated SimCLR (Louizos et al., 2024) adds user verification (UV) to local SimCLR. It should help
-where clients differ by labels and not where they differ by how pictures are turned. Test accuracy
+where clients differ by labels and not where they differ by how images are turned. Test accuracy
 in percent of frozen encoders: `linear` is a linear probe on all training labels, `linear_labelled`
 one on the labels that clients may see, `knn` a vote of 20 neighbours. Means over seeds; ± is the
 standard error. A difference is paired by seed, and p is that of a two-sided paired t test. With
@@ -141,17 +141,17 @@ three seeds it has two degrees of freedom: below 0.05 only where |t| is above 4.
 
 Settings of all runs but those of the last part: `{common}`. Everything else is the default.
 
-These are small runs: 64 pictures at each of 8 or 10 clients, one step a round, all clients in every
-round, pictures of 16 pixels. Absolute figures mean little. Label skew is extreme: one class
-a client and one client a class, so a client's number is the label of its pictures, and verification
+These are small runs: 64 images at each of 8 or 10 clients, one step a round, all clients in every
+round, images of 16 pixels. Absolute figures mean little. Label skew is extreme: one class
+a client and one client a class, so a client's number is the label of its images, and verification
 amounts to supervised classification of all of them. The paper has about ten clients a class. A gain
 here shows that it learns what it is meant to, not how much it would help in a milder case.
 
 How the settings were chosen: {chosen}
 """
-CHOSEN = """by validation pictures of seeds 100 and 101 alone (kNN, and a linear
-probe from training to validation pictures), in 67 runs: 34 of Federated and 16 of local SimCLR, 10
-of supervised and 7 of semi-supervised training. Tried were 8 to 80 clients of 20 to 112 pictures,
+CHOSEN = """by validation images of seeds 100 and 101 alone (kNN, and a linear
+probe from training to validation images), in 67 runs: 34 of Federated and 16 of local SimCLR, 10
+of supervised and 7 of semi-supervised training. Tried were 8 to 80 clients of 20 to 112 images,
 all or 4 to 10 of them in a round, Adam at the server (learning rates 0.003 to 0.01), SGD with
 momentum there, Adam at the clients, logit scales 1 to 30, weights 1 to 10, and rows of 8 to 128
 numbers. What was looked for was a setting in which verification learns at all; local SimCLR got no

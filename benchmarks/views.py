@@ -1,13 +1,13 @@
 """Views per core-second: Harmonium's two modes beside a careful Pillow pipeline, same work.
 
-Every contender makes SimCLR's views of the same 32 x 32 colour pictures: resized crop of 20 to
+Every contender makes SimCLR's views of the same 32 x 32 colour images: resized crop of 20 to
 100 % of the area, mirror, brightness, contrast, saturation and hue in a random order, grey,
 optionally a 3 x 3 blur of every second image, normalised floats at the end. One thread, CPU time,
 repetitions interleaved so that a busy machine slows all alike, medians.
 
     python benchmarks/views.py [--json] [--batch 128 --batch 16] [--repeats 40]
 
-A `_pair` is two views of every picture in one call, which is what a training step pays for; its
+A `_pair` is two views of every image in one call, which is what a training step pays for; its
 cost in milliseconds is beside it, and the targets are held against it.
 """
 
@@ -46,12 +46,12 @@ def crop_box(rng: random.Random) -> tuple[int, int, int, int]:
 
 
 def filled(mode: str, value: int | tuple[int, int, int]) -> Image.Image:
-    """A picture of one colour."""
+    """An image of one colour."""
     return Image.new(mode, (SIDE, SIDE), value)
 
 
 def pillow_view(image: Image.Image, rng: random.Random, blur: float) -> Image.Image:
-    """One view of one picture, all in Pillow's own code."""
+    """One view of one image, all in Pillow's own code."""
     image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=crop_box(rng))
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -90,7 +90,7 @@ def pillow_views(arrays: np.ndarray, rng: random.Random, blur: float) -> torch.T
 
 
 def pictures(count: int) -> torch.Tensor:
-    """Smooth coloured pictures; pure noise would flatter nobody but look like nothing."""
+    """Smooth coloured images; pure noise would flatter nobody but look like nothing."""
     rng = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 5, 5, generator=rng)
     smooth = torch.nn.functional.interpolate(coarse, (SIDE, SIDE), mode="bilinear")

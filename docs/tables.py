@@ -168,7 +168,7 @@ def swept() -> str:
 
 def sets() -> str:
     """What is known of every data set."""
-    text = "| data set | pictures | shape | classes | licence, as its makers state it |\n"
+    text = "| data set | images | shape | classes | licence, as its makers state it |\n"
     text += "|---|---|---|---|---|\n"
     for name, cls in datasets.table().items():
         if (about := cls.about) is None:

@@ -56,9 +56,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def undrawn() -> Iterator[None]:
-    """Runs draw no picture of themselves, which takes most of the time of small ones."""
+    """Runs draw no plot, which takes most of the time of small ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.runs.loop.Life._picture", lambda life: None)
+        patch.setattr("harmonium.runs.loop.RunLoop._plot", lambda life: None)
         yield
 
 

@@ -3,7 +3,7 @@
     from harmonium.testing import check_method
     check_method("mypackage.mymethod:MyMethod")
 
-Each check runs the method for two rounds on a few procedural pictures with a tiny encoder, some
+Each check runs the method for two rounds on a few procedural images with a tiny encoder, some
 seconds in all. A violation raises `ContractError` and says what to change.
 """
 
@@ -30,7 +30,7 @@ from harmonium.core.errors import HarmoniumError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split, make_split
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.card import card
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
@@ -87,7 +87,7 @@ class Trial:
     dataset: Dataset
     split: Split
     wrap: Callable[[Any], Any] = field(default=lambda engine: engine)
-    engine: Callable[[Recipe, Host, Path], Any] = field(
+    engine: Callable[[Recipe, ClientRuntime, Path], Any] = field(
         default=lambda recipe, host, folder: LocalEngine(host, folder, workers=0)
     )
     reload: bool = False  # throw everything away between the rounds and read it back
@@ -123,7 +123,7 @@ class Trial:
         kept = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
         return Trial(**{**kept, **changes}).go()
 
-    def _drive(self, host: Host, engine: Any, server: Server, number: int) -> Server:
+    def _drive(self, host: ClientRuntime, engine: Any, server: Server, number: int) -> Server:
         ledger = Ledger()
         masks = self.recipe.privacy.masks
         hearing = _Hearing(self.wrap(engine), server, self.heard)
@@ -138,8 +138,8 @@ class Trial:
         return server
 
     def _again(
-        self, host: Host, engine: Any, server: Server, folder: Path
-    ) -> tuple[Host, Any, Server]:
+        self, host: ClientRuntime, engine: Any, server: Server, folder: Path
+    ) -> tuple[ClientRuntime, Any, Server]:
         """What a new process would have after reading the checkpoint."""
         kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
         snapshot = codec.decode(codec.encode(engine.snapshot()))

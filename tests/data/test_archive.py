@@ -15,14 +15,14 @@ def home(tmp_path, monkeypatch):
 
 
 def numbered(count, height=4, width=5, channels=3):
-    """Pictures that can be told apart: picture i is filled with i."""
+    """Images that can be told apart: image i is filled with i."""
     pixels = np.empty((count, height, width, channels), np.uint8)
     pixels[:] = np.arange(count).reshape(-1, 1, 1, 1)
     return pixels
 
 
 def which(images):
-    """The numbers of numbered pictures."""
+    """The numbers of numbered images."""
     return images.pixels[:, 0, 0, 0].tolist()
 
 
@@ -89,7 +89,7 @@ def test_npz_names_maps_and_columns(tmp_path):
         ({"x": numbered(3), "y": np.zeros((3, 14), int)}, r"shape \(3, 14\)"),
         ({"x": numbered(3), "y": np.zeros(3)}, "labels 'y'"),
         ({"x": numbered(3), "y": np.arange(3), "classes": np.array(["a"])}, "names 1 classes"),
-        ({"pictures": numbered(3)}, "holds pictures; expected train_x"),
+        ({"pictures": numbered(3)}, "holds images; expected train_x"),
         ({"x": np.array([{"code": 1}], dtype=object)}, "cannot be read"),
     ],
 )
@@ -144,7 +144,7 @@ def test_text_labels_are_classes(tmp_path):
     ("column", "says"),
     [
         (np.array(["a"] * 6, object), "it holds Python objects; save it as text"),
-        (np.array(["a"] * 5), r"its shape \(5,\) is not one value for each picture"),
+        (np.array(["a"] * 5), r"its shape \(5,\) is not one value for each image"),
         (np.linspace(0, 1, 6), "it is neither whole numbers nor text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tables of pictures: columns, spellings of a table, and everything that may be wrong with one."""
+"""Tables of images: columns, spellings of a table, and everything that may be wrong with one."""
 
 import os
 
@@ -18,7 +18,7 @@ def surroundings(home, monkeypatch):
 
 @pytest.fixture
 def table(tmp_path):
-    """Write a table beside eight pictures, whose red is their number, and load it."""
+    """Write a table beside eight images, whose red is their number, and load it."""
     folder = tmp_path / "photos"
     (folder / "deep").mkdir(parents=True)
     for number in range(8):
@@ -36,7 +36,7 @@ def table(tmp_path):
 
 
 def column(images, name=None):
-    """A column by picture: the order of the pictures does not matter."""
+    """A column by image: the order of the images does not matter."""
     values = images.labels if name is None else images.factors[name]
     return dict(zip(images.pixels[:, 0, 0, 0].tolist(), values.tolist(), strict=True))
 
@@ -94,9 +94,9 @@ def test_empty_values_are_unknown_and_counted(table):
     assert "style" not in data.train.factors  # a column without any value is none
     assert column(data.train, "age") == {0: -1, 1: 7, 2: -1}
     assert [note.partition(",")[0] for note in data.notes] == [
-        "2 of 3 pictures have no label",
-        "1 of 3 pictures have no client",
-        "2 of 3 pictures have no age",
+        "2 of 3 images have no label",
+        "1 of 3 images have no client",
+        "2 of 3 images have no age",
     ]
 
 
@@ -148,7 +148,7 @@ def test_missing_and_broken_files_count_as_corrupt(table):
     text = "path,client\n0.png,a\ngone.png,a\n1.png,b\npipe.png,b\n\x00.png,b\n"
     with pytest.raises(DataError) as caught:
         table(text)
-    assert "4 of 5 pictures cannot be read: line 3: gone.png (no such file or directory), " in str(
+    assert "4 of 5 images cannot be read: line 3: gone.png (no such file or directory), " in str(
         caught.value
     )
     data = table(text, corrupt="skip")
@@ -172,7 +172,7 @@ def test_a_change_is_noticed(table):
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("path,label\n", "lists no pictures"),
+        ("path,label\n", "lists no images"),
         ("file,label\n0.png,cat\n", "no column 'path', only file, label: .*data.path_column"),
         ("path,a,a\n0.png,1,2\n", "names a column twice"),
         ("path,label\n0.png,cat\n,dog\n,cow\n", "no path in line 3, 4$"),

@@ -24,14 +24,14 @@ def home(tmp_path, monkeypatch):
 
 
 def numbered(count, height=4, width=5, channels=3):
-    """Pictures that can be told apart: picture i is filled with i."""
+    """Images that can be told apart: image i is filled with i."""
     pixels = np.empty((count, height, width, channels), np.uint8)
     pixels[:] = np.arange(count).reshape(-1, 1, 1, 1)
     return pixels
 
 
 def which(images):
-    """The numbers of numbered pictures."""
+    """The numbers of numbered images."""
     return images.pixels[:, 0, 0, 0].tolist()
 
 
@@ -44,7 +44,7 @@ def test_a_run_of_neighbours_is_a_view():
     assert which(part) == [3, 4, 5, 6] and np.shares_memory(part.pixels, whole.pixels)
 
 
-def test_scattered_pictures_are_not_gathered_until_asked_for():
+def test_scattered_images_are_not_gathered_until_asked_for():
     whole = Images(numbered(10), np.arange(10), {"twice": np.arange(10) * 2})
     part = whole.subset([7, 1, 4])
     again = part.subset([2, 0])
@@ -69,7 +69,7 @@ def test_hidden_labels_are_gone():
         (np.zeros((2, 4, 4, 3)), [0, 1], r"float64.*astype\('uint8'\)"),
         (np.zeros((2, 4, 4, 2), np.uint8), [0, 1], "1 or 3 channels"),
         (np.zeros((2, 4, 4), np.uint8), [0, 1], "1 or 3 channels"),
-        (np.zeros((2, 4, 4, 1), np.uint8), [0], "2 pictures"),
+        (np.zeros((2, 4, 4, 1), np.uint8), [0], "2 images"),
         (np.zeros((2, 4, 4, 1), np.uint8), [0.5, 1.0], "integers"),
     ],
 )
@@ -94,7 +94,7 @@ def archive(path, **arrays):
 
 @pytest.fixture
 def hundred(tmp_path):
-    """100 training and 20 test pictures."""
+    """100 training and 20 test images."""
     return archive(
         tmp_path / "hundred.npz",
         **{"train_x": numbered(100), "train_y": np.arange(100) % 7},
@@ -119,7 +119,7 @@ def test_limit_and_validation(hundred, limit, validation, train, held):
     assert data.train.labels.tolist() == [i % 7 for i in which(data.train)]
 
 
-def test_a_smaller_limit_keeps_the_first_pictures(hundred):
+def test_a_smaller_limit_keeps_the_first_images(hundred):
     """A learning curve grows the training part; it does not draw it anew."""
     few, many = (Npz(path=hundred, limit=limit, validation=0.0).load() for limit in (10, 50))
     assert which(many.train)[:10] == which(few.train)
@@ -297,7 +297,7 @@ def test_meta_says_what_is_inside(hundred, home):
     assert meta["identity"]["path"] == hundred
 
 
-def test_pictures_that_grow_are_written_in_small_pieces(home, monkeypatch):
+def test_images_that_grow_are_written_in_small_pieces(home, monkeypatch):
     """As large as they become: a piece of thousands would not fit in memory."""
     sizes = []
     shaped = store.shaped

@@ -16,7 +16,7 @@ from PIL import Image
 
 from harmonium.core.errors import EngineError
 from harmonium.data.decoding import pool
-from harmonium.data.decoding.image import read_picture
+from harmonium.data.decoding.image import read_image
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Order, perform
 
@@ -36,7 +36,7 @@ def run(paths, order, count, chunk=3):
 
 @pytest.fixture
 def album(tmp_path):
-    """Pictures of many sizes and modes, in a listing that is not sorted."""
+    """Images of many sizes and modes, in a listing that is not sorted."""
     paths = []
     for number, mode in enumerate(["RGB", "L", "P", "CMYK", "RGBA", "1", "RGB", "I;16"] * 2):
         image = photo(number, (20 + number, 14 + 3 * number % 7), "RGB")
@@ -57,7 +57,7 @@ def test_any_number_of_processes_gives_the_bytes_of_this_one(album, count, size,
     answers = run(album, Order(False, size, channels), count)
     for path, answer in zip(album, answers, strict=True):
         with Image.open(path) as image:
-            expected = read_picture(image, size, channels)
+            expected = read_image(image, size, channels)
         assert answer.error == "" and np.array_equal(answer.pixels, expected)
         assert answer.size == expected.shape[1::-1]
 
@@ -115,7 +115,7 @@ def test_kinds_and_sizes_are_known_from_the_head(tmp_path):
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", [1, 3, 5, 6, 8])
-def test_the_cameras_rotation_changes_the_size_in_head_and_picture(tmp_path, ending, orientation):
+def test_the_cameras_rotation_changes_the_size_in_head_and_image(tmp_path, ending, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     photo(0).save(tmp_path / f"a.{ending}", exif=exif)
@@ -158,8 +158,8 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
         "cut.png": "truncated",
         "cut.jpg": "truncated",
         "empty.png": "empty",
-        "text.png": "no picture",
-        "program.png": "no picture",
+        "text.png": "no image",
+        "program.png": "no image",
         "float.tif": "floating point",
         "large.png": "exceeds limit",
         "bomb.png": "exceeds limit",
@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
 
 @pytest.fixture
 def slow(tmp_path):
-    """A picture that takes long enough to be caught in the act."""
+    """An image that takes long enough to be caught in the act."""
     Image.new("L", (6000, 6000)).save(tmp_path / "slow.png")
     return tmp_path / "slow.png"
 
@@ -213,7 +213,7 @@ class Killer(threading.Thread):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(("times", "lost"), [(1, 0), (2, 1)])
-def test_a_killed_decoder_costs_only_the_picture_it_was_on(album, slow, times, lost):
+def test_a_killed_decoder_costs_only_the_image_it_was_on(album, slow, times, lost):
     paths = [*album[:5], slow, *album[5:]]
     with Decoders(2) as decoders:
         killer = Killer(decoders, slow, times)
@@ -257,7 +257,7 @@ decoder.perform = perform""",
     assert [a.error for a in answers] == ["", "", "not done in 120 s", "", ""]
 
 
-def test_a_picture_that_would_eat_the_memory_is_unreadable(monkeypatch, album, tmp_path):
+def test_an_image_that_would_eat_the_memory_is_unreadable(monkeypatch, album, tmp_path):
     large = tmp_path / "large.png"
     Image.new("RGB", (8000, 8000)).save(large)  # 192 MB, a few copies of it
     with monkeypatch.context() as few:
@@ -287,7 +287,7 @@ decoder.perform = perform""",
     assert [a.error for a in answers] == ["", "", "its decoder left with exit code 3", "", ""]
 
 
-def test_pictures_that_end_a_decoder_once_are_read_by_the_next(monkeypatch, album):
+def test_images_that_end_a_decoder_once_are_read_by_the_next(monkeypatch, album):
     dummy(
         monkeypatch,
         """
@@ -315,7 +315,7 @@ def test_leaving_early_leaves_no_process(album):
     assert not [t for t in threading.enumerate() if t.name.startswith("harmonium-decoder")]
 
 
-def test_few_pictures_need_few_processes(album):
+def test_few_images_need_few_processes(album):
     with Decoders(3) as decoders:
         list(decoders.run([str(path) for path in album], HEAD, len(album)))
         assert len(decoders._all) == 1

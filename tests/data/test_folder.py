@@ -1,4 +1,4 @@
-"""Folders of picture files: classes, parts, modes, sizes and files that cannot be read."""
+"""Folders of image files: classes, parts, modes, sizes and files that cannot be read."""
 
 import os
 
@@ -9,8 +9,8 @@ from PIL import Image
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.cache import Writer
 from harmonium.data.decoding import image_files, pool
-from harmonium.data.decoding.image import read_picture
-from harmonium.data.decoding.image_files import write_pictures
+from harmonium.data.decoding.image import read_image
+from harmonium.data.decoding.image_files import write_images
 from harmonium.data.sets.folder import Folder
 
 CORES = pool._cores
@@ -23,7 +23,7 @@ def surroundings(home, monkeypatch):
 
 
 def which(images):
-    """The numbers of numbered pictures."""
+    """The numbers of numbered images."""
     return images.pixels[:, 0, 0, 0].tolist()
 
 
@@ -38,7 +38,7 @@ def photos(tmp_path):
     for number in range(10):
         paint(root / "cat" / f"{number}.png", (number, 0, 0))
         paint(root / "dog" / "deep" / f"{number}.png", (100 + number, 0, 0))
-    (root / "cat" / "notes.txt").write_text("not a picture")
+    (root / "cat" / "notes.txt").write_text("not an image")
     paint(root / "cat" / ".hidden.png", (50, 0, 0))
     return root
 
@@ -85,13 +85,13 @@ def test_folder_of_different_sizes_needs_a_size(tmp_path):
         with pytest.raises(DataError) as caught:
             Folder(path=str(root), mixed=mixed).load()
         said = str(caught.value)
-        assert "1 of 2 pictures differ in size" in said and "are 8x6: b.png (12x20)" in said
+        assert "1 of 2 images differ in size" in said and "are 8x6: b.png (12x20)" in said
         assert "data.size=6" in said and "data.mixed=skip" in said and "\n" not in said
     data = Folder(path=str(root), size=4, mixed="refuse", validation=0, test=0).load()
     assert data.train.shape == (4, 4, 3) and data.notes == ()
 
 
-def test_most_pictures_say_the_size(tmp_path):
+def test_most_images_say_the_size(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # held upright: 4x8 is meant
     for number in range(3):
@@ -103,7 +103,7 @@ def test_most_pictures_say_the_size(tmp_path):
     assert sorted(which(data.train)) == [0, 1, 2, 3] and data.train.shape == (8, 4, 3)
     assert data.classes == ("a", "x") and set(data.train.labels.tolist()) == {1}
     (note,) = data.notes
-    assert note.startswith("left out: 8 of 12 pictures differ in size from most, which are 4x8: ")
+    assert note.startswith("left out: 8 of 12 images differ in size from most, which are 4x8: ")
     assert note.count(".png") == 5 and "a/4.png (14x8) and 3 more" in note
 
 
@@ -124,9 +124,9 @@ def test_uncommon_modes_are_converted_and_counted(tmp_path):
         data = Folder(**settings, validation=0).load()
         assert len(data.train) == 7
         left_out, converted = data.notes
-        assert left_out == "left out: 1 of 8 pictures cannot be read: broken.png (empty)"
+        assert left_out == "left out: 1 of 8 images cannot be read: broken.png (empty)"
         assert converted == (
-            "converted to colour: 1 with transparency, 2 grey among 8 pictures: "
+            "converted to colour: 1 with transparency, 2 grey among 8 images: "
             "clear.png (with transparency), grey.jpg (grey), grey.png (grey)"
         )
     data = Folder(path=str(root), corrupt="skip", channels=1).load()
@@ -138,9 +138,9 @@ def test_uncommon_modes_are_refused_or_skipped_if_asked(tmp_path):
     with pytest.raises(DataError) as caught:
         Folder(path=str(root), mixed="refuse").load()
     said = str(caught.value)
-    assert "3 of 8 pictures differ in mode from most, which are colour: clear.png (with t" in said
+    assert "3 of 8 images differ in mode from most, which are colour: clear.png (with t" in said
     assert "data.mixed=convert" in said and "data.mixed=skip" in said
-    assert "1 of 8 pictures cannot be read: broken.png (empty)" in said  # all in one go
+    assert "1 of 8 images cannot be read: broken.png (empty)" in said  # all in one go
     settings = {"mixed": "skip", "corrupt": "skip", "validation": 0, "test": 0}
     data = Folder(path=str(root), size=3, **settings).load()
     assert sorted(which(data.train)) == pytest.approx([0, 60, 120, 180], abs=2)
@@ -156,7 +156,7 @@ def test_processes_decode_unless_told(photos, monkeypatch):
     assert started and all(process.returncode is not None for process in started)
 
 
-def test_pictures_of_one_mode_need_no_note(tmp_path):
+def test_images_of_one_mode_need_no_note(tmp_path):
     for number in range(3):
         paint(tmp_path / "grey" / f"{number}.png", number, mode="L")
     data = Folder(path=str(tmp_path / "grey"), mixed="refuse", validation=0, test=0).load()
@@ -192,14 +192,14 @@ def test_the_number_of_workers_changes_nothing(damaged, tmp_path):
         folder.mkdir()
         writer = Writer(folder, 5)
         spec = Folder(path=str(damaged), size=5, corrupt="skip")
-        write_pictures(writer, spec._listing().files, spec, workers)
+        write_images(writer, spec._listing().files, spec, workers)
         writer.finish({})
         writer.close()
         made.add(tuple(path.read_bytes() for path in sorted(folder.iterdir())))
     assert len(made) == 1
 
 
-def test_large_pictures_are_written_in_small_pieces(tmp_path, monkeypatch):
+def test_large_images_are_written_in_small_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(image_files, "CHUNK_BYTES", 6 * 6 * 3 * 2)
     for number in range(5):
         paint(tmp_path / "set" / f"{number}.png", (number, 0, 0))
@@ -253,12 +253,12 @@ def test_styles_with_parts_and_strays(tmp_path):
 def test_the_middle_is_cut_out():
     image = Image.new("RGB", (30, 10), "red")
     image.paste((0, 0, 255), (10, 0, 20, 10))
-    assert (read_picture(image, 10, 3) == [0, 0, 255]).all()
-    assert (read_picture(image, 5, 3)[:, 1:-1] == [0, 0, 255]).all()
-    assert read_picture(image, None, 3).shape == (10, 30, 3)
+    assert (read_image(image, 10, 3) == [0, 0, 255]).all()
+    assert (read_image(image, 5, 3)[:, 1:-1] == [0, 0, 255]).all()
+    assert read_image(image, None, 3).shape == (10, 30, 3)
 
 
-def test_modes_of_picture_files(tmp_path):
+def test_modes_of_image_files(tmp_path):
     root = tmp_path / "modes"
     paint(root / "grey.png", 128, mode="L")
     paint(root / "bit.png", 1, mode="1")
@@ -300,7 +300,7 @@ def test_corrupt_files_are_named_and_counted(damaged):
     with pytest.raises(DataError) as caught:
         Folder(path=str(damaged)).load()
     said = str(caught.value)
-    assert "2 of 21 pictures cannot be read" in said and "corrupt=skip" in said
+    assert "2 of 21 images cannot be read" in said and "corrupt=skip" in said
     assert "cat/3.png" in said and "dog/text.jpg" in said and "\n" not in said
 
 
@@ -348,7 +348,7 @@ def test_folder_refusals(photos, settings, error, says):
 
 def test_folder_with_nothing_or_too_much(photos, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         Folder(path=str(tmp_path / "empty")).load()
     paint(photos / "stray.png", "red")
     with pytest.raises(DataError, match="stray.png.*subfolders"):
@@ -374,7 +374,7 @@ def test_sixteen_bits_are_read_as_deep_as_they_are(tmp_path, depth, level):
     data = Folder(path=str(tmp_path), channels=1, depth=depth).load()
     assert np.unique(data.train.pixels).tolist() == [level]
     assert data.notes[0] == (
-        f"12 of 12 pictures have 16-bit grey, read as data.depth={depth} bits: where they use "
+        f"12 of 12 images have 16-bit grey, read as data.depth={depth} bits: where they use "
         "fewer, e.g. 12, say so"
     )
 
@@ -384,7 +384,7 @@ def test_a_depth_that_no_file_has_is_refused(photos):
         Folder(path=str(photos), depth=20).load()
 
 
-def test_decoded_pictures_are_for_their_owner_alone(photos, home):
+def test_decoded_images_are_for_their_owner_alone(photos, home):
     Folder(path=str(photos), size=8).load()
     (folder,) = (home / "cache").iterdir()
     assert folder.stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""A copy that the user has: folders, archives, packages, pictures of one's own; and refusals."""
+"""A copy that the user has: folders, archives, packages, images of one's own; and refusals."""
 
 import gzip
 import json
@@ -268,7 +268,7 @@ def test_trees_that_are_refused(tree, tmp_path, tar, zipped):
     assert "more than 9,000 bytes: refused" in refused(tree(), large)
 
 
-# ---- pictures of one's own in place of the official ones -----------------------------------------
+# ---- images of one's own in place of the official ones -----------------------------------------
 
 
 def pictures(count, channels=3):
@@ -294,7 +294,7 @@ def test_an_npz_in_place_of_the_set(spec, tmp_path):
     assert [len(part) for part in (data.train, data.test)] == [6, 2]
     assert data.classes == ("0", "1", "2", "3") and set(data.train.labels) == {0, 3}
     says = "mine here is not the official set but few.npz given with --from: "
-    assert data.notes == (f"{says}6 training pictures of 4x4x3",)
+    assert data.notes == (f"{says}6 training images of 4x4x3",)
     told = []
     assert fetch_set(spec, progress=lambda *what: told.append(what[0])) == folder
     assert told[0] == "mine is already here" and f"remove {folder} to fetch" in told[1]
@@ -318,7 +318,7 @@ def test_labels_that_are_not_the_sets_are_numbered(spec, tmp_path):
     ("arrays", "says"),
     [
         ({"train_x": pictures(3, 1), "test_x": pictures(1, 1)}, "grey, those of the set in colour"),
-        ({"train_x": pictures(3)}, "no test pictures"),
+        ({"train_x": pictures(3)}, "no test images"),
         ({"train_x": pictures(3), "test_x": pictures(1)[:, :2]}, "(2, 4, 3), others (4, 4, 3)"),
         ({"train_x": pictures(3) / 255, "test_x": pictures(1)}, "float64"),
         ({"test_x": pictures(1)}, "expected train_x"),

@@ -52,7 +52,7 @@ def test_sizes_by_hand():
     assert found["size_gini"] == pytest.approx(1 / 6)  # mean |difference| 1 over twice the mean 3
 
 
-def test_pictures_that_are_held_twice_are_counted_twice():
+def test_images_that_are_held_twice_are_counted_twice():
     found = summary(made([0, 0, 1], [1]), np.zeros(3, np.int64))
     assert (found["pictures"], found["dropped"], found["repeated"]) == (4, 1, 2)
 
@@ -163,7 +163,7 @@ def test_looks_by_hand():
 
 
 def test_bright_and_dark_clients_are_one_deviation_away():
-    """Brightness alone differs, so d = 1; chance is 1/50 - 1/100 for 50 of 100 pictures."""
+    """Brightness alone differs, so d = 1; chance is 1/50 - 1/100 for 50 of 100 images."""
     pixels = np.full((100, 4, 4, 1), 10, np.uint8)
     pixels[50:] = 200
     images = Images(pixels, np.full(100, -1))
@@ -176,7 +176,7 @@ def test_bright_and_dark_clients_are_one_deviation_away():
 
 
 def noise(count, seed=0):
-    """Pictures whose brightness and contrast differ at random."""
+    """Images whose brightness and contrast differ at random."""
     rng = np.random.default_rng(seed)
     low, high = rng.integers(0, 100, (count, 1, 1, 1)), rng.integers(120, 255, (count, 1, 1, 1))
     return Images(rng.integers(low, high, (count, 6, 6, 1)).astype(np.uint8), np.full(count, -1))
@@ -202,7 +202,7 @@ def test_large_clients_count_for_more_in_the_whole(monkeypatch):
     assert [row["style_distance"] for row in rows] == pytest.approx(expected)
 
 
-def test_turned_pictures_look_as_they_are_held():
+def test_turned_images_look_as_they_are_held():
     stripes = np.zeros((40, 8, 8, 1), np.uint8)
     stripes[:, :, ::2] = 255
     images = Images(stripes, np.full(40, -1))
@@ -231,7 +231,7 @@ def test_only_a_sample_is_read_and_always_the_same(monkeypatch):
     assert heterogeneity(split, dataset(images)).rows() == first.rows()
 
 
-def test_a_client_without_pictures_has_no_looks():
+def test_a_client_without_images_has_no_looks():
     found = heterogeneity(made([0, 1, 2], []), dataset(noise(3)))
     assert found.rows()[1] == {"size": 0, "style_distance": None, "style_chance": None}
     assert math.isfinite(found.figures["style_distance"])

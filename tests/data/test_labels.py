@@ -42,7 +42,7 @@ def test_every_client_has_its_own_labelled_part():
             assert (seen == value).sum() == max(1, round(0.1 * (held == value).sum()))
     again = make_split(Dirichlet(alpha=0.5, labels=0.1), images, "x", 5, 0)
     assert again.digest == split.digest
-    # How many labels are seen changes nobody's pictures.
+    # How many labels are seen changes nobody's images.
     full = make_split(Dirichlet(alpha=0.5), images, "x", 5, 0)
     assert all(map(np.array_equal, full.indices, split.indices))
     assert full.labelled is None
@@ -73,7 +73,7 @@ def test_only_the_labelled_part_is_seen():
     assert not seen.factors
 
 
-def test_merged_clients_keep_pictures_labels_and_order():
+def test_merged_clients_keep_images_labels_and_order():
     images = pictures(np.arange(120) % 4)
     apart = make_split(Dirichlet(alpha=0.3, labels=0.2), images, "x", 6, 1)
     together = make_split(Dirichlet(alpha=0.3, labels=0.2, merge=3), images, "x", 2, 1)
@@ -85,8 +85,8 @@ def test_merged_clients_keep_pictures_labels_and_order():
         np.testing.assert_array_equal(rows[own], np.sort(seen))
 
 
-def test_copies_of_a_picture_share_one_label():
-    """A style of 50 pictures brought to 500: a tenth of the pictures, not of the places."""
+def test_copies_of_an_image_share_one_label():
+    """A style of 50 images brought to 500: a tenth of the images, not of the places."""
     labels = np.concatenate([np.arange(950) % 5, np.arange(50) % 5])
     images = Images(
         np.zeros((1000, 4, 4, 1), np.uint8), labels, {"style": np.repeat([0, 1], [950, 50])}
@@ -125,7 +125,7 @@ class Declared(Curious):
 
 
 def found_by_a_task(method, tmp_path, **sections):
-    """Every array of whole numbers within reach of a client's examples and public pictures."""
+    """Every array of whole numbers within reach of a client's examples and public images."""
     recipe = Recipe.from_tree({"data": {"name": "shapes", "count": 60, "test_count": 8, "size": 8}})
     recipe = recipe.changed(method=method, clients=2, **sections)
     dataset = recipe.data.load()
@@ -180,10 +180,10 @@ def test_a_labelled_part_of_unlabelled_data_is_refused():
         Digits(labelled=1.0).load()
 
 
-# ---- public pictures -----------------------------------------------------------------------------
+# ---- public images -----------------------------------------------------------------------------
 
 
-def test_public_pictures_take_the_shape_of_the_clients(tmp_path):
+def test_public_images_take_the_shape_of_the_clients(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 12, 10, 3), np.uint8)
     np.savez(tmp_path / "x.npz", x=pixels)
     recipe = Recipe.of("fedavg", "data=digits")

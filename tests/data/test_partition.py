@@ -19,7 +19,7 @@ from harmonium.data.splits.iid import IID
 
 
 def pictures(labels):
-    """Pictures of no size worth mentioning: splits look at labels only."""
+    """Images of no size worth mentioning: splits look at labels only."""
     labels = np.asarray(labels, np.int64)
     pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (len(labels), 1, 1, 1))
     return Images(pixels, labels)
@@ -65,7 +65,7 @@ def test_dirichlet_reaches_the_known_numbers(images, clients, prior, classes, do
 
 
 def one_at_a_time(labels, clients, concentration, rng):
-    """The rule as it was published: one picture after another; mean classes of a client."""
+    """The rule as it was published: one image after another; mean classes of a client."""
     left = np.bincount(labels)
     held = []
     for _ in range(clients):
@@ -215,7 +215,7 @@ def test_by_class_is_fedu_s_cifar(assignment):
         st.builds(ByClass, st.integers(1, 4)),
     ),
 )
-def test_no_picture_is_held_twice_and_few_are_dropped(labels, clients, seed, rule):
+def test_no_image_is_held_twice_and_few_are_dropped(labels, clients, seed, rule):
     images = pictures(labels)
     try:
         split = make_split(rule, images, "d", clients, seed)
@@ -256,14 +256,14 @@ def test_a_split_is_the_same_everywhere():
 @pytest.mark.parametrize(
     ("rule", "labels", "clients", "error", "says"),
     [
-        (IID(), [0, 1], 3, DataError, "clients=3, but .* 2 training pictures"),
+        (IID(), [0, 1], 3, DataError, "clients=3, but .* 2 training images"),
         (IID(), [0, 1], 0, ConfigError, "clients=0"),
         (Dirichlet(), [-1, -1], 1, DataError, "'dirichlet' needs labels.*use split=iid"),
         (ByClass(), [-1, -1], 1, DataError, "'by_class' needs labels"),
         (Dirichlet(), [0, -1], 1, DataError, "1 of 2 have none"),
         (ByClass(3), [0, 1], 1, DataError, "classes_per_client=3, but .* 2 classes"),
         (ByClass(1), [0, 1, 2, 3], 3, DataError, "hold 3 of 4 classes.*at least 4 clients"),
-        (ByClass(2), [0, 1, 1, 1], 2, DataError, "class 0 has 1 pictures, but 2 clients"),
+        (ByClass(2), [0, 1, 1, 1], 2, DataError, "class 0 has 1 images, but 2 clients"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(rule, labels, clients, error, says):

@@ -1,4 +1,4 @@
-"""RandAugment: each operation as Pillow defines it, known pictures, and chance."""
+"""RandAugment: each operation as Pillow defines it, known images, and chance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pictures(count: int, height: int = 32, width: int = 32, channels: int = 3) -
 
 
 def draws_of(name: str, sign: int, count: int) -> np.ndarray:
-    """The numbers that make every picture do one thing."""
+    """The numbers that make every image do one thing."""
     which = (list(OPERATIONS).index(name) + 0.5) / len(OPERATIONS)
     return np.tile(np.float32([which, 0.75 if sign > 0 else 0.25]), (count, 1))
 
@@ -103,7 +103,7 @@ def test_every_operation_is_pillows(name: str, channels: int, height: int, width
                     assert apart.max() == 0, (magnitude, sign)
 
 
-def test_known_pictures() -> None:
+def test_known_images() -> None:
     line = torch.tensor([0, 63, 64, 127, 128, 200, 254, 255], dtype=torch.uint8)
     picture = line.view(1, 1, 8, 1).expand(1, 8, 8, 1).contiguous()
     row = lambda *known: done(picture, *known)[0, 0, :, 0].tolist()  # noqa: E731
@@ -141,7 +141,7 @@ def test_equalise_spreads_the_values_evenly() -> None:
     assert done(dark, "equalise", 10, -1).equal(done(dark, "equalise", 30))  # no strength, no sign
 
 
-def test_a_grey_picture_has_no_colour_to_change() -> None:
+def test_a_grey_image_has_no_colour_to_change() -> None:
     grey = pictures(3, 8, 8, 1)
     assert torch.equal(done(grey, "colour", 30), grey)
     rgb = grey.expand(-1, -1, -1, 3).contiguous()
@@ -180,7 +180,7 @@ def test_the_fourteen_are_equally_likely_and_so_are_the_signs(monkeypatch) -> No
 
 @pytest.mark.parametrize("mode", ["faithful", "fast"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_same_chance_same_bits_and_every_picture_has_its_own(mode, channels) -> None:
+def test_same_chance_same_bits_and_every_image_has_its_own(mode, channels) -> None:
     same = pictures(1, channels=channels).expand(60, -1, -1, -1).contiguous()
     view = View(mode=mode, **OFF, randaugment=2)
     made = view(same, rng(4))

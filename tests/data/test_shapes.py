@@ -15,7 +15,7 @@ def own_home(tmp_path, monkeypatch):
 
 
 def still(shape, style="print", size=64, **settings):
-    """One large upright picture of a shape in the middle, without grain."""
+    """One large upright image of a shape in the middle, without grain."""
     scene = {
         "shape": np.array([list(SHAPES).index(shape)]),
         "style": np.array([list(STYLES).index(style)]),
@@ -110,7 +110,7 @@ def test_content_and_style_are_independent():
 
 
 def test_style_shows_and_shape_hides_in_the_mean_colour():
-    """A picture's mean colour tells its style and next to nothing of its shape."""
+    """An image's mean colour tells its style and next to nothing of its shape."""
     data = Shapes(count=2000, test_count=500, size=16, validation=0.0).load()
     means = [part.pixels.mean((1, 2)) for part in (data.train, data.test)]
 
@@ -131,8 +131,8 @@ def test_the_seed_decides_and_parts_differ():
     assert not np.array_equal(one.train.batch(order[0]), one.test.batch(order[1]))
 
 
-def test_more_pictures_do_not_change_how_one_is_drawn():
-    """A picture depends on its own column values and noise only, not on its neighbours' styles."""
+def test_more_images_do_not_change_how_one_is_drawn():
+    """An image depends on its own column values and noise only, not on its neighbours' styles."""
     shapes = Shapes(size=16, noise=0.0)
     scene = shapes.scene("train", 6)
     changed = {name: column.copy() for name, column in scene.items()}
@@ -186,4 +186,4 @@ def test_drawing_is_quick():
     scene = shapes.scene("train", 512)
     start = time.perf_counter()
     shapes.draw(scene, np.random.default_rng(0))
-    assert time.perf_counter() - start < 1.0  # 10,000 pictures within 20 s on a slow machine
+    assert time.perf_counter() - start < 1.0  # 10,000 images within 20 s on a slow machine

@@ -1,4 +1,4 @@
-"""Pictures turned once by their holders' angles."""
+"""Images turned once by their holders' angles."""
 
 import numpy as np
 from PIL import Image
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 
 class Leaning(SplitRule):
-    """Two clients; picture k is turned by k degrees."""
+    """Two clients; image k is turned by k degrees."""
 
     name = "leaning"
 
@@ -31,7 +31,7 @@ def dataset(count=30, channels=3) -> Dataset:
     return Dataset("made", images, nothing, nothing, ("a", "b", "c"), f"digest-{RNG.random()}")
 
 
-def test_each_picture_is_turned_by_its_own_angle_and_nothing_else_changes(home):
+def test_each_image_is_turned_by_its_own_angle_and_nothing_else_changes(home):
     for channels in (1, 3):
         data = dataset(channels=channels)
         split = make_split(Leaning(), data, None, 2, 0)
@@ -51,12 +51,12 @@ def test_without_angles_nothing_is_written(home):
     assert not (home / "cache").exists()
 
 
-def test_zero_degrees_is_the_picture_itself():
+def test_zero_degrees_is_the_image_itself():
     pixels = RNG.integers(0, 256, (4, 8, 6, 3), np.uint8)
     np.testing.assert_array_equal(turned(pixels, np.zeros(4, np.float32)), pixels)
 
 
-def test_client_tasks_see_the_turned_pictures(tmp_path, home):
+def test_client_tasks_see_the_turned_images(tmp_path, home):
     recipe = Recipe.of("fedavg", "clients=3", "split=rotation", "split.alpha=0.1")
     data = recipe.data.load()
     split = make_split(recipe.split, data, None, 3, 0)

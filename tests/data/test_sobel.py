@@ -1,4 +1,4 @@
-"""Sobel's filter by hand on tiny pictures, and against its formula on random ones."""
+"""Sobel's filter by hand on tiny images, and against its formula on random ones."""
 
 import numpy as np
 import pytest
@@ -35,11 +35,11 @@ def test_edges_and_corners_by_hand() -> None:
     corner = round(255 / 2**0.5)
     ring = [[corner, 255, corner], [255, 0, 255], [corner, 255, corner]]
     assert dot[1:4, 1:4].tolist() == ring and int(dot.long().sum()) == 4 * 255 + 4 * corner
-    # The border repeats: a slope at the edge of the picture is half as steep as within it.
+    # The border repeats: a slope at the edge of the image is half as steep as within it.
     assert sobel(grey([0, 10, 20, 30]))[0, 0, :, 0].tolist() == [128, 255, 255, 128]
 
 
-def test_a_picture_without_edges_is_black_and_others_beside_it_are_not() -> None:
+def test_an_image_without_edges_is_black_and_others_beside_it_are_not() -> None:
     flat = torch.full((1, 4, 4, 3), 77, dtype=torch.uint8)
     flat[..., 1] = 200
     rising = torch.arange(16, dtype=torch.uint8).view(1, 4, 4, 1).expand(1, 4, 4, 3)
@@ -74,7 +74,7 @@ def test_each_channel_by_itself_over_the_maximum_of_all() -> None:
     assert torch.equal(sobel(pixels[..., :1], "channels"), sobel(pixels[..., :1]))
 
 
-def test_copies_are_sized_and_normalised_as_pictures_are() -> None:
+def test_copies_are_sized_and_normalised_as_images_are() -> None:
     pixels = torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
     pixels[:, :, 2:] = 50
     views = preset("simclr", mean=[0.1, 0.2, 0.3], std=[0.5, 1.0, 2.0])
@@ -83,6 +83,6 @@ def test_copies_are_sized_and_normalised_as_pictures_are() -> None:
     assert preset("simclr", size=8).plain(sobel(pixels)).shape == (1, 3, 8, 8)
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_what_is_no_image_is_refused() -> None:
     with pytest.raises(DataError, match="views need torch.uint8"):
         sobel(torch.zeros(1, 4, 4, 3))

@@ -28,7 +28,7 @@ def _own_home(home, monkeypatch):
 
 
 def make_set(**about_source):
-    """A set of grey 4x4 pictures: three for training, one for testing, no labels."""
+    """A set of grey 4x4 images: three for training, one for testing, no labels."""
 
     class Tiny(Published):
         name = "tiny"

@@ -33,7 +33,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def pictures(count: int, height: int = 32, width: int = 32, channels: int = 3, seed: int = 1):
-    """Smooth pictures with every colour in them."""
+    """Smooth images with every colour in them."""
     coarse = torch.rand(count, channels, 5, 5, generator=rng(seed))
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
     return (smooth.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous()
@@ -63,7 +63,7 @@ def pillow(pixels: torch.Tensor) -> list[Image.Image]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("side", "channels"), [(8, 1), (28, 1), (32, 3)])
-def test_identity_settings_reproduce_the_picture(mode, side, channels):
+def test_identity_settings_reproduce_the_image(mode, side, channels):
     pixels = pictures(5, side, side, channels)
     made = View(mode=mode, **OFF)(pixels, rng())
     assert torch.equal(made, pixels.permute(0, 3, 1, 2).float() / 255)
@@ -236,7 +236,7 @@ def test_rotation_turns_counter_clockwise_with_black_corners():
 
 
 @pytest.mark.parametrize("pad_mode", ["reflect", "zero"])
-def test_pad_and_crop_cuts_windows_of_the_padded_picture(pad_mode):
+def test_pad_and_crop_cuts_windows_of_the_padded_image(pad_mode):
     pixels = pictures(1).expand(600, -1, -1, -1).contiguous()
     mode = "reflect" if pad_mode == "reflect" else "constant"
     padded = torch.nn.functional.pad(plain(pixels[:1], None, None), (4,) * 4, mode=mode)[0]
@@ -511,7 +511,7 @@ def test_large_batches_are_worked_on_in_pieces_without_a_seam(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_how_much_is_drawn_does_not_depend_on_the_pictures(mode):
+def test_how_much_is_drawn_does_not_depend_on_the_images(mode):
     view = View(mode=mode, blur=0.5)
     after = []
     for pixels in (pictures(9), torch.zeros(9, 32, 32, 3, dtype=torch.uint8)):
@@ -544,7 +544,7 @@ def test_sizes_from_digits_to_photographs(mode, count, height, width, channels):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_grey_pictures_change_brightness_and_contrast_only(mode):
+def test_grey_images_change_brightness_and_contrast_only(mode):
     pixels = pictures(500, 8, 8, 1)
     colour = {"brightness": 0.0, "contrast": 0.0, "jitter": 1.0, "gray": 1.0}
     untouched = View(mode=mode, **OFF | colour)(pixels, rng())
@@ -609,10 +609,10 @@ def test_unknown_presets_and_settings_name_the_nearest():
         preset("simclr", blur=2)
 
 
-def test_settings_that_do_not_fit_the_pictures():
+def test_settings_that_do_not_fit_the_images():
     with pytest.raises(ConfigError, match="quarter_turn needs square views .* set view.size"):
         View(quarter_turn=True)(pictures(1, 20, 30), rng())
-    with pytest.raises(ConfigError, match="pad_crop is 8 but pictures are 8 x 8"):
+    with pytest.raises(ConfigError, match="pad_crop is 8 but images are 8 x 8"):
         View(pad_crop=8)(pictures(1, 8, 8), rng())
     with pytest.raises(ConfigError, match="size is 60 .* padded by 4"):
         View(pad_crop=4, size=60)(pictures(1), rng())

@@ -21,7 +21,7 @@ def test_three_sites_learn_one_encoder(stage):
     }
     said = server.ends()
     for name, actor in sites.items():
-        assert f"{name} takes part with 80 pictures" in said
+        assert f"{name} takes part with 80 images" in said
         assert "the run is over" in actor.ends()
     ledger = stage.ledger()
     assert len(ledger) == 6 and {line["outcome"] for line in ledger} == {"answered"}

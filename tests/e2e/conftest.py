@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from harmonium.cli.main import main
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test draw no plot of themselves; studies do."""
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
 
 
 @pytest.fixture

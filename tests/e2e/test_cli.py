@@ -119,7 +119,7 @@ def test_an_encoder_file_cannot_choose_what_is_imported(tmp_path: Path) -> None:
     assert "this" not in sys.modules
 
 
-def test_pictures_in_a_folder_without_labels(tmp_path: Path, call: Call) -> None:
+def test_images_in_a_folder_without_labels(tmp_path: Path, call: Call) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for number in range(40):
@@ -315,7 +315,7 @@ def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(
     words = [word for word in SMALL if not word.startswith("data")]
     words += ["data=npz", f"data.path={tmp_path / 'pm.npz'}", "--out", str(tmp_path / "run")]
     said, told = call("run", "fedavg", *words)
-    assert "40 of 80 train pictures are labelled -1" in told
+    assert "40 of 80 train images are labelled -1" in told
     assert "kNN" not in said
 
 
@@ -363,7 +363,7 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     assert b"\x1b[3" not in shown.replace(b"\x1b[3A", b"")  # NO_COLOR: no colours
 
 
-def test_comparing_files_and_pictures_without_labels(
+def test_comparing_files_and_images_without_labels(
     tmp_path: Path, call: Call, undrawn: None
 ) -> None:
     for name, method in (("a", "fedavg"), ("b", "fedprox")):

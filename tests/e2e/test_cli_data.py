@@ -17,7 +17,7 @@ SHAPES = ["shapes", "data.count=200", "data.test_count=20", "data.size=12"]
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the pictures, which take most of the time."""
+    """Leave out the images, which take most of the time."""
     monkeypatch.setattr("harmonium.cli.data._draw", lambda *_: None)
 
 
@@ -39,7 +39,7 @@ def test_a_split_is_described_drawn_and_kept(
     assert {path.name for path in folder.iterdir()} == OURS
     kept = Split.load(folder / "split.npz")
     assert folder.name == f"digits-dirichlet-{kept.digest[:8]}" and len(kept) == 5
-    for words in ("label EMD", "label JS distance", "style distance", "bits", "pictures  . 1"):
+    for words in ("label EMD", "label JS distance", "style distance", "bits", "images  . 1"):
         assert words in said
     for path in folder.iterdir():
         assert str(path) in said
@@ -74,7 +74,7 @@ def test_the_folder_can_be_chosen_and_other_files_stay(call: Call, tmp_path: Pat
     assert (tmp_path / "new" / "s.svg").stat().st_size > 1000
 
 
-def test_pictures_without_labels_are_shared_out_too(call: Call, tmp_path: Path) -> None:
+def test_images_without_labels_are_shared_out_too(call: Call, tmp_path: Path) -> None:
     plot = tmp_path / "s.png"
     said, _ = call(
         "data", "split", *SHAPES, "data.unlabelled=true", "clients=4", "--plot", str(plot)
@@ -146,7 +146,7 @@ def test_a_data_set_is_shown(call: Call, tmp_path: Path) -> None:
     assert sum(row["train"] for row in found["classes"]) == 180 and len(found["channels"]) == 3
 
 
-def test_pictures_without_labels_are_shown(call: Call, tmp_path: Path) -> None:
+def test_images_without_labels_are_shown(call: Call, tmp_path: Path) -> None:
     plot = tmp_path / "sheet.svg"
     said, _ = call("data", "show", *SHAPES, "data.unlabelled=true", "--plot", str(plot))
     assert "unknown" in said and "style" not in said and plot.exists()

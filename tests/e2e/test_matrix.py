@@ -47,7 +47,7 @@ def trial(name: str, objective: str, *, short: bool = False) -> Trial:
 
 
 def loss_of(method: Method, model: Weights, trial: Trial) -> float:
-    """The loss of a model on all training pictures, under a few fixed draws of views."""
+    """The loss of a model on all training images, under a few fixed draws of views."""
     images = trial.dataset.train
     examples = Examples(images, np.arange(len(images)), uses_labels=method.reads_labels)
     total = 0.0
@@ -100,7 +100,7 @@ def test_an_objective_is_learned(objective: str, name: str) -> None:
 @pytest.mark.parametrize("name", baselines())
 def test_every_short_cut_runs(name: str) -> None:
     tree = {**load_tree(name), **{key: TINY[key] for key in ("data", "encoder", "clients")}}
-    if tree.get("public"):  # fewer pictures and epochs than a real run has at the server
+    if tree.get("public"):  # fewer images and epochs than a real run has at the server
         tree |= {"public": FEW, "method": {"name": name, "align_epochs": 2}}
     recipe = Recipe.from_tree({**tree, "rounds": 1, "split": TINY["split"]})
     dataset = recipe.data.load()

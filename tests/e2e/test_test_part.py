@@ -10,7 +10,7 @@ import pytest
 import harmonium
 from harmonium.data.sets.shapes import Shapes
 from harmonium.evaluation import evaluator
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 from harmonium.studies.tuning import study
 
 SMALL: dict[str, Any] = {
@@ -31,7 +31,7 @@ MAY_DIFFER = {
 
 
 def archive(path: Path, *, wrong: bool) -> None:
-    """The same training pictures with one test part or another."""
+    """The same training images with one test part or another."""
     data = Shapes(count=45, test_count=64, size=10, classes=3).load()
     pixels, labels = np.array(data.test.pixels), data.test.labels
     if wrong:
@@ -65,7 +65,7 @@ def test_a_run_is_the_same_whatever_its_test_part(
         return probes[-1]
 
     monkeypatch.setattr(evaluator, "linear_probe", spied)
-    monkeypatch.setattr(Life, "_picture", lambda life: None)  # it is of metrics.jsonl
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)  # it is of metrics.jsonl
     data = {"name": "npz", "path": str(tmp_path / "data.npz")}
     results = []
     for wrong in (False, True):

@@ -24,7 +24,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.engines import remote
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.remote import TRIES, Answer, Letter, Member, RemoteEngine, Waits
-from harmonium.engines.runtime import Host, StateRef
+from harmonium.engines.runtime import ClientRuntime, StateRef
 from harmonium.engines.seal import seal
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
@@ -32,7 +32,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, statistic, weights
 from harmonium.learning.client import Decline
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.loop import Ground, Life
+from harmonium.runs.loop import Ground, RunLoop
 from harmonium.runs.open_run import make_host
 from harmonium.runs.start import register
 from harmonium.sites.policy import Policy
@@ -246,7 +246,7 @@ def pictures() -> tuple[Dataset, Split]:
     return dataset, make_split(IID(), dataset, None, CLIENTS, 0)
 
 
-def host_of(recipe: Recipe, folder: Path) -> Host:
+def host_of(recipe: Recipe, folder: Path) -> ClientRuntime:
     return make_host(recipe, *pictures(), folder)
 
 
@@ -308,7 +308,7 @@ class Federation:
         register(folder, self.recipe, self.method, cache={"data": None, "public": None}, **named)
         self.engine.keep(there)
         ground = Ground(self.method, dict.fromkeys(there, 12), None)
-        Life(folder, self.recipe, Callback()).play(ground, self.engine, simulate=False)
+        RunLoop(folder, self.recipe, Callback()).play(ground, self.engine, simulate=False)
         return folder
 
     def deliver(
@@ -344,7 +344,9 @@ def why(replies: Mapping[int, Reply]) -> dict[int, str]:
     return {client: reply.why for client, reply in replies.items() if reply.up is None}
 
 
-def play(recipe: Recipe, host: Host, engine: Any, rounds: int = 2) -> tuple[str, Any, list[str]]:
+def play(
+    recipe: Recipe, host: ClientRuntime, engine: Any, rounds: int = 2
+) -> tuple[str, Any, list[str]]:
     """Setup and rounds; the bits of the server, the versions of the states and the ledger."""
     ledger = Ledger()
     examples = {client: len(index) for client, index in enumerate(host.indices)}
@@ -1031,7 +1033,7 @@ def test_a_site_joins_at_the_beginning_of_a_round(
     name: str, build: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With states, start-ups and masks: it is like one whose answers were lost until then."""
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
     fed = build(RECIPES[name].changed(rounds=3))
     rounds = iter([{}, {3: 12}, {}])
     fed.engine.newcomers = lambda round: next(rounds)

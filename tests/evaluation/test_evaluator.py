@@ -10,7 +10,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Dataset, Images
 from harmonium.data.sets.digits import Digits
-from harmonium.evaluation.evaluator import Evaluation, Judge, average
+from harmonium.evaluation.evaluator import Evaluation, Evaluator, average
 
 SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
 
@@ -19,10 +19,10 @@ def pixels() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32))
 
 
-def judge(data: Dataset | None = None, **settings: object) -> Judge:
+def judge(data: Dataset | None = None, **settings: object) -> Evaluator:
     torch.manual_seed(0)
     chosen = replace(SETTINGS, **settings)  # type: ignore[arg-type]
-    return Judge(chosen, data or Digits().load(), preset("digits"), 0, pixels())
+    return Evaluator(chosen, data or Digits().load(), preset("digits"), 0, pixels())
 
 
 def test_a_verdict_holds_every_probe_of_the_test_part() -> None:
@@ -132,7 +132,7 @@ def test_impossible_settings_are_refused() -> None:
             Evaluation(**settings)
 
 
-def test_without_validation_pictures_the_test_part_is_still_judged() -> None:
+def test_without_validation_images_the_test_part_is_still_judged() -> None:
     data = Digits(validation=0.0).load()
     assert len(data.validation) == 0
     figures = judge(data).verdict(nn.Flatten())
@@ -152,7 +152,7 @@ def test_an_encoder_that_diverged_gets_a_warning_and_no_figures() -> None:
     json.dumps(figures, allow_nan=False)
 
 
-def test_few_labels_among_many_pictures_are_found_while_a_run_goes() -> None:
+def test_few_labels_among_many_images_are_found_while_a_run_goes() -> None:
     data = Digits().load()
     labels = {name: getattr(data, name).labels.copy() for name in ("train", "validation")}
     labels["train"][:-60] = -1

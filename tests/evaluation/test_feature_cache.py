@@ -37,7 +37,7 @@ def files() -> list[Path]:
 
 
 @pytest.mark.usefixtures("home")
-def test_they_are_computed_once_for_the_same_weights_pictures_and_preparation() -> None:
+def test_they_are_computed_once_for_the_same_weights_images_and_preparation() -> None:
     first = Kept()
     made = first.features(network(), pictures(), plain, HOW)
     assert torch.equal(made, embed(network(), pictures(), plain))

@@ -75,16 +75,16 @@ def test_features_may_be_trained_on():
     assert head.weight.grad is not None
 
 
-def test_read_only_pictures():
+def test_read_only_images():
     frozen = PIXELS.copy()
     frozen.flags.writeable = False
     assert torch.equal(embed(network(), frozen, prepare), embed(network(), PIXELS, prepare))
 
 
 def test_refusals():
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         embed(network(), PIXELS[:0], prepare)
-    with pytest.raises(DataError, match="one feature vector a picture"):
+    with pytest.raises(DataError, match="one feature vector an image"):
         embed(network()[:3], PIXELS, prepare)
     with pytest.raises(ConfigError, match="at least 1"):
         embed(network(), PIXELS, prepare, batch=0)

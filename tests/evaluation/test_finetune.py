@@ -118,7 +118,7 @@ def test_labels_that_are_not_known_are_left_out() -> None:
     for ours, theirs in zip(first.network.parameters(), second.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     asked = Images(images.pixels, np.full(24, -1))
-    with pytest.raises(DataError, match="no labelled picture"):
+    with pytest.raises(DataError, match="no labelled image"):
         first.answers(asked, plain)
     with pytest.raises(DataError, match="at least 2"):
         finetune(encoder(), asked, how, plain, 0)

@@ -274,7 +274,7 @@ def test_narrowing_is_judged_by_the_start():
     axes[0, 0] = axes[1, 1] = 1
     plane = health(gaussian(300, 2) @ axes, gaussian(300, 2) @ axes)
     assert plane.directions == pytest.approx(2, abs=0.1)
-    assert plane.warnings() == ()  # pictures may simply differ in two ways
+    assert plane.warnings() == ()  # images may simply differ in two ways
     (warning,) = plane.warnings(start=health(wide, wide))
     assert "few directions" in warning
     assert plane.warnings(start=plane) == ()
@@ -305,7 +305,7 @@ def test_dead_dimensions_are_counted():
     assert health(z, z).dead == pytest.approx(0.25)
 
 
-def test_few_dimensions_or_pictures_raise_no_alarm():
+def test_few_dimensions_or_images_raise_no_alarm():
     for n, dim in ((5, 64), (300, 2), (300, 4)):
         assert health(gaussian(n, dim), gaussian(n, dim, 1)).warnings() == ()
 
@@ -313,7 +313,7 @@ def test_few_dimensions_or_pictures_raise_no_alarm():
 def test_refusals():
     with pytest.raises(DataError, match="two views"):
         health(gaussian(5), gaussian(6))
-    with pytest.raises(DataError, match="at least 2 pictures"):
+    with pytest.raises(DataError, match="at least 2 images"):
         health(gaussian(1), gaussian(1))
 
 

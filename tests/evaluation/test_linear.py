@@ -77,7 +77,7 @@ def test_selection_follows_validation():
     assert tie.strength == 0.01  # both are perfect; the stronger penalty wins
 
 
-def test_unlabelled_pictures_are_left_out():
+def test_unlabelled_images_are_left_out():
     features, labels = blobs(90)
     hidden = labels.clone()
     hidden[::2] = -1
@@ -112,7 +112,7 @@ def test_constant_features_give_the_largest_class():
     assert ridge_probe(constant, labels, constant, labels) == pytest.approx(0.6)
 
 
-def test_two_pictures_are_enough_and_validation_may_be_missing():
+def test_two_images_are_enough_and_validation_may_be_missing():
     features, labels = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([4, 9])
     none = torch.empty(0, 2), torch.empty(0, dtype=torch.long)
     probe = linear_probe(features, labels, *none, features, labels)
@@ -152,7 +152,7 @@ def test_few_labels_of_a_small_class():
 def test_refusals():
     features, labels = blobs(30)
     none = torch.full_like(labels, -1)
-    with pytest.raises(DataError, match="train pictures carry no labels"):
+    with pytest.raises(DataError, match="train images carry no labels"):
         ridge_probe(features, none, features, labels)
     with pytest.raises(DataError, match="1 of 30 test features are not finite"):
         broken = features.clone()

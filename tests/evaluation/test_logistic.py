@@ -134,7 +134,7 @@ def test_a_path_is_shorter_than_its_solutions_alone(monkeypatch):
     assert along < len(passes)
 
 
-def test_few_pictures_are_solved_further():
+def test_few_images_are_solved_further():
     features, labels = problem(n=600)
     for strength in PATH:
         (found,) = regressions(features, labels, 4, [strength])

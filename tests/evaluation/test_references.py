@@ -13,7 +13,7 @@ from harmonium.data.augment.views import preset
 from harmonium.data.images import Dataset, Images
 from harmonium.data.sets.digits import Digits
 from harmonium.evaluation import evaluator as judging
-from harmonium.evaluation.evaluator import Evaluation, Judge, figures_of
+from harmonium.evaluation.evaluator import Evaluation, Evaluator, figures_of
 from harmonium.evaluation.metrics import Answers
 from harmonium.evaluation.references import (
     references,
@@ -27,9 +27,9 @@ from harmonium.runs.start import run
 SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
 
 
-def judge(data: Dataset, seed: int = 0, **settings: object) -> Judge:
+def judge(data: Dataset, seed: int = 0, **settings: object) -> Evaluator:
     chosen = replace(SETTINGS, **settings)  # type: ignore[arg-type]
-    return Judge(chosen, data, preset("digits"), seed, nn.Flatten())
+    return Evaluator(chosen, data, preset("digits"), seed, nn.Flatten())
 
 
 def two_classes(share: float = 0.8) -> Dataset:

@@ -52,8 +52,8 @@ def test_chance_is_what_drawn_rankings_give(relevant: int, others: int) -> None:
     assert drawn(1, 1) == 1.0
 
 
-def test_ties_go_by_place_and_a_picture_never_finds_itself() -> None:
+def test_ties_go_by_place_and_an_image_never_finds_itself() -> None:
     unit = torch.ones(5, 1, dtype=torch.float64)
     assert nearest(unit, torch.tensor([2, 0]), 3).tolist() == [[0, 1, 3], [1, 2, 3]]
-    with pytest.raises(DataError, match="at least 2 pictures of one class"):
+    with pytest.raises(DataError, match="at least 2 images of one class"):
         retrieve(torch.eye(3), torch.arange(3), torch.arange(3))

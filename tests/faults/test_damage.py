@@ -24,11 +24,11 @@ from harmonium.core import codec
 from harmonium.core import files as store
 from harmonium.core.callbacks import Callback
 from harmonium.core.errors import CallbackError, HarmoniumError, StoreError
-from harmonium.evaluation.evaluator import Judge
+from harmonium.evaluation.evaluator import Evaluator
 from harmonium.measures.run_reader import open_run
 from harmonium.recipe.presets import read_yaml
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 from harmonium.runs.privacy_report import report
 from harmonium.runs.start import changed_recipe, resume, run
 from harmonium.storage.run_folder import ASKED, LOGS, Folder
@@ -54,13 +54,13 @@ def unjudged() -> Iterator[None]:
             parsed[name] = parse(tree)
         return parsed[name]
 
-    def judged(life: Life, judge: Any, encoders: Any, *_: Any) -> dict[str, Any]:
+    def judged(life: RunLoop, judge: Any, encoders: Any, *_: Any) -> dict[str, Any]:
         sums = [float(value.double().sum()) for value in encoders[0].state_dict().values()]
         return {"figures": {"sums": sums}, "untrained": {}}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Life, "_judged", judged)
-        patch.setattr(Judge, "look", lambda *_: {})
+        patch.setattr(RunLoop, "_judged", judged)
+        patch.setattr(Evaluator, "look", lambda *_: {})
         patch.setattr(
             "harmonium.runs.open_run.Recipe.from_tree", known
         )  # recipes that were read before

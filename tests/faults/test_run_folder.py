@@ -238,7 +238,7 @@ def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["data"]["seed"] = 9
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(HarmoniumError, match="the pictures of .* have changed since the run began"):
+    with pytest.raises(HarmoniumError, match="the images of .* have changed since the run began"):
         resume(stopped)
 
 
@@ -338,7 +338,7 @@ def begun(folder: Path, recipe: Recipe) -> Path:
 
 
 @pytest.mark.parametrize("change", ["gone", "another"])
-def test_a_run_goes_on_with_the_pictures_it_began_with(archive, tmp_path, home, change) -> None:
+def test_a_run_goes_on_with_the_images_it_began_with(archive, tmp_path, home, change) -> None:
     """They are decoded: what becomes of the source does not matter, in workers either."""
     path, recipe = archive
     calm = run(recipe, out=tmp_path / "calm")
@@ -352,12 +352,12 @@ def test_a_run_goes_on_with_the_pictures_it_began_with(archive, tmp_path, home, 
     ).read_bytes()
 
 
-def test_other_pictures_in_the_place_of_lost_ones_are_noticed(archive, tmp_path, home) -> None:
+def test_other_images_in_the_place_of_lost_ones_are_noticed(archive, tmp_path, home) -> None:
     path, recipe = archive
     folder = begun(tmp_path / "run", recipe)
     shutil.rmtree(home / "cache")
     np.savez(path, x=np.zeros((60, 12, 12), np.uint8), y=np.arange(60) % 3)
-    with pytest.raises(DataError, match="the pictures of .* have changed since the run began"):
+    with pytest.raises(DataError, match="the images of .* have changed since the run began"):
         resume(folder)
 
 
@@ -382,12 +382,12 @@ def test_what_a_run_began_with_must_be_known(stopped: Path, content: str | None)
         resume(stopped)
 
 
-def test_runs_on_different_pictures_are_not_compared(archive, tmp_path, home) -> None:
+def test_runs_on_different_images_are_not_compared(archive, tmp_path, home) -> None:
     path, recipe = archive
     (tmp_path / "mine.yaml").write_text(recipe.changed(method="fedavg", rounds=1).yaml())
     mine, out = str(tmp_path / "mine.yaml"), tmp_path / "compared"
     compare(mine, out=out)
     shutil.rmtree(tmp_path / "compared" / "mine")
     np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
-    with pytest.raises(DataError, match="alone and mine ran on different pictures"):
+    with pytest.raises(DataError, match="alone and mine ran on different images"):
         compare(mine, out=out)

@@ -13,7 +13,7 @@ from torch import nn
 from harmonium.core.errors import NotEnoughReplies
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.batch_norm import measure, moments, pooled
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @dataclass(frozen=True)
 class Normed(Encoder):
-    """One BatchNorm right on the pixels, so that its statistics are those of the pictures."""
+    """One BatchNorm right on the pixels, so that its statistics are those of the images."""
 
     @property
     def features(self) -> int:
@@ -66,7 +66,7 @@ def go(
         local=Local(epochs=1, batch=8),
         batch_norm=policy,
     )
-    host = Host(method, Images(PIXELS, np.full(32, -1)), SHARES, folder)
+    host = ClientRuntime(method, Images(PIXELS, np.full(32, -1)), SHARES, folder)
     engine, ledger = LocalEngine(host, folder, 0), Ledger()
     server = Server({0: 8, 1: 24}, method.blueprint.shared())
     for number in range(1, rounds + 1):
@@ -112,7 +112,7 @@ def test_fedbn_keeps_whole_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_recalibrated_statistics_are_those_of_all_pictures(tmp_path: Path, weighting: Any) -> None:
+def test_recalibrated_statistics_are_those_of_all_images(tmp_path: Path, weighting: Any) -> None:
     """However clients weigh in the model's average, and over however many batches."""
     settings = {"server_optimiser": Average(weighting=weighting)}
     method, server, engine, ledger = go("recalibrate", tmp_path, **settings)
@@ -120,7 +120,7 @@ def test_recalibrated_statistics_are_those_of_all_pictures(tmp_path: Path, weigh
     found = method.represent(server)[1]  # type: ignore[index]
     pictures = method.views.plain(torch.from_numpy(PIXELS)).flatten(1)
     torch.testing.assert_close(found.running_mean, pictures.mean(0))
-    # Each client's variance is the unbiased one, which for 8 pictures is an eighth more.
+    # Each client's variance is the unbiased one, which for 8 images is an eighth more.
     torch.testing.assert_close(found.running_var, pictures.var(0), rtol=0.03, atol=0.0)
     steps = [json.loads(line)["step"] for line in ledger.lines]
     assert steps == ["train"] * 4 + ["calibrate"] * 2  # once, before it is judged
@@ -214,7 +214,9 @@ def test_a_silent_cohort_is_replaced_by_whoever_answers(tmp_path: Path) -> None:
 
 def test_a_client_that_can_measure_nothing_declines(tmp_path: Path) -> None:
     method, server, _, _ = go("recalibrate", tmp_path)
-    host = Host(method, Images(PIXELS, np.full(32, -1)), [np.arange(1), np.arange(8, 32)], tmp_path)
+    host = ClientRuntime(
+        method, Images(PIXELS, np.full(32, -1)), [np.arange(1), np.arange(8, 32)], tmp_path
+    )
     driver = Driver(method, LocalEngine(host, tmp_path, 0), Ledger())
     driver.drive(method.settle(replace(server, memory={}), [0, 1]), replace(server, memory={}))
     assert driver.ledger.answered == {1} and "too few to measure" in driver.ledger.last_reason
@@ -260,7 +262,7 @@ def test_a_variance_is_never_negative() -> None:
     assert found["n.running_var"].item() == 0.0
 
 
-def test_the_untrained_encoder_is_judged_with_statistics_of_its_pictures() -> None:
+def test_the_untrained_encoder_is_judged_with_statistics_of_its_images() -> None:
     recipe = Recipe.from_tree({**TINY, "encoder": {"name": "cnn-small", "norm": "batch"}})
     dataset = recipe.data.load()
     encoder = as_drawn(recipe.build_method(dataset), dataset)

@@ -65,7 +65,7 @@ def test_a_shared_twin_doubles_the_model() -> None:
 def test_a_queue_that_is_kept_is_named_for_what_it_is() -> None:
     text = card(FedAvg(objective=MoCo(queue_owner="local"))).text()
     assert "queue (per_example)" in text
-    assert "What clients keep includes rows that belong to single pictures." in text
+    assert "What clients keep includes rows that belong to single images." in text
 
 
 def test_labels_of_an_objective_are_named() -> None:
@@ -94,7 +94,7 @@ def test_what_stays_is_named() -> None:
     assert f"loss scalar (mean by examples); {NUMBER} bytes" in text
 
 
-def test_noise_is_told_in_words_and_of_an_example_only_where_pictures_count() -> None:
+def test_noise_is_told_in_words_and_of_an_example_only_where_images_count() -> None:
     @dataclass(frozen=True)
     class Noisy(Method):
         shared: bool = True
@@ -112,7 +112,7 @@ def test_noise_is_told_in_words_and_of_an_example_only_where_pictures_count() ->
     gaussian = "gaussian, standard deviation 2.5 for a sensitivity of 1"
     assert card(Noisy()).noise == {"look": {"corr": f"{gaussian}; {laplace}"}}
     gaussian = "gaussian, standard deviation 1.25 for a sensitivity of 0.5"
-    where = ", of a client with 1,000 pictures"
+    where = ", of a client with 1,000 images"
     found = card(Noisy(shared=False))
     assert f"noise     look.corr: {gaussian}; {laplace}{where}\n" in found.text()
     assert card(Method()).noise == {} and "noise " not in card(Method()).text()
@@ -129,7 +129,7 @@ def test_what_reveals_much_is_said_in_words() -> None:
             return {}
 
     text = card(Revealing()).text()
-    assert "Rows that belong to single pictures leave the clients." in text
+    assert "Rows that belong to single images leave the clients." in text
     assert "corr statistic with noise" in text and "noise     look.corr: added before it" in text
     found = card(Revealing())
     assert not found.secure_aggregation and all(found.obstacles["look"].values())

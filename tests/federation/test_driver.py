@@ -273,7 +273,7 @@ def test_an_ask_may_need_fewer_answers_than_a_round(tmp_path: Path) -> None:
     drive(method_with("Lenient", align=align, round=round), tmp_path)
 
 
-def test_plans_train_on_public_pictures_with_keyed_chance(tmp_path: Path) -> None:
+def test_plans_train_on_public_images_with_keyed_chance(tmp_path: Path) -> None:
     def setup(self, server):  # type: ignore[no-untyped-def]
         parts = self.blueprint.copy_from()
         someone = self.at_server(server, "align")

@@ -17,7 +17,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial
 
 PLAIN = {"epochs": 2, "batch": 6, "lr": 0.1, "momentum": 0.0, "clip": None}
-# BatchNorm over a handful of pictures would blow a rounding error up ten thousand times a round.
+# BatchNorm over a handful of images would blow a rounding error up ten thousand times a round.
 CALM = [{"name": "simclr", "norm": "none"}, {"name": "byol", "norm": "none"}]
 UNEVEN = {"name": "lda", "alpha": 0.5, "min_size": 4}  # sizes differ, so that weights matter
 

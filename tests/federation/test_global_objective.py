@@ -14,16 +14,16 @@ from harmonium.cli.terminal import show_result
 from harmonium.core import seeds
 from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, PolicyRefusal
-from harmonium.evaluation.evaluator import Judge
+from harmonium.evaluation.evaluator import Evaluator
 from harmonium.federation import global_objective
 from harmonium.federation.card import card
 from harmonium.federation.global_objective import from_bounds, note, obstacle
 from harmonium.learning.client import Batch, Examples
 from harmonium.learning.objectives import Seen
 from harmonium.recipe.schema import Recipe
-from harmonium.report.plots import run_picture
+from harmonium.report.plots import plot_run
 from harmonium.report.run_progress import figures_of
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 from harmonium.sites.plan import method_of, planned
 from harmonium.sites.policy import Policy
 from harmonium.testing import TINY, Trial, first_trial
@@ -179,8 +179,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts, which take most time, are left out."""
     health = {"spread": 1.0, "effective_rank": 1.0, "uniformity": 1.0, "alignment": 1.0}
     figures = {"health": {**health, "warnings": []}, "knn": 0.5}
-    monkeypatch.setattr(Judge, "verdict", lambda judge, *of, **how: figures)
-    monkeypatch.setattr(Judge, "look", lambda judge, *of, **how: figures)
+    monkeypatch.setattr(Evaluator, "verdict", lambda judge, *of, **how: figures)
+    monkeypatch.setattr(Evaluator, "look", lambda judge, *of, **how: figures)
 
 
 @pytest.mark.usefixtures("quick")
@@ -189,7 +189,7 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
 ) -> None:
     off = {**RUN, "evaluate": {**RUN["evaluate"], "objective": False}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Life, "_picture", lambda life: None)
+        patch.setattr(RunLoop, "_plot", lambda life: None)
         measured = harmonium.run("fedsc", out=tmp_path / "on", **RUN)
         plain = harmonium.run("fedsc", out=tmp_path / "off", **off)
     rows = {row["round"]: row.get("global_objective") for row in measured.rounds}
@@ -207,7 +207,7 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
     assert spent == measured.rounds[-1]["bytes_measuring"] > 0
     before = (tmp_path / "on" / "ledger.jsonl").read_text().splitlines()[:8]
     assert [json.loads(line)["step"] for line in before] == [m for m in MEASURING for _ in range(4)]
-    run_picture(tmp_path / "run.svg", measured.rounds)
+    plot_run(tmp_path / "run.svg", measured.rounds)
     drawn = (tmp_path / "run.svg").read_text()
     assert "global objective" in drawn and "gradient norm" in drawn
     assert f"objective {rows[3]['value']:.3f}" in str(figures_of(measured.rounds[-1]))
@@ -223,7 +223,7 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
 def test_a_run_that_is_stopped_and_resumed_tells_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
 
     class Stop(Callback):
         def round(self, row: Any, seconds: float) -> None:
@@ -242,7 +242,7 @@ def test_a_run_that_is_stopped_and_resumed_tells_the_same(
 def test_a_run_that_is_killed_before_round_1_tells_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
 
     class Stop(Callback):
         def __init__(self, answers: int) -> None:
@@ -282,7 +282,7 @@ def test_a_run_that_is_killed_before_round_1_tells_the_same(
 def test_before_round_1_it_leaves_no_trace_in_later_rounds(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
     encoder = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
     base = {**RUN, "method": {}, "rounds": 1, "encoder": encoder, **settings}
     name = base.pop("method").get("name", "fedavg")
@@ -309,7 +309,7 @@ def test_before_round_1_it_leaves_no_trace_in_later_rounds(
 def test_clients_that_drop_out_on_purpose_are_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
     lossy = {**RUN, "participation": {"dropout": 0.5}}
     found = harmonium.run("fedsc", out=tmp_path / "run", **lossy)
     assert found.global_objective["clients"] == 4

@@ -14,7 +14,7 @@ from harmonium.data.augment.views import Views, preset
 from harmonium.federation.wire import STEPS
 from harmonium.measures.run_reader import Run, open_run
 from harmonium.methods import methods
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 from harmonium.runs.start import changed_recipe
 from harmonium.storage.run_folder import Folder
 from harmonium.studies.comparison.traffic import Device, components, course
@@ -37,9 +37,9 @@ CLUSTERED = {"name": "featarc-clustered", "clusters": 2}
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run's folder, opened; verdicts and pictures, which take most time, are left out."""
-    monkeypatch.setattr(Life, "_judged", lambda *given: {"figures": {}, "untrained": {}})
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    """A run's folder, opened; verdicts and images, which take most time, are left out."""
+    monkeypatch.setattr(RunLoop, "_judged", lambda *given: {"figures": {}, "untrained": {}})
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
 
     def play(name: str = "fedavg", folder: str = "run", **settings: Any) -> Run:
         path = tmp_path / folder
@@ -163,7 +163,7 @@ def test_simulated_dropouts_leave_nobody_out_of_the_score(played):
     assert told(run)["pictures"] == sum(run.examples.values())
 
 
-def test_a_server_without_pictures_has_the_scores_of_all_looks(played, monkeypatch):
+def test_a_server_without_images_has_the_scores_of_all_looks(played, monkeypatch):
     monkeypatch.setattr("harmonium.runs.start.judged_on", lambda dataset, split: None)
     run = played(evaluate={**SMALL["evaluate"], "every": 1})
     rows = Folder(run.path).read_log("metrics.jsonl")
@@ -182,7 +182,7 @@ def test_secure_aggregation_hides_the_numbers_and_leaves_the_mean(played):
     assert masked == pytest.approx(plain, abs=1e-4)  # the models differ by fixed point, too
 
 
-def test_a_client_with_one_picture_declines(played):
+def test_a_client_with_one_image_declines(played):
     run = played(data={"name": "shapes", "count": 12, "test_count": 4, "size": 10}, split="iid")
     alone = [index for index in run.split.indices if len(index) < 2]
     lines = Folder(run.path).read_log("ledger.jsonl")

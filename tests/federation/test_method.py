@@ -12,7 +12,7 @@ from harmonium.core.errors import ConfigError, WireError
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -85,7 +85,7 @@ def pictures() -> Images:
 
 def federation(method: Method, folder: Path, sizes: tuple[int, ...] = SIZES) -> LocalEngine:
     cuts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    host = Host(replace(method, views=preset("none")), pictures(), cuts, folder)
+    host = ClientRuntime(replace(method, views=preset("none")), pictures(), cuts, folder)
     return LocalEngine(host, folder, workers=0)
 
 
@@ -107,7 +107,7 @@ def weight(server: Server) -> torch.Tensor:
 
 
 def pooled_step(method: Method, lr: float) -> torch.Tensor:
-    """One gradient step on all pictures together."""
+    """One gradient step on all images together."""
     model = method.blueprint.copy_from()
     x = preset("none").plain(torch.from_numpy(pictures().pixels[:16]))
     model["encoder"](x).square().sum(1).mean().backward()
@@ -116,7 +116,7 @@ def pooled_step(method: Method, lr: float) -> torch.Tensor:
 
 
 def test_one_full_batch_step_equals_the_pooled_gradient(tmp_path: Path) -> None:
-    """Weighted by examples, the average of the clients' steps is the step on all pictures."""
+    """Weighted by examples, the average of the clients' steps is the step on all images."""
     server, _, _ = rounds(METHOD, tmp_path)
     assert torch.allclose(weight(server), pooled_step(METHOD, 0.1), atol=1e-6)
 
@@ -323,7 +323,7 @@ class Counting(Term):
 
 def test_terms_are_told_of_every_step(tmp_path: Path) -> None:
     method = replace(METHOD, terms=(Counting(),), local=Local(epochs=3, batch=2, lr=0.1))
-    host = Host(method, pictures(), [np.arange(8), np.arange(8, 16)], tmp_path)
+    host = ClientRuntime(method, pictures(), [np.arange(8), np.arange(8, 16)], tmp_path)
     with LocalEngine(host, tmp_path, 0) as engine:
         server = Server({0: 8, 1: 8}, method.blueprint.shared(), round=1)
         server = Driver(method, engine, Ledger()).drive(method.round(server, [0, 1]), server)

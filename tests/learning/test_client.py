@@ -60,7 +60,7 @@ def test_an_epoch_shows_every_example_once_in_a_new_order() -> None:
     assert first.tolist() != second.tolist()
 
 
-def test_a_batch_shows_its_clients_pictures_and_no_others() -> None:
+def test_a_batch_shows_its_clients_images_and_no_others() -> None:
     someone = client()
     batch = next(iter(someone.batches(1, 4)))
     assert torch.equal(batch.pixels, someone.examples.pixels()[batch.index])

@@ -1,4 +1,4 @@
-"""DP-SGD at a client: gradients of single pictures, their noise, what it costs, and refusals."""
+"""DP-SGD at a client: gradients of single images, their noise, what it costs, and refusals."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def setting(found: Trial) -> tuple[Any, list[nn.Parameter], Any, Any, Client]:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_without_clip_and_noise_it_is_the_gradient_of_the_batch(name: str) -> None:
-    """So the loss is the mean over pictures that it is taken for."""
+    """So the loss is the mean over images that it is taken for."""
     _, parameters, loss, batch, client = setting(trial(LOSSES[name]))
     value = loss(batch)
     wanted = torch.autograd.grad(value, parameters, allow_unused=True)
@@ -64,7 +64,7 @@ def gradient(parameters: list[nn.Parameter]) -> torch.Tensor:
     return torch.cat([p.grad.flatten().double() for p in parameters if p.grad is not None])
 
 
-def test_one_picture_moves_a_step_by_no_more_than_is_said() -> None:
+def test_one_image_moves_a_step_by_no_more_than_is_said() -> None:
     """Whatever is put in its place, and however steep the loss is there."""
     _, parameters, loss, batch, client = setting(trial())
     clip, odd = 0.5, int(batch.index[2])

@@ -8,7 +8,7 @@ import pytest
 
 import harmonium
 from harmonium.measures.run_reader import Run, open_run
-from harmonium.runs.loop import Life
+from harmonium.runs.loop import RunLoop
 from harmonium.runs.start import changed_recipe
 
 SMALL: dict[str, Any] = {
@@ -38,10 +38,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = f"{name} {settings}"
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp(name) / "run"
-            with pytest.MonkeyPatch.context() as patch:  # verdicts and pictures take most time
+            with pytest.MonkeyPatch.context() as patch:  # verdicts and images take most time
                 nothing = {"figures": {}, "untrained": {}}
-                patch.setattr(Life, "_judged", lambda *given: nothing)
-                patch.setattr(Life, "_picture", lambda life: None)
+                patch.setattr(RunLoop, "_judged", lambda *given: nothing)
+                patch.setattr(RunLoop, "_plot", lambda life: None)
                 harmonium.run(name, out=folders[key], **{**SMALL, **settings})
         return folders[key]
 

@@ -37,7 +37,7 @@ def test_the_same_features_have_exactly_no_angle_and_tiny_angles_are_right() -> 
     assert angles(one, torch.zeros(1, 2)).isnan().all()
 
 
-def test_the_summary_is_that_of_all_pairs_and_pictures(
+def test_the_summary_is_that_of_all_pairs_and_images(
     fedca: Path, opened: Callable[..., Run]
 ) -> None:
     run = opened(fedca)

@@ -46,7 +46,7 @@ def test_two_runs_stand_side_by_side(
     words = [fedca, other, "angles", "angles.clients=2", "angles.pictures=20", "tsne"]
     code, text, told = said(*words, "--out", tmp_path / "figures")
     assert code == 0 and "training once more, as in round 3, " in told
-    assert "ratio" in text and "silhouette" in text and "different pictures" in text
+    assert "ratio" in text and "silhouette" in text and "different images" in text
     assert "chance: the purity of features that know nothing of the classes\n" in text
     labels = [f"{folder.parent.name}/run" for folder in (fedca, other)]  # both are called `run`
     assert all(label in text for label in labels)

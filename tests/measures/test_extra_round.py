@@ -15,7 +15,7 @@ import torch
 from harmonium.core.errors import ConfigError, DataError, StoreError
 from harmonium.data.images import UNKNOWN
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host, Task
+from harmonium.engines.runtime import ClientRuntime, Task
 from harmonium.evaluation.features import embed
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.extra_round import further
@@ -102,15 +102,15 @@ def test_labels_never_reach_a_task(
     fedca: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    perform = Host.perform
+    perform = ClientRuntime.perform
 
-    def spied(host: Host, task: Task, broadcast: bytes) -> Any:
+    def spied(host: ClientRuntime, task: Task, broadcast: bytes) -> Any:
         for images in (host.images, host.public):
             assert images is not None and (images.labels == UNKNOWN).all() and not images.factors
         seen.append(task.step)
         return perform(host, task, broadcast)
 
-    monkeypatch.setattr(Host, "perform", spied)
+    monkeypatch.setattr(ClientRuntime, "perform", spied)
     run = opened(fedca)
     assert run.dataset.train.labelled and run.dataset.test.labelled
     run.encoders([0, 1])
@@ -127,7 +127,7 @@ def test_a_run_of_an_earlier_version_is_judged_but_its_clients_do_not_train(
     (old / "recipe.yaml").write_text(json.dumps(tree))
     about = {key: value for key, value in Folder(old).about().items() if key != "files"}
     Folder(old).tell({**about, "recipe": "0" * 64})
-    monkeypatch.setattr(Host, "perform", None)  # nobody trains
+    monkeypatch.setattr(ClientRuntime, "perform", None)  # nobody trains
     lacking = r"local\.drop_last, local\.joint_views: .*measures that do not train"
     for name in ("angles", "geometry"):
         with pytest.raises(DataError, match=lacking) as refused:
@@ -168,7 +168,7 @@ def test_statistics_of_batch_norm_are_the_clients(policy: str, made: Made, opene
         drawn = run.method.blueprint.state_dict()[f"encoder.{key}"]
         assert not torch.equal(first.state_dict()[key], drawn)
         assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
-    if policy == "recalibrate":  # statistics of plain pictures of its own, to the last digit
+    if policy == "recalibrate":  # statistics of plain images of its own, to the last digit
         held = run.dataset.train.subset(run.split.indices[0])
         begin = next(m for m in first.modules() if isinstance(m, torch.nn.BatchNorm2d))
         conv = next(m for m in first.modules() if isinstance(m, torch.nn.Conv2d))
@@ -181,7 +181,7 @@ def test_encoders_that_stay_local_are_taken_as_they_are(
     made: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = opened(made("alone", participation={"number": 2}, rounds=1))
-    monkeypatch.setattr(Host, "perform", None)  # nobody trains
+    monkeypatch.setattr(ClientRuntime, "perform", None)  # nobody trains
     took_part = sorted(int(client) for client in run.commit.clients)
     assert run.clients(4, 0, "angles") == took_part and len(took_part) == 2
     for client, encoder in run.encoders(took_part).items():
@@ -206,7 +206,7 @@ def test_too_few_clients_are_refused(made: Made, opened: Opened) -> None:
         run.clients(5, 0, "angles", least=2)
 
 
-def test_pictures_are_the_same_for_all_runs_and_not_the_first(fedca: Path, opened: Opened) -> None:
+def test_images_are_the_same_for_all_runs_and_not_the_first(fedca: Path, opened: Opened) -> None:
     run, again = opened(fedca), opened(fedca)
     some, same_ones = run.pictures(10, 0), again.pictures(10, 0)
     assert len(some) == 10 and np.array_equal(some.pixels, same_ones.pixels)

@@ -11,9 +11,9 @@ import pytest
 import harmonium
 from harmonium.core import files
 from harmonium.core.errors import ConfigError, StoreError
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.runs.open_run import read_recipe
-from harmonium.sites.client import Pictures, open_host, take_home
+from harmonium.sites.client import SiteImages, open_host, take_home
 from harmonium.storage.run_folder import Folder
 
 from .conftest import SMALL
@@ -37,7 +37,7 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 def taken_home(at_server: Path, folder: Path, **told: Any) -> Path:
     """The same run as a site keeps it."""
     plan = read_recipe(at_server)
-    host: Host = open_host(Pictures.of("digits", ["data.limit=20"]), plan, folder, 0)
+    host: ClientRuntime = open_host(SiteImages.of("digits", ["data.limit=20"]), plan, folder, 0)
     weights = harmonium.load_encoder(at_server).network.state_dict()
     model = host.method.blueprint.shared()
     model |= {f"encoder.{key}": value for key, value in weights.items()}

@@ -89,13 +89,13 @@ def board(groups: list[int], asked: list[int], by: str | None = "style") -> Boar
     return Board(images(groups), np.zeros(len(groups), int), images(asked), by, held, theirs, names)
 
 
-def test_test_pictures_count_by_the_clients_shares() -> None:
+def test_test_images_count_by_the_clients_shares() -> None:
     some = board([0, 0, 0, 1, 2, -1, 1], [0, 0, 1, 1, 1, 1, -1])
     assert some.weights(np.array([0, 1])).tolist() == [1, 1, 0, 0, 0, 0, 0]
     mixed = some.weights(np.array([0, 1, 2, 3]))  # three of style 0, one of style 1
     assert mixed.tolist() == [1.5, 1.5, 0.25, 0.25, 0.25, 0.25, 0]
     assert mixed[:2].sum() / mixed.sum() == 0.75
-    twice = some.weights(np.array([0, 0, 3]))  # a picture that is held twice counts twice
+    twice = some.weights(np.array([0, 0, 3]))  # an image that is held twice counts twice
     assert twice[:2].sum() == 2 * twice[2:].sum()
     assert not some.weights(np.array([4, 5])).any()
     assert some.group(np.array([0, 3, 6])) == "one" and some.group(np.array([5])) is None
@@ -158,7 +158,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_labels_of_test_pictures_change_no_classifier(
+def test_labels_of_test_images_change_no_classifier(
     styled: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, calls = opened(styled), spied(monkeypatch)
@@ -376,7 +376,7 @@ def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -
     )
     assert found.plain["by"] == "classes"  # the data have styles, but every client has all
     away = ", ".join(str(c) for c in range(4) if c not in able)
-    assert f"2 clients ({away}) left out: no labelled training picture" in found.notes
+    assert f"2 clients ({away}) left out: no labelled training image" in found.notes
     assert any("labels of one class" in note for note in found.notes)
 
 

@@ -1,4 +1,4 @@
-"""Probes of runs: each figure by hand, on the run's own pictures and on others."""
+"""Probes of runs: each figure by hand, on the run's own images and on others."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from harmonium.data.decoding.image import shaped
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.sets.digits import Digits
 from harmonium.evaluation import classifier
-from harmonium.evaluation.evaluator import Judge, average, figures_of
+from harmonium.evaluation.evaluator import Evaluator, average, figures_of
 from harmonium.evaluation.features import embed
 from harmonium.evaluation.finetune import TUNINGS, Tuned, finetune
 from harmonium.evaluation.geometry import health
@@ -70,7 +70,7 @@ def few(made: Made) -> Path:
     return made("fedavg", data=DATA, split={"name": "iid", "labels": 0.2}, rounds=1)
 
 
-def test_probes_learn_from_turned_pictures_or_from_upright_ones(
+def test_probes_learn_from_turned_images_or_from_upright_ones(
     made: Made, plain: Path, opened: Opened, tmp_path: Path
 ) -> None:
     split = {"name": "rotation", "alpha": 0.1, "labels": 0.5}
@@ -83,7 +83,7 @@ def test_probes_learn_from_turned_pictures_or_from_upright_ones(
     assert len(upright.labelled or ()) == len(run.ground().data.labelled or ()) > 0
     found = harmonium.evaluate_run(path, "knn", "on=own,upright", out=tmp_path / "out")
     assert list(found.figures["knn"]["run"]["sets"]) == ["own", "upright"]
-    with pytest.raises(ConfigError, match="holds turned pictures: on=own"):
+    with pytest.raises(ConfigError, match="holds turned images: on=own"):
         harmonium.evaluate_run(plain, "knn", "on=upright")
 
 
@@ -96,7 +96,7 @@ def test_lp_000_learns_from_the_labels_that_clients_saw(
     measure = Linear(protocol="lp_000", epochs=2)
     found = measure.look(run)
     assert found.plain["sets"]["own"]["learnt_from"] == known
-    assert f"learnt from the {known} pictures" in found.notes[-1]
+    assert f"learnt from the {known} images" in found.notes[-1]
     for other, one in ((measure, whole), (Linear(protocol="lp_fedx", epochs=2), run)):
         plainly = other.look(one).plain["sets"]["own"]
         assert plainly["learnt_from"] == len(one.dataset.train)
@@ -126,7 +126,7 @@ def test_the_figures_are_those_that_runs_report(
     run = opened(request.getfixturevalue(which))
     data, recipe = judged_on(run.dataset, run.split), run.recipe
     untrained = as_drawn(run.method, data)
-    judge = Judge(recipe.evaluate, data, run.method.views, recipe.seed, untrained)
+    judge = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, untrained)
     represent, server = run.method.represent, run.server
     if which == "alone":
         encoders = [represent(server, run.state(client)) for client in (0, 1)]
@@ -145,7 +145,7 @@ def test_the_figures_are_those_that_runs_report(
 def test_references_are_those_that_runs_report(plain: Path, opened: Opened, home: Path) -> None:
     run = opened(plain, finished=Finished(home / "draws"))
     data, recipe = judged_on(run.dataset, run.split), run.recipe
-    judge = Judge(recipe.evaluate, data, run.method.views, recipe.seed, run.untrained)
+    judge = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, run.untrained)
     wanted = {name: figures_of(one) for name, one in references(judge).items()}
     for name, measure in (("knn", NearestNeighbours()), ("linear", Linear())):
         found = measure.look(run).plain["sets"]["own"]
@@ -533,7 +533,7 @@ def test_a_killed_call_repeats_no_finished_draw(plain: Path, home: Path, tmp_pat
     assert other.draws["found"] == 0  # nothing of another seed is taken for it
     words = ["transfer", "on=digits", "on.digits.limit=40", "transfer.epochs=1", "transfer.draws=2"]
     twice = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
-    assert twice.draws == {"found": 0, "computed": 4}  # the same pictures, in another order
+    assert twice.draws == {"found": 0, "computed": 4}  # the same images, in another order
 
 
 def test_networks_that_train_otherwise_share_no_result(plain: Path, opened: Opened) -> None:
@@ -579,11 +579,11 @@ def test_results_of_two_calls_at_once_do_not_meet(
     assert len(set(names)) == 2 and len(list(tmp_path.iterdir())) == 1
 
 
-# ---- test pictures ---------------------------------------------------------------------------
-def test_test_pictures_touch_no_probe(
+# ---- test images ---------------------------------------------------------------------------
+def test_test_images_touch_no_probe(
     plain: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other test pictures and labels leave all that probes learn and choose as it is."""
+    """Other test images and labels leave all that probes learn and choose as it is."""
     run = opened(plain)
     test = run.dataset.test
     rng = np.random.default_rng(0)

@@ -86,7 +86,7 @@ def test_there_is_no_number_where_groups_say_nothing(groups: list[int]) -> None:
 
 
 def by_hand(run: Run, measure: Styles, clients: list[int], control: int) -> dict[str, Tensor]:
-    """Unit features of pictures as held, by each client's style network, by one, and by content."""
+    """Unit features of images as held, by each client's style network, by one, and by content."""
     held = as_held(run.dataset, run.split).train
     networks = {
         client: run.method.blueprint.copy_from(run.state(client)["parts"]).eval()["style"]
@@ -103,7 +103,7 @@ def by_hand(run: Run, measure: Styles, clients: list[int], control: int) -> dict
     return {kind: functional.normalize(torch.cat(rows)) for kind, rows in found.items()}
 
 
-def test_networks_see_the_pictures_that_their_clients_hold(
+def test_networks_see_the_images_that_their_clients_hold(
     fedstyle: Path, opened: Callable[..., Run]
 ) -> None:
     run, measure = opened(fedstyle), Styles(pictures=9, control=2)
@@ -123,7 +123,7 @@ def test_networks_see_the_pictures_that_their_clients_hold(
     assert len(set(numbers)) == 3
 
 
-def test_a_picture_that_a_client_holds_twice_counts_once(
+def test_an_image_that_a_client_holds_twice_counts_once(
     fedstyle: Path, opened: Callable[..., Run]
 ) -> None:
     run = opened(fedstyle)
@@ -134,7 +134,7 @@ def test_a_picture_that_a_client_holds_twice_counts_once(
         assert set(Styles(pictures=3)._rows(run, client)) < set(own)
 
 
-def test_runs_stand_in_one_table_and_one_picture(fedstyle: Path, tmp_path: Path) -> None:
+def test_runs_stand_in_one_table_and_one_image(fedstyle: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in fedstyle.rglob("*") if path.is_file()}
     told: list[str] = []
     done = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path, note=told.append)
@@ -150,7 +150,7 @@ def test_runs_stand_in_one_table_and_one_picture(fedstyle: Path, tmp_path: Path)
     assert again.figures == done.figures and not again.notes
 
 
-def test_turned_pictures_without_labels_or_styles_are_told_by_client_alone(
+def test_turned_images_without_labels_or_styles_are_told_by_client_alone(
     made: Callable[..., Path], opened: Callable[..., Run]
 ) -> None:
     hidden = {**DATA, "unlabelled": True}
@@ -167,7 +167,7 @@ def test_turned_pictures_without_labels_or_styles_are_told_by_client_alone(
     for kind, rows in features.items():
         assert found.plain["apart"][kind]["client"] == apart(rows, found.arrays["owner"])
     said = " ".join(found.notes)
-    assert "no column 'style'" in said and "no picture has a label" in said
+    assert "no column 'style'" in said and "no image has a label" in said
     assert "no style network yet: 1 client did not take part" in said
     (shown,) = measure.tables({"run": found})
     assert {row["by"] for row in shown.rows} == {"client"}

@@ -1,4 +1,4 @@
-"""The map of one client: its own classes, the numbers beside it, and pictures without labels."""
+"""The map of one client: its own classes, the numbers beside it, and images without labels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_without_labels_there_is_a_map_and_no_number(
     measure = TSNE(pictures=20)
     found = measure.look(opened(made("fedavg")))
     assert found.plain["purity"] is None and found.plain["own_classes"] == []
-    assert "no test picture has a label" in found.notes[0]
+    assert "no test image has a label" in found.notes[0]
     assert measure.draw(tmp_path / "map.png", {"run": found})
     assert (tmp_path / "map.png").stat().st_size > 1000
     (shown,) = measure.tables({"run": found})

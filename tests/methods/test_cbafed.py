@@ -14,7 +14,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -92,7 +92,7 @@ def test_second_choices_count_only_if_rare_and_only_below_the_threshold() -> Non
 # ---- clients -------------------------------------------------------------------------------------
 
 
-def test_without_accepted_pictures_it_is_the_supervised_step() -> None:
+def test_without_accepted_images_it_is_the_supervised_step() -> None:
     made = CBAFed(**COMMON)
     up = trained(made, LABELS, NOTHING)
     fast = FedAvg(**COMMON | {"local": replace(LOCAL, lr=0.1)})  # the sum of two views, not a mean
@@ -102,7 +102,7 @@ def test_without_accepted_pictures_it_is_the_supervised_step() -> None:
     assert up["accepted"].tolist() == [0, 0, 0]
 
 
-def test_accepted_pictures_train_like_labelled_ones_and_are_counted() -> None:
+def test_accepted_images_train_like_labelled_ones_and_are_counted() -> None:
     made = CBAFed(**COMMON)
     up = trained(made, LABELS, ALL)
     start = made.blueprint.copy_from()
@@ -162,7 +162,7 @@ def test_the_servers_histogram_and_weights(tmp_path: Path) -> None:
     made = CBAFed(**COMMON | {"world": replace(COMMON["world"], rounds=2)}, base=0.0, upper=0.37)
     pixels = np.random.default_rng(1).integers(0, 256, (30, 8, 8, 1), dtype=np.uint8)
     labels = np.array([0, 1, 2, 2, -1, -1, -1, -1, -1, -1] * 2 + [-1] * 10)
-    host = Host(made, Images(pixels, labels), np.split(np.arange(30), 3), tmp_path)
+    host = ClientRuntime(made, Images(pixels, labels), np.split(np.arange(30), 3), tmp_path)
     engine, ledger = LocalEngine(host, tmp_path, 0), Ledger()
     server = Server(dict.fromkeys(range(3), 10), made.blueprint.shared())
     server = Driver(made, engine, ledger).drive(made.play(server, [0, 1]), server)
@@ -194,12 +194,12 @@ def test_the_servers_histogram_and_weights(tmp_path: Path) -> None:
     assert sent[-1]["down"] | {"model": 0} == {"model": 0, "shares": 12, "thresholds": 12}
 
 
-def test_models_weigh_by_the_pictures_used(tmp_path: Path) -> None:
+def test_models_weigh_by_the_images_used(tmp_path: Path) -> None:
     """A client with two labels beside one with eight: a fifth of the average."""
     made = CBAFed(**COMMON, base=1.0, upper=1.0)  # certainty alone is accepted: nothing is
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
     labels = np.array([0, 1] + [-1] * 8 + [0, 1, 2, 0, 1, 2, 0, 1, -1, -1])
-    host = Host(made, Images(pixels, labels), np.split(np.arange(20), 2), tmp_path)
+    host = ClientRuntime(made, Images(pixels, labels), np.split(np.arange(20), 2), tmp_path)
     start = Server({0: 10, 1: 10}, made.blueprint.shared(), round=1)
     counts = {"labelled": torch.tensor([5.0, 4.0, 2.0]), "accepted": torch.zeros(3)}
     start = replace(start, memory=counts)
@@ -228,7 +228,7 @@ def test_other_objectives_views_and_settings_are_refused(tmp_path: Path) -> None
         CBAFed(**COMMON, base=1.5)
     made = CBAFed(**COMMON)
     images = Images(np.zeros((6, 8, 8, 1), np.uint8), np.full(6, -1))
-    host = Host(made, images, np.split(np.arange(6), 3), tmp_path)
+    host = ClientRuntime(made, images, np.split(np.arange(6), 3), tmp_path)
     server = Server(dict.fromkeys(range(3), 2), made.blueprint.shared())
     with pytest.raises(ConfigError, match="no client that answered has any"):
         Driver(made, LocalEngine(host, tmp_path, 0), Ledger()).drive(made.play(server, [0]), server)

@@ -1,4 +1,4 @@
-"""Clusters of equal size: exact at a client, balanced at the server, counted in pictures."""
+"""Clusters of equal size: exact at a client, balanced at the server, counted in images."""
 
 import itertools
 
@@ -164,7 +164,7 @@ def test_memory_holds_the_newest() -> None:
 
 @given(st.integers(2, 30), st.integers(2, 20), st.integers(1, 6), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_distinct_memory_is_full_if_there_are_pictures(
+def test_distinct_memory_is_full_if_there_are_images(
     pictures: int, size: int, batch: int, epochs: int
 ) -> None:
     rng = torch.Generator().manual_seed(0)
@@ -179,7 +179,7 @@ def test_distinct_memory_is_full_if_there_are_pictures(
     assert sum(len(part) for _, part in recent._held) < size + batch  # bounded
 
 
-def test_a_cluster_counts_its_different_pictures() -> None:
+def test_a_cluster_counts_its_different_images() -> None:
     labels, pictures = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([5, 5, 6, 7, 8, 9])
     assert smallest(labels, pictures, 2) == 2
     assert smallest(labels, pictures, 3) == 0
@@ -197,8 +197,8 @@ def test_small_clients_send_fewer_centroids(pictures: int, least: int, sent: int
     assert fewest >= least or not sent
 
 
-def test_views_of_one_picture_do_not_hide_it() -> None:
-    """Four views of each of 8 pictures: balanced clusters, but of two pictures at best."""
+def test_views_of_one_image_do_not_hide_it() -> None:
+    """Four views of each of 8 images: balanced clusters, but of two images at best."""
     rows = drawn(8).repeat_interleave(4, 0) + 0.001 * drawn(32, seed=4)
     pictures = torch.arange(8).repeat_interleave(4)
     recent = Recent(32, distinct=False)

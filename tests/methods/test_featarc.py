@@ -14,7 +14,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver, Reply
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -38,7 +38,7 @@ COMMON: dict[str, Any] = {
     "local": Local(epochs=1, batch=4, lr=0.05, schedule="constant"),
 }
 PIXELS = np.random.default_rng(1).integers(0, 256, (32, 8, 8, 1), dtype=np.uint8)
-SHARES = np.split(np.arange(32), [8, 18, 24])  # 8, 10, 6 and 8 pictures
+SHARES = np.split(np.arange(32), [8, 18, 24])  # 8, 10, 6 and 8 images
 
 
 def client_of(made: Method) -> Client:
@@ -56,7 +56,7 @@ class Play:
     lost: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        host = Host(self.method, Images(PIXELS, np.full(32, -1)), SHARES, self.folder)
+        host = ClientRuntime(self.method, Images(PIXELS, np.full(32, -1)), SHARES, self.folder)
         self.engine = LocalEngine(host, self.folder, 0)
         self.asked: list[tuple[str, list[int]]] = []
         examples = {client: len(share) for client, share in enumerate(SHARES)}
@@ -186,7 +186,7 @@ def test_clients_first_spread_by_number_and_clusters_are_averaged_apart(tmp_path
     assert play.asked == steps
     assert server.memory["chosen"] == {0: 0, 2: 0, 1: 1, 3: 1}
     even, odd = (held["model"] for held in server.memory["clusters"])
-    assert all(torch.equal(server.model[key], odd[key]) for key in odd)  # 18 pictures, not 14
+    assert all(torch.equal(server.model[key], odd[key]) for key in odd)  # 18 images, not 14
     mine = [play.engine.state_of(client)["mine"] for client in range(4)]
     for key in even:
         if even[key].is_floating_point():

@@ -192,7 +192,7 @@ def test_a_clients_own_rows_can_be_left_out_of_its_negatives(excluding: bool) ->
     assert ("owners" in found.server.memory) == excluding
 
 
-def test_targets_are_what_a_model_trained_on_public_pictures_makes_of_them() -> None:
+def test_targets_are_what_a_model_trained_on_public_images_makes_of_them() -> None:
     found = trial()
     memory, method = found.server.memory, found.method
     assert memory["align_h"].shape == (30 - 3, 16) and memory["align_z"].shape == (27, 128)
@@ -295,7 +295,7 @@ def test_rows_are_made_in_evaluation_mode() -> None:
     torch.testing.assert_close(client.state["ensemble"], z)
 
 
-def test_public_pictures_go_with_their_targets_in_ever_new_orders() -> None:
+def test_public_images_go_with_their_targets_in_ever_new_orders() -> None:
     found = trial()
     client = client_of(found)
     assert client.public is not None
@@ -313,7 +313,7 @@ def test_public_pictures_go_with_their_targets_in_ever_new_orders() -> None:
         assert sorted(passed) == list(range(count)) != passed
         seen.append(passed)
     assert seen[0] != seen[1]
-    with pytest.raises(Decline, match="no public pictures"):
+    with pytest.raises(Decline, match="no public images"):
         next(public_batches(replace(client, public=None), 10))
 
 
@@ -375,14 +375,14 @@ def test_means_of_groups_take_the_place_of_rows() -> None:
     torch.testing.assert_close(found.server.memory["dictionary"].norm(dim=1), torch.ones(8))
     declared = found.method.exchanges()["train"].up["rows"]
     assert declared.kind == "statistic" and not declared.guarded
-    assert "Rows that belong to single pictures leave" not in card(found.method).text()
-    assert "Rows that belong to single pictures leave" in card(trial().method).text()
+    assert "Rows that belong to single images leave" not in card(found.method).text()
+    assert "Rows that belong to single images leave" in card(trial().method).text()
     with pytest.raises(ConfigError, match="choose one"):
         trial({"group": 3, "noise": 0.1})
 
 
-def test_the_ledger_says_when_rows_of_single_pictures_leave() -> None:
-    for group, said in ((1, "rows of single pictures left the client: rows"), (3, None)):
+def test_the_ledger_says_when_rows_of_single_images_leave() -> None:
+    for group, said in ((1, "rows of single images left the client: rows"), (3, None)):
         lines = [json.loads(line) for line in trial({"group": group, "size": 8}).lines]
         notes = {line.get("note") for line in lines if line["step"] == "train"}
         assert notes == {said}
@@ -397,23 +397,23 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
     bare = said()
     for part in (
         "in each round rows of numbers, 16 of all clients together, from each client by name",
-        "what the client's model makes of one picture, averaged over the rounds",
+        "what the client's model makes of one image, averaged over the rounds",
         "What other clients get: the next round's dictionary",
-        "test whether a picture that they know is among a client's",
+        "test whether an image that they know is among a client's",
         "Nothing hides these rows. Two settings can: method.noise adds",
         "dictionary: 16 rows of 128 numbers, 8,192 bytes, from round 2 on",
         "rows: at most 8,192 bytes of all clients together",
-        "h: 64 bytes a public picture and z: 512 bytes a public picture",
+        "h: 64 bytes a public image and z: 512 bytes a public image",
     ):
         assert part in bare, part
     assert "averaged over" not in said(momentum=0.0)
     every = said(sampling="server")
-    assert "as many as pictures, from each client" in every and "rows: 512 bytes a pict" in every
+    assert "as many as images, from each client" in every and "rows: 512 bytes a pict" in every
     noisy = said(noise=0.5, source="received")
     assert "Noise of 0.5 on each number" in noisy and "Nothing hides these rows" not in noisy
     means = said(group=4)
-    assert "of at least 4 similar pictures, as a mean" in means and "there is no epsilon" in means
-    assert "test whether a picture" not in means
+    assert "of at least 4 similar images, as a mean" in means and "there is no epsilon" in means
+    assert "test whether an image" not in means
     for text in (noisy, means):
         assert "This is for rows alone: the model goes up beside them" in text
 
@@ -421,7 +421,7 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
 def test_without_a_dictionary_no_rows_leave_and_nothing_is_said_of_them() -> None:
     text = said(size=0)
     for untrue in (
-        "Rows that belong to single pictures leave",
+        "Rows that belong to single images leave",
         "What the server gets",
         "with noise",
     ):
@@ -509,7 +509,7 @@ def test_wrong_settings_are_refused(method: dict[str, Any], message: str) -> Non
         trial(method)
 
 
-def test_it_needs_infonce_and_public_pictures() -> None:
+def test_it_needs_infonce_and_public_images() -> None:
     with pytest.raises(ConfigError, match="set objective=infonce"):
         trial(objective="byol")
     with pytest.raises(ConfigError, match="needs public images"):

@@ -57,7 +57,7 @@ def same(one: Trial, other: Trial) -> bool:
 def gradients(
     alphas: str | float, sizes: list[int], *, alike: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of all pictures, and that of clients with exact matrices of the others."""
+    """The gradient of all images, and that of clients with exact matrices of the others."""
     torch.manual_seed(0)
     weight = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     first = [torch.randn(2, n, 7, dtype=torch.float64) for n in sizes]
@@ -81,7 +81,7 @@ def gradients(
     return wanted, total
 
 
-def test_gradients_of_unequal_clients_add_up_to_that_of_all_pictures() -> None:
+def test_gradients_of_unequal_clients_add_up_to_that_of_all_images() -> None:
     wanted, got = gradients("share", [3, 8, 5])
     assert (wanted - got).abs().max() < 1e-10
     assert (wanted - gradients(0.9, [3, 8, 5])[1]).abs().max() > 1e-3
@@ -93,7 +93,7 @@ def test_clients_alike_follow_the_common_gradient_whatever_alpha_is(alpha: float
     assert (wanted - got).abs().max() < 1e-10
 
 
-def test_one_step_of_all_clients_is_one_step_on_all_pictures() -> None:
+def test_one_step_of_all_clients_is_one_step_on_all_images() -> None:
     """The method itself: full batches, plain SGD, everyone, matrices of the very same views."""
     local = {"epochs": 1, "batch": 60, "lr": 5.0, "momentum": 0.0, "clip": None}
     still = {"name": "fedsc", "crop_min": 1.0, "flip": 0, "jitter": 0, "gray": 0}
@@ -126,7 +126,7 @@ def test_a_client_alone_trains_as_if_centralised() -> None:
 
 
 # ---- matrices ------------------------------------------------------------------------------------
-def test_a_matrix_is_the_mean_over_all_views_of_all_pictures() -> None:
+def test_a_matrix_is_the_mean_over_all_views_of_all_images() -> None:
     found = trial()
     client = client_of(found)
     parts = found.method.pull(client, found.server.model).eval()
@@ -157,11 +157,11 @@ def test_matrices_are_positive_and_bounded() -> None:
         assert matrix.norm() <= matrix.trace() + 1e-6 <= 4.0 + 1e-5
     assert matrix.trace().item() == pytest.approx(4.0, rel=1e-5)
     again = matrix_of(found, client_of(found), loud(found)).double()
-    assert torch.equal(matrix, again)  # without noise it is a function of task and pictures
+    assert torch.equal(matrix, again)  # without noise it is a function of task and images
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_picture_moves_a_matrix_by_no_more_than_is_said(seed: int) -> None:
+def test_one_image_moves_a_matrix_by_no_more_than_is_said(seed: int) -> None:
     found = trial()
     index = found.split.indices[0]
     train = found.dataset.train.without_labels()
@@ -174,7 +174,7 @@ def test_one_picture_moves_a_matrix_by_no_more_than_is_said(seed: int) -> None:
     assert 1e-4 < moved <= math.sqrt(2) * 4.0 / len(index) + 1e-6
 
 
-def test_orthogonal_pictures_move_a_matrix_as_far_as_is_said() -> None:
+def test_orthogonal_images_move_a_matrix_as_far_as_is_said() -> None:
     a, b = 2 * torch.eye(2, dtype=torch.float64)
     apart = torch.outer(a, a) - torch.outer(b, b)
     assert apart.norm().item() == pytest.approx(math.sqrt(2) * 4.0)
@@ -250,7 +250,7 @@ def test_everyone_takes_part_in_the_first_exchange_and_absent_matrices_stay() ->
         assert last.each[client]["alpha"] == pytest.approx(1 - 0.8 * 1 / 4)
 
 
-def test_alpha_follows_its_line_or_the_share_of_pictures() -> None:
+def test_alpha_follows_its_line_or_the_share_of_images() -> None:
     method = trial(rounds=5).method
     held = {"corr": {str(c): torch.ones(36) for c in range(3)}}
     server = Server({0: 10, 1: 30, 2: 60}, {}, memory=held)
@@ -300,7 +300,7 @@ def releases_of(found: Trial) -> dict[int, list[dict[str, Any]]]:
     return made
 
 
-def test_every_client_spends_its_budget_by_its_own_number_of_pictures() -> None:
+def test_every_client_spends_its_budget_by_its_own_number_of_images() -> None:
     found = trial({"epsilon": 3.0, "delta": 1e-4}, rounds=3)
     for client, made in releases_of(found).items():
         assert len(made) == 2  # rounds 2 and 3: in round 1 alpha is 1
@@ -361,7 +361,7 @@ def test_a_lost_answer_counts_as_sent() -> None:
     assert list(next(found.method.round(replace(after, round=3), [0, 1])).to) == []
 
 
-def test_noise_grows_with_releases_and_shrinks_with_pictures() -> None:
+def test_noise_grows_with_releases_and_shrinks_with_images() -> None:
     base = sigma_for(3.0, 1e-5, sensitivity=0.1, releases=10)
     assert sigma_for(3.0, 1e-5, sensitivity=0.1, releases=40) == pytest.approx(2 * base)
     assert sigma_for(3.0, 1e-5, sensitivity=0.05, releases=10) == pytest.approx(base / 2)

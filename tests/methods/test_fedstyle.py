@@ -114,8 +114,8 @@ def test_the_styles_gradient_is_finite_and_is_the_slope() -> None:
     assert slope[1, 2].item() == pytest.approx(lift / step, rel=1e-4)
 
 
-def test_learning_a_style_parts_pictures_from_their_sobel_copies(plain: Trial) -> None:
-    """The loss that is minimised is that of the head's rows of all pictures and copies."""
+def test_learning_a_style_parts_images_from_their_sobel_copies(plain: Trial) -> None:
+    """The loss that is minimised is that of the head's rows of all images and copies."""
     method = replace(plain.method, style_epochs=15, style_lr=0.1)  # type: ignore[call-arg]
     client = client_of(plain)
     start = method.blueprint.copy_from()
@@ -173,7 +173,7 @@ def test_a_lost_answer_changes_no_style(plain: Trial) -> None:
         plain.method.train(client, SimpleNamespace(model=plain.server.model))
     assert same(style_of(first.state), style_of(again.state))
     assert same(style_of(first.state), style_of(plain.states[1]))
-    other = replace(client_of(plain, 1), id=2)  # the same pictures, but draws of its own
+    other = replace(client_of(plain, 1), id=2)  # the same images, but draws of its own
     plain.method.train(other, SimpleNamespace(model=plain.server.model))
     assert not same(style_of(other.state), style_of(first.state))
 
@@ -416,7 +416,7 @@ def test_objectives_with_targets_of_their_own_are_refused(name: str) -> None:
         trial(objective=name)
 
 
-def test_a_client_with_one_picture_declines(plain: Trial) -> None:
+def test_a_client_with_one_image_declines(plain: Trial) -> None:
     client = client_of(plain)
     client.examples = Examples(plain.dataset.train.without_labels(), np.array([0]))
     with pytest.raises(Decline, match="too few for one step"):

@@ -57,7 +57,7 @@ def contrast(first: Rows, second: Rows, temperature: float) -> float:
 
 
 def relation(first: Rows, second: Rows, others: Rows, own: float, mixture: float) -> float:
-    """The mean over views and pictures of KL(mixture || view)."""
+    """The mean over views and images of KL(mixture || view)."""
     similar = [unit(rows) @ unit(others).T for rows in (first, second)]
     mixed = sum(softmax(rows / mixture) for rows in similar) / 2
     apart = [(mixed * np.log(mixed / softmax(rows / own))).sum(1).mean() for rows in similar]
@@ -177,7 +177,7 @@ def test_a_model_contrasted_with_itself_is_contrasted_as_usual() -> None:
     torch.testing.assert_close(loss, nt_xent(*seen.pair(), 0.1))
 
 
-def test_other_pictures_are_the_clients_drawn_without_regard_to_the_batch() -> None:
+def test_other_images_are_the_clients_drawn_without_regard_to_the_batch() -> None:
     found = trial()
     method = replace(found.method, views=Recipe.of("fedx", "views=none").views.build())
     examples = Examples(found.dataset.train.without_labels(), found.split.indices[0])

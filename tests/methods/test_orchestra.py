@@ -195,7 +195,7 @@ def test_either_network_can_be_judged(evaluated: str) -> None:
 # ---- anonymity -----------------------------------------------------------------------------------
 
 
-def test_a_client_with_too_few_pictures_keeps_its_centroids_back_and_says_so() -> None:
+def test_a_client_with_too_few_images_keeps_its_centroids_back_and_says_so() -> None:
     unequal = {"name": "quantity", "min_size": 4}
     found = trial({"k_min": 10}, split=unequal)
     sizes = found.server.examples
@@ -236,8 +236,8 @@ def test_clients_smaller_than_the_number_of_clusters_work(pictures: int) -> None
         found.method.cluster(lonely, SimpleNamespace(model=found.server.model))  # type: ignore[attr-defined]
 
 
-def test_a_memory_of_views_counts_pictures() -> None:
-    """Twelve epochs over six pictures fill it many times; k is of pictures, not of rows."""
+def test_a_memory_of_views_counts_images() -> None:
+    """Twelve epochs over six images fill it many times; k is of images, not of rows."""
     found = trial({"k_min": 1, "local_clusters": 2})
     client = client_of(found, pictures=6)
     got = {"model": found.server.model, "centroids": found.server.memory["centroids"]}
@@ -252,7 +252,7 @@ def test_released_clusters_tell_the_k_they_gave_and_are_held_to_it() -> None:
     found, sent = trial({"balance": "argmax", "k_min": 1, "local_clusters": 4}), list[Any]()
     found.again(wrap=lambda engine: Recorder(engine, sent))
     told = [up["anonymity"] for up in sent]
-    assert 1 <= min(filter(None, told)) < 3  # of equal size they would have three pictures each
+    assert 1 <= min(filter(None, told)) < 3  # of equal size they would have three images each
     strict = replace(found.method, k_min=3)
     got = {"model": found.server.model, "centroids": found.server.memory["centroids"]}
     for number in range(4):
@@ -274,7 +274,7 @@ def test_the_log_and_the_terminal_show_the_smallest_cluster(
     assert told >= 2 and isinstance(told, int)
     show_result(found, as_json=False)
     said = capsys.readouterr()
-    assert f"at least {told} pictures" in said.out + said.err
+    assert f"at least {told} images" in said.out + said.err
 
 
 # ---- private clusters ----------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_private_centroids_are_guarded_recorded_and_made_before_training() -> No
     assert up["anonymity"] == 0
 
 
-def test_a_private_row_is_a_function_of_its_own_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_row_is_a_function_of_its_own_image(monkeypatch: pytest.MonkeyPatch) -> None:
     found, rows = trial({"epsilon": 1.0}), list[Tensor]()
     inner = orchestra.private_centroids
 
@@ -327,12 +327,12 @@ def test_a_private_row_is_a_function_of_its_own_picture(monkeypatch: pytest.Monk
     [
         ({"clusters": 1}, "method.clusters is 1; it must be at least 2"),
         ({"k_min": 0}, "method.k_min is 0; it must be at least 1"),
-        ({"local_clusters": 0}, "rows of single pictures: to allow that, set method.k_min=1"),
+        ({"local_clusters": 0}, "rows of single images: to allow that, set method.k_min=1"),
         ({"epsilon": 0.0}, "method.epsilon is 0.0; it must be above 0"),
         ({"clusters": 13}, "4 clients send at most 12 centroids"),
         ({"k_min": 65}, "at most 4 centroids in a round .1 each, of method.k_min=65"),
         ({"k_min": 129}, "send at most 0 centroids"),
-        ({"k_min": 60, "clusters": 4}, "no client has 60 pictures for a cluster"),
+        ({"k_min": 60, "clusters": 4}, "no client has 60 images for a cluster"),
         ({"epsilon": 1.0, "delta": 2.0}, "method.delta is 2.0; it must be above 0 and below 1"),
         ({"evaluated": "target"}, "need a target that the server knows"),
     ],
@@ -347,9 +347,9 @@ def test_wrong_settings_are_refused(method: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ({"k_min": 5}, "each of the projections of at least 5 pictures"),
+        ({"k_min": 5}, "each of the projections of at least 5 images"),
         ({"epsilon": 2.0}, "with noise leave, at an epsilon of 2 each time"),
-        ({"local_clusters": 0, "k_min": 1}, "Projections of single pictures leave"),
+        ({"local_clusters": 0, "k_min": 1}, "Projections of single images leave"),
     ],
 )
 def test_the_card_says_what_leaves(method: dict[str, Any], said: str) -> None:

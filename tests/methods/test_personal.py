@@ -378,7 +378,7 @@ POLICIES = ("average", "local", "fedbn", "recalibrate")
 
 
 def made(name: str, policy: str) -> tuple[Method, Weights, dict[str, Any], Tensor]:
-    """A method, a model as sent with the statistics that are measured on it, state, pictures."""
+    """A method, a model as sent with the statistics that are measured on it, state, images."""
     found = visit(WAYS.get(name, name), encoder=NORMED, batch_norm=policy)
     method, sent = found.method, found.sent[0]
     pictures = method.views.plain(found.examples.pixels())
@@ -418,7 +418,7 @@ def test_own_features_are_of_what_the_client_has(name: str, policy: str) -> None
     else:
         wanted = features(method, pictures, state["mine"]) if "mine" in state else shared
     torch.testing.assert_close(ours, wanted)
-    if name in ("received", "kept", "weights"):  # statistics are those of pictures, not as drawn
+    if name in ("received", "kept", "weights"):  # statistics are those of images, not as drawn
         own = method.own(sent, state).encoder.state_dict()
         assert all(bool(v.any()) for k, v in own.items() if k.endswith("running_mean"))
     if name != "alone":
@@ -489,7 +489,7 @@ DP = {"objective": "rotation", "local": {**TINY["local"], "dp_clip": 1.0}}
         ({"name": "ditto", "personal_epochs": 0}, {}, "method.personal_epochs is 0; it must be at"),
         ({"name": "ditto", "towards": "other"}, {}, "method.towards"),
         ({"name": "apfl", "alpha": 1.5}, {}, "method.alpha is 1.5; it must lie between 0 and 1"),
-        ("apfl", {"objective": "rotation"}, "mixes two projections of a picture, .* has 0 to mix"),
+        ("apfl", {"objective": "rotation"}, "mixes two projections of an image, .* has 0 to mix"),
         (
             "apfl",
             {"objective": {"name": "moco", "symmetric": False}},
@@ -498,7 +498,7 @@ DP = {"objective": "rotation", "local": {**TINY["local"], "dp_clip": 1.0}}
         (
             {"name": "apfl", "mixing": "straight"},
             {"objective": "autoencoder"},
-            "mixing=straight mixes projections of a picture, .*autoencoder has 0",
+            "mixing=straight mixes projections of an image, .*autoencoder has 0",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from torch import nn
 from harmonium.data.augment.views import plain
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -80,7 +80,9 @@ def rounds(folder: Path, method: type[Method], **settings: Any) -> list[tuple[fl
     settings = {"local": local, **settings}
     made = method(world=world, encoder=OneWeight(), objective=Lopsided(), **settings)
     shares = [np.arange(0, 2), np.arange(2, 4), np.arange(4, 6)]
-    engine = LocalEngine(Host(made, Images(PIXELS, np.full(6, -1)), shares, folder), folder, 0)
+    engine = LocalEngine(
+        ClientRuntime(made, Images(PIXELS, np.full(6, -1)), shares, folder), folder, 0
+    )
     server = Server(dict.fromkeys(range(3), 2), made.blueprint.shared())
     found = [(server.model[KEY].item(), {})]
     for number, cohort in enumerate(COHORTS, 1):

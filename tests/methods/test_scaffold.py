@@ -13,7 +13,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import plain
 from harmonium.data.images import Images
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Server
@@ -38,7 +38,7 @@ class OneWeight(Encoder):
 
 @dataclass(frozen=True)
 class Aim(Objective):
-    """The mean of (w - x)^2 / 2: its gradient is w minus the mean of the pictures."""
+    """The mean of (w - x)^2 / 2: its gradient is w minus the mean of the images."""
 
     def build(self, made, dim, world):  # type: ignore[no-untyped-def]
         return {}
@@ -64,7 +64,7 @@ def rounds(
     world = World(clients=3, rounds=9, channels=1, side=1)
     method = Scaffold(world=world, encoder=OneWeight(), objective=Aim(), **settings)
     shares = [np.arange(0, 2), np.arange(2, 4), np.arange(4, 6)]
-    host = Host(method, Images(PIXELS, np.full(6, -1)), shares, folder)
+    host = ClientRuntime(method, Images(PIXELS, np.full(6, -1)), shares, folder)
     engine = LocalEngine(host, folder, 0)
     servers = [Server(dict.fromkeys(range(3), 2), method.blueprint.shared())]
     kept = []

@@ -97,7 +97,7 @@ def test_predictions_are_of_the_received_model_in_evaluation_mode() -> None:
     assert all(torch.equal(before[key], value) for key, value in parts.state_dict().items())
     one = client.examples.pixels(torch.tensor([4]))
     alone = parts["classifier"](parts["encoder"](made.views.plain(one))).softmax(1)
-    torch.testing.assert_close(q[4:5], alone)  # no other picture moves it
+    torch.testing.assert_close(q[4:5], alone)  # no other image moves it
     assert not q.requires_grad
     assert q[torch.tensor(MIXED) != -1].count_nonzero() == 0
 
@@ -146,7 +146,7 @@ def test_pseudo_labels_stay_for_the_round_and_terms_see_two_views_of_all() -> No
     assert all([h.shape for h in seen["h"]] == [(len(seen["index"]), 8)] * 2 for seen in SEEN)
     assert all(seen["me"] == 0 for seen in SEEN)
     looked = torch.cat([seen["index"] for seen in SEEN[:2]])
-    assert sorted(looked.tolist()) == list(range(12))  # all pictures, not the labelled alone
+    assert sorted(looked.tolist()) == list(range(12))  # all images, not the labelled alone
 
 
 def test_the_gradient_does_not_reach_what_is_predicted_once() -> None:

@@ -14,7 +14,7 @@ from harmonium.learning.client import Client
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Noise, Randomness
 
-SIGMA, FAR, DELTA = 0.02, 0.02, 1e-5  # one picture moves the value by one standard deviation
+SIGMA, FAR, DELTA = 0.02, 0.02, 1e-5  # one image moves the value by one standard deviation
 CLAIM = epsilon([{"sensitivity": FAR, "sigma": SIGMA}], DELTA)
 
 

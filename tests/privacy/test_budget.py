@@ -11,7 +11,7 @@ from scipy import stats
 from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import _one, _power, epsilon, epsilon_rdp
 
-# clip, sigma, pictures, releases; epsilon at 1e-5 for removed and for replaced pictures
+# clip, sigma, images, releases; epsilon at 1e-5 for removed and for replaced images
 ROWS = [
     (2, 0.0034, 10_000, 100, 2.39, 3.54),
     (2, 0.0018, 10_000, 100, 4.95, 7.46),
@@ -207,7 +207,7 @@ def test_more_is_never_less() -> None:
 
 
 def test_unlike_neighbours_are_not_added_as_they_are() -> None:
-    """To replace a picture is to remove one and to add one."""
+    """To replace an image is to remove one and to add one."""
     replaced = {**release(1.0, 4.0), "neighbours": "replace"}
     removed = {**replaced, "neighbours": "add-remove"}
     assert epsilon([removed], 1e-5) == epsilon([replaced], 1e-5)  # each by its own neighbours
@@ -222,7 +222,7 @@ def test_unlike_neighbours_are_not_added_as_they_are() -> None:
 
 # ---- by Renyi divergences ---------------------------------------------------------------------
 
-# clip, sigma, releases, pictures, delta; epsilon for removed and replaced pictures, exact for those
+# clip, sigma, releases, images, delta; epsilon for removed and replaced images, exact for those
 PUBLISHED = [
     (2, 0.0034, 100, 10_000, 1e-2, 1.96, 2.87, 1.81),
     (2, 0.0018, 100, 10_000, 1e-2, 3.99, 6.00, 4.29),

@@ -13,7 +13,7 @@ from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.planning import plan, plan_from
 from harmonium.recipe.schema import Recipe
 
-# delta, mu, sigma, releases, pictures; epsilon by RDP for a picture removed and replaced, exact
+# delta, mu, sigma, releases, images; epsilon by RDP for an image removed and replaced, exact
 ROWS = [
     (1e-2, 2, 0.0034, 100, 10_000, 1.96, 2.87, 1.81),
     (1e-2, 2, 0.0018, 100, 10_000, 3.99, 6.00, 4.29),
@@ -62,7 +62,7 @@ def test_it_tells_noise_and_signal_apart() -> None:
     )
 
 
-def test_more_rounds_take_more_noise_and_more_pictures_less() -> None:
+def test_more_rounds_take_more_noise_and_more_images_less() -> None:
     few, many = (plan(epsilon=3, rounds=r, examples=5000, mu=4).sigma for r in (50, 200))
     assert few and many and many == pytest.approx(2 * few)
     half = plan(epsilon=3, rounds=50, examples=10_000, mu=4).sigma

@@ -242,7 +242,7 @@ def test_terms_can_be_named_and_set() -> None:
 
 
 def test_paths_of_data_do_not_depend_on_where_one_stands() -> None:
-    path = Path(Recipe.of("fedavg", "data=folder", "data.path=pictures").data.path)  # type: ignore
+    path = Path(Recipe.of("fedavg", "data=folder", "data.path=images").data.path)  # type: ignore
     assert path.is_absolute() and path.name == "pictures"
     for section in ("data", "public"):
         given = [f"{section}=styles", f"{section}.sets=[mnist, some/usps.npz, ~/svhn.npz]"]
@@ -315,7 +315,7 @@ class Supervised(Method):
     uses_labels = True
 
 
-def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> None:
+def test_public_images_come_without_labels_unless_declared(tmp_path: Path) -> None:
     for method, labelled in ((FedAvg, False), (Supervised, True)):
         recipe = Recipe.from_tree({"method": method, "public": "digits"})
         data = recipe.data.load()
@@ -326,17 +326,17 @@ def test_public_pictures_come_without_labels_unless_declared(tmp_path: Path) -> 
         assert not host.public.factors
 
 
-def test_public_pictures_can_be_taken_back_by_a_word() -> None:
+def test_public_images_can_be_taken_back_by_a_word() -> None:
     assert Recipe.of("fedca", "method.strength=0", "public=none").public is None
     assert Recipe.of("fedca", "method.strength=0", "public=null").public is None
 
 
-def test_public_pictures_that_changed_are_noticed(tmp_path: Path) -> None:
+def test_public_images_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)
     open_host(tmp_path)
     Folder(tmp_path).tell({**Folder(tmp_path).about(), "public": "another digest"})
-    with pytest.raises(DataError, match="public pictures of .* have changed"):
+    with pytest.raises(DataError, match="public images of .* have changed"):
         open_host(tmp_path)
 
 

@@ -33,7 +33,7 @@ def test_plain_characters_by_hand():
         "     1 = 9 : 4       13",
     ]
     scale = " ".join(" ".join(found[3:]).split())
-    assert scale == "pictures . 1 : 2-4 = 5-9 * 10-16 # 17-25 @ 26-36"
+    assert scale == "images . 1 : 2-4 = 5-9 * 10-16 # 17-25 @ 26-36"
 
 
 def test_names_that_begin_alike_are_told_apart():

@@ -7,7 +7,7 @@ import pytest
 from harmonium.core.errors import ConfigError
 from harmonium.report import tuning_plots
 from harmonium.report.figure import brief_names, formats, picture
-from harmonium.report.plots import bars, curves, run_picture
+from harmonium.report.plots import bars, curves, plot_run
 
 SERIES = {
     "FedSC": [(t, 0.9 - 0.5 * math.exp(-t / 5), 0.01) for t in range(20)],
@@ -27,12 +27,12 @@ ROUNDS = [
     }
     for t in range(4)
 ]
-PICTURES = {
+IMAGES = {
     "curves": lambda path: curves(
         path, SERIES, "round", "kNN", "Title", {"untrained": 0.4}, None, "95 %"
     ),
     "bars": lambda path: bars(path, GROUPS, "accuracy", "Title"),
-    "run": lambda path: run_picture(path, ROUNDS, "Title"),
+    "run": lambda path: plot_run(path, ROUNDS, "Title"),
 }
 
 
@@ -40,40 +40,40 @@ def texts(path):
     return [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())]
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_plots_are_written_in_every_format_and_the_same_twice(name, tmp_path):
     begins = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
     with formats("png,pdf,svg"):
-        PICTURES[name](tmp_path / "one.png")
-        PICTURES[name](tmp_path / "two.png")
+        IMAGES[name](tmp_path / "one.png")
+        IMAGES[name](tmp_path / "two.png")
     for kind, begin in begins.items():
         first, second = (tmp_path / f"{stem}.{kind}" for stem in ("one", "two"))
         assert first.read_bytes() == second.read_bytes()
         assert first.read_bytes().startswith(begin) and first.stat().st_size > 3000
     assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
     assert b"/FontFile2" in (tmp_path / "one.pdf").read_bytes()  # text, in an embedded font
-    PICTURES[name](tmp_path / "alone.pdf")  # one by its path is the same as one of three
+    IMAGES[name](tmp_path / "alone.pdf")  # one by its path is the same as one of three
     assert (tmp_path / "alone.pdf").read_bytes() == (tmp_path / "one.pdf").read_bytes()
 
 
 def test_formats_are_those_of_the_block_and_others_are_refused(tmp_path):
     with formats(["svg"]):
-        PICTURES["bars"](tmp_path / "a.png")
+        IMAGES["bars"](tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.svg"]
-    PICTURES["bars"](tmp_path / "b.png")
+    IMAGES["bars"](tmp_path / "b.png")
     assert (tmp_path / "b.png").exists()
     with pytest.raises(ConfigError, match="'epd'.*png, pdf, svg"), formats("epd"):
         pass
 
 
 def test_png_width_suits_a_readme(tmp_path):
-    PICTURES["curves"](tmp_path / "a.png")
+    IMAGES["curves"](tmp_path / "a.png")
     width = int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big")
     assert 950 <= width <= 1100
 
 
 def test_curves_name_every_line_and_reference(tmp_path):
-    PICTURES["curves"](tmp_path / "a.svg")
+    IMAGES["curves"](tmp_path / "a.svg")
     words = texts(tmp_path / "a.svg")
     assert {"FedSC", "alone", "point", "untrained (0.400)", "Title", "95 %"} <= set(words)
     assert "empty" not in words
@@ -143,7 +143,7 @@ def test_long_names_stay_apart():
 def test_a_pdf_has_no_title_for_a_caption_has_it(tmp_path, monkeypatch):
     held = drawn(monkeypatch, curves)
     with formats("pdf"):
-        PICTURES["curves"](tmp_path / "a.png")
+        IMAGES["curves"](tmp_path / "a.png")
     assert not held[0].texts[0].get_visible() and held[0].get_suptitle() == "Title"
     names = {"costs $5 and $6": [(0, 1.0), (1, 2.0)]}  # no formula
     curves(tmp_path / "b.svg", names, "x", "y", "Title")
@@ -151,13 +151,13 @@ def test_a_pdf_has_no_title_for_a_caption_has_it(tmp_path, monkeypatch):
 
 
 def test_bars_carry_their_values(tmp_path):
-    PICTURES["bars"](tmp_path / "a.svg")
+    IMAGES["bars"](tmp_path / "a.svg")
     words = texts(tmp_path / "a.svg")
     assert {"0.900", "0.950", "0.800", "FedSC", "FedCA", "linear"} <= set(words)
 
 
 def test_a_run_shows_what_it_has(tmp_path):
-    PICTURES["run"](tmp_path / "a.svg")
+    IMAGES["run"](tmp_path / "a.svg")
     words = set(texts(tmp_path / "a.svg"))
     assert {
         "Title",
@@ -167,21 +167,21 @@ def test_a_run_shows_what_it_has(tmp_path):
         "down",
         "bytes sent so far",
     } <= words
-    run_picture(tmp_path / "b.svg", [{"round": 1, "loss": 2.0, "bytes": 5}])
+    plot_run(tmp_path / "b.svg", [{"round": 1, "loss": 2.0, "bytes": 5}])
     words = set(texts(tmp_path / "b.svg"))
     assert {"training loss", "bytes sent so far"} <= words
     assert "validation kNN (%)" not in words
 
 
 def test_a_run_shows_the_references_of_its_knn(tmp_path, monkeypatch):
-    held = drawn(monkeypatch, run_picture)
+    held = drawn(monkeypatch, plot_run)
     levels = {"commonest class": 0.0, "raw pixels": 0.21, "whitened pixels": 0.3}
-    run_picture(tmp_path / "a.svg", ROUNDS, "Title", levels)
+    plot_run(tmp_path / "a.svg", ROUNDS, "Title", levels)
     assert len(lines_of(held[0])) == 1 + 3
     words = " ".join(texts(tmp_path / "a.svg"))
     for name in ("commonest class (0.0 %)", "raw pixels (21.0 %)", "whitened pixels (30.0 %)"):
         assert name in words
-    run_picture(tmp_path / "b.svg", [{"round": 1, "loss": 2.0}], "Title", levels)
+    plot_run(tmp_path / "b.svg", [{"round": 1, "loss": 2.0}], "Title", levels)
     assert "raw pixels" not in " ".join(texts(tmp_path / "b.svg"))
 
 
@@ -199,15 +199,15 @@ def test_no_global_state_is_left(tmp_path):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    PICTURES["bars"](tmp_path / "a.svg")
+    IMAGES["bars"](tmp_path / "a.svg")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match=r"\.png, \.pdf or \.svg"):
-        PICTURES["bars"](tmp_path / "a.jpeg")
+        IMAGES["bars"](tmp_path / "a.jpeg")
     with pytest.raises(ConfigError, match="nothing to draw"):
-        run_picture(tmp_path / "a.png", [{"round": 1}])
+        plot_run(tmp_path / "a.png", [{"round": 1}])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_long_names_of_settings_leave_room_for_what_is_drawn(count, tmp_path, mo
     rows = [{"score": -k, "knn": 0.5, "state": "complete"} for k in range(count)]
     rows[-1]["state"] = "stopped"
     scored = {name: [{"round": 1, "score": -k}] for k, name in enumerate(names)}
-    tuning_plots.study_picture(tmp_path / "a.svg", rows, scored, {"rho": 1.0, "settings": count})
+    tuning_plots.plot_study(tmp_path / "a.svg", rows, scored, {"rho": 1.0, "settings": count})
     (figure,) = held
     assert all(axes.get_position().width > 0.3 for axes in figure.axes)
     (legend,) = figure.legends

@@ -14,7 +14,7 @@ from PIL import Image
 
 import harmonium
 from harmonium.core.errors import ConfigError, DataError, StoreError
-from harmonium.data.decoding.image import read_picture
+from harmonium.data.decoding.image import read_image
 from harmonium.data.inputs import channels_last, check_strict
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import LoadedEncoder, load_encoder
@@ -74,7 +74,7 @@ def test_images_of_another_size_are_resized_as_in_training(
     encoder: LoadedEncoder, trained: Path, sides: tuple[int, int]
 ) -> None:
     one = random(*sides, 3)
-    decoded = read_picture(Image.fromarray(one), 12, 3)
+    decoded = read_image(Image.fromarray(one), 12, 3)
     assert torch.equal(encoder(one), encoder(decoded))
     assert torch.equal(encoder(torch.from_numpy(one)[None]), encoder(decoded))
     assert torch.equal(encoder([one, Image.fromarray(one)]), encoder(np.stack([decoded] * 2)))
@@ -240,7 +240,7 @@ def test_images_that_are_not_square_keep_their_sides(tmp_path: Path, undrawn: No
     harmonium.run("fedavg", data=data, views="digits", out=tmp_path / "run", **SMALL)
     encoder = load_encoder(tmp_path / "run")
     assert encoder.size == (10, 16) and encoder.channels == 1
-    decoded = read_picture(Image.fromarray(random(30, 30, 3)), (10, 16), 1)
+    decoded = read_image(Image.fromarray(random(30, 30, 3)), (10, 16), 1)
     assert decoded.shape == (10, 16, 1)
     assert torch.equal(encoder(random(30, 30, 3)), encoder(decoded))
 

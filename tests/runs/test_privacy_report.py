@@ -98,7 +98,7 @@ def test_it_says_in_plain_words_what_epsilon_does_not_cover(noisy: Path) -> None
     said = words(found)
     assert f"model of `train`, weights: left clients {len(sent)} times" in said
     assert "without noise" in said and "epsilon covers the noisy fields only" in said
-    assert "between  one picture of a client and another in its place" in said
+    assert "between  one image of a client and another in its place" in said
     assert "noise was simulated: whoever knows the run's seed can subtract it" in said
     assert "delta 0.01 is not below 1 / examples" not in said  # clients are smaller than 100
     assert "delta 0.1 is not below 1 / examples for" in words(report(noisy, 0.1))
@@ -122,7 +122,7 @@ def test_a_run_without_noise_has_no_epsilon(plain: Path) -> None:
     assert picture(found, plain / "privacy.png") is None
 
 
-def test_sums_and_rows_of_single_pictures_are_told(tmp_path: Path) -> None:
+def test_sums_and_rows_of_single_images_are_told(tmp_path: Path) -> None:
     masked = small("fedavg", tmp_path / "m", rounds=1, privacy={"secure_aggregation": True})
     said = words(report(masked))
     assert "without noise (the server saw sums over clients only)" in said
@@ -131,7 +131,7 @@ def test_sums_and_rows_of_single_pictures_are_told(tmp_path: Path) -> None:
     rows = small("fedca", tmp_path / "r", rounds=1, method=method, public=None)
     said = words(report(rows))
     assert "rows of `train`, per-example: left clients 4 times" in said
-    assert "rows of single pictures left clients without noise: rows" in said
+    assert "rows of single images left clients without noise: rows" in said
 
 
 def test_releases_that_a_kill_kept_out_of_the_ledger_count(noisy: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_releases_that_a_kill_kept_out_of_the_ledger_count(noisy: Path, tmp_path
 
 
 def test_a_servers_run_is_read_by_its_roll(noisy: Path, tmp_path: Path) -> None:
-    """Numbers of pictures are as sites told them, and names are the sites'."""
+    """Numbers of images are as sites told them, and names are the sites'."""
     folder = Path(shutil.copytree(noisy, tmp_path / "run"))
     (folder / "split.npz").unlink()
     about = Folder(folder).about()

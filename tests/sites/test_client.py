@@ -9,7 +9,7 @@ from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, StoreEr
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.runtime import StateRef, Task
 from harmonium.recipe.schema import Recipe
-from harmonium.sites.client import Pictures, budget_words, open_host, take_home
+from harmonium.sites.client import SiteImages, budget_words, open_host, take_home
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
 from harmonium.sites.policy import Policy
 
@@ -25,14 +25,14 @@ def plan_of(*changes: str, method: str = "scaffold") -> Recipe:
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def test_a_plan_fixes_the_shape_of_the_servers_own_pictures() -> None:
+def test_a_plan_fixes_the_shape_of_the_servers_own_images() -> None:
     plan, dataset = planned(Recipe.of("fedavg", "data=digits", "clients=7"), 3)
     assert (plan.data.size, plan.data.channels, plan.clients) == (8, 1, 3)
     assert dataset is not None and method_of(plan).world.side == 8
     assert planned(plan, 3)[0].digest == plan.digest  # a resumed run has the plan it began with
 
 
-def test_a_server_without_pictures_has_none() -> None:
+def test_a_server_without_images_has_none() -> None:
     plan, dataset = planned(Recipe.of("fedavg", "data=sites", "data.size=16"), 2)
     assert dataset is None and isinstance(plan.data, Sites)
     with pytest.raises(ConfigError, match="harmonium server start"):
@@ -53,7 +53,7 @@ def test_labels_need_one_list_of_classes() -> None:
     assert classes_of(plan) == ("cat", "dog") and method_of(plan).world.classes == 2
 
 
-# ---- pictures ------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------
 
 
 def archive(path: Path, **more: np.ndarray) -> str:
@@ -62,12 +62,12 @@ def archive(path: Path, **more: np.ndarray) -> str:
     return f"npz:{path}"
 
 
-def test_all_pictures_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
+def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz")
-    assert len(Pictures.of(words).load(8, 1)[1]) == 6
-    assert len(Pictures.of(words, ["data.limit=4"]).load(8, 1)[1]) == 4
+    assert len(SiteImages.of(words).load(8, 1)[1]) == 6
+    assert len(SiteImages.of(words, ["data.limit=4"]).load(8, 1)[1]) == 4
     parts = [
-        Pictures.of(words, part=f"{k}/4").load(8, 1)[1].pixels[:, 0, 0, 0] for k in range(1, 5)
+        SiteImages.of(words, part=f"{k}/4").load(8, 1)[1].pixels[:, 0, 0, 0] for k in range(1, 5)
     ]
     assert [len(part) for part in parts] == [2, 2, 1, 1]
     assert sorted(np.concatenate(parts).tolist()) == list(range(6))
@@ -87,7 +87,7 @@ def test_all_pictures_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_right_is_one_line(words, changes, part, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        Pictures.of(words, changes, part)
+        SiteImages.of(words, changes, part)
     assert "\n" not in str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_read_is_told_before_anything_connects(tmp_path:
     for place in (tmp_path, tmp_path / "sub"):
         Image.new("L", (8, 8)).save(place / "a.png")
     with pytest.raises(DataError, match="both directly in it"):
-        Pictures.of(f"folder:{tmp_path}")
+        SiteImages.of(f"folder:{tmp_path}")
 
 
 def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
@@ -110,27 +110,27 @@ def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
         (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
     (tmp_path / "scan.dcm").write_bytes(b"DICM")
     notes: list[str] = []
-    Pictures.of(f"folder:{tmp_path}").look(notes.append)
+    SiteImages.of(f"folder:{tmp_path}").look(notes.append)
     assert all(f"broken-{number}.png" in notes[0] for number in range(7))
     assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
-    host = open_host(Pictures.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
+    host = open_host(SiteImages.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
     assert len(host.images) == 9
-    with pytest.raises(DataError, match="7 of 16 pictures cannot be read: broken-0.png"):
-        Pictures.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).look(notes.append)
+    with pytest.raises(DataError, match="7 of 16 images cannot be read: broken-0.png"):
+        SiteImages.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).look(notes.append)
 
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.dcm").write_bytes(b"DICM")
     with pytest.raises(DataError, match=r"but 3 .dcm, which are not read: convert them first"):
-        Pictures.of(f"folder:{tmp_path}")
+        SiteImages.of(f"folder:{tmp_path}")
 
 
 def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
     """Of a set that both have, sites take the training part."""
     plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)
     assert dataset is not None
-    _, here = Pictures.of("digits").load(8, 1)
+    _, here = SiteImages.of("digits").load(8, 1)
     trained = {picture.tobytes() for picture in here.pixels}
     held = [*dataset.test.pixels, *dataset.validation.pixels]
     assert (
@@ -140,7 +140,7 @@ def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
 
 def test_labels_stay_unless_the_method_reads_them(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz", labels=np.array([0, 1, 0, 1, 0, 1]))
-    host = open_host(Pictures.of(words), plan_of(), tmp_path, 1)
+    host = open_host(SiteImages.of(words), plan_of(), tmp_path, 1)
     assert not host.images.labelled and list(host.indices) == [1]
 
 
@@ -150,7 +150,7 @@ def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
     for name in ("dog", "newt"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 9).save(tmp_path / "pictures" / name / "a.png")
-    pictures = Pictures.of(f"folder:{tmp_path / 'pictures'}")
+    pictures = SiteImages.of(f"folder:{tmp_path / 'pictures'}")
     plan = plan_of("data.classes=[cat,dog,newt]", method="supervised")
     assert open_host(pictures, plan, tmp_path, 0).images.labels.tolist() == [1, 2]
     with pytest.raises(DataError, match="no class 'newt'"):
@@ -185,7 +185,7 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
 
     from harmonium.core import codec
 
-    host = open_host(Pictures.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret")
+    host = open_host(SiteImages.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret")
     model = host.method.blueprint.shared()
     control = {
         k: v * 0 for k, v in model.items() if k in host.method.blueprint.layouts()["parameters"]
@@ -208,7 +208,7 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     import harmonium
 
     plan = plan_of(method="fedavg")
-    host = open_host(Pictures.of("digits"), plan, tmp_path, 0)
+    host = open_host(SiteImages.of("digits"), plan, tmp_path, 0)
     model = host.method.blueprint.shared()
     path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
     found = harmonium.load_encoder(path).state_dict()

@@ -24,7 +24,7 @@ from torch import Tensor
 from harmonium.core import codec, files
 from harmonium.core.types import Weights
 from harmonium.data.images import Images
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import nonce, seal
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import method_of
@@ -118,9 +118,11 @@ class Attack:
         identity = Identity("f" * 32, 7, OWN, SERVER.public_key())
         self.site = Site(identity, folder, self._open, policy)
 
-    def _open(self, recipe: Recipe, folder: Path, client: int) -> Host:
+    def _open(self, recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
         rows = {client: np.arange(COUNT)}
-        return Host(method_of(recipe), images(), rows, folder / "clients", recipe.privacy.noise)
+        return ClientRuntime(
+            method_of(recipe), images(), rows, folder / "clients", recipe.privacy.noise
+        )
 
     @property
     def seeded(self) -> Weights:
@@ -189,7 +191,7 @@ def test_rounding_of_another_machine_is_no_other_model(tmp_path: Path) -> None:
         (Policy(steps=1), "no change in view 1, but `views` asks for crop"),
         (Policy(views=()), "sends weights of 1 step by the exchange train, but `steps` is 2"),
         (Policy(views=(), steps=1, lr=0.01), "local.lr=0.05, but `lr` is 0.01"),
-        (Policy(views=(), steps=1, batch=217), "steps of 216 pictures, but `batch` is 217"),
+        (Policy(views=(), steps=1, batch=217), "steps of 216 images, but `batch` is 217"),
         (
             Policy(views=(), steps=1, guarded=("weights",)),
             "`model` of the kind weights by the exchange train without noise, but `guarded`",

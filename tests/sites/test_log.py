@@ -312,6 +312,6 @@ def test_a_line_is_plain_json_with_its_place_in_the_chain(log: SiteLog) -> None:
     assert (second["number"], second["before"]) == (2, first["sha256"])
 
 
-def test_a_greeting_tells_the_number_of_pictures() -> None:
+def test_a_greeting_tells_the_number_of_images() -> None:
     rows = table([{"outcome": "greeted", "step": "hello", "told": {"examples": 599}}])
-    assert rows[0]["what left"] == "the number of pictures (599)"
+    assert rows[0]["what left"] == "the number of images (599)"

@@ -127,7 +127,7 @@ def test_a_policy_is_written_and_read_back(tmp_path: Path) -> None:
         ("epoch: 3", "unknown key 'policy.epoch': did you mean 'policy.epochs'?"),
         ("epochs: 0", "policy.epochs is 0; it must be at least 1"),
         ("epochs: many", "policy.epochs=many: should be a whole number"),
-        ("pictures: 0", "policy.pictures is 0"),
+        ("images: 0", "policy.pictures is 0"),
         ("epsilon: -1", "policy.epsilon is -1"),
         ("epsilon: .nan", "policy.epsilon is nan"),
         ("delta: 1", "policy.delta is 1"),
@@ -260,7 +260,7 @@ def test_neither_code_nor_files_stand_anywhere(value: str) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        {"public": {"name": "npz", "path": "pictures.npz"}},
+        {"public": {"name": "npz", "path": "images.npz"}},
         {"public": {"name": "csv", "root": "pictures"}},
         {"public": {"name": "folder", "path": ["pictures"]}},
         {"public": {"name": "styles", "sets": ["/srv/a.npz", "/srv/b.npz"]}},
@@ -299,7 +299,7 @@ def test_a_file_is_no_public_set_wherever_the_site_stands() -> None:
     ["digits", {"name": "digits"}, {"name": "styles", "sets": ["mnist", "usps"]}, {"limit": 5}, 7],
     ids=str,
 )
-def test_public_pictures_are_those_that_the_site_allows(public: Any) -> None:
+def test_public_images_are_those_that_the_site_allows(public: Any) -> None:
     plan = {"public": public}
     for policy in (Policy(), Policy(public=("cifar10", "styles", "mnist"))):
         with pytest.raises(PolicyRefusal, match="`public` allows (none|only cifar10)"):
@@ -420,12 +420,12 @@ def test_any_plan_is_a_recipe_or_one_clear_error(canary: Path, plan: Any) -> Non
         (Policy(kinds=("weights",)), {}, "`loss` of the kind scalar .* but `kinds` allows only w"),
         (Policy(epochs=1), {}, "has local.epochs=2, but `epochs` is 1"),
         (Policy(rounds=19), {}, "has rounds=20, but `rounds` is 19"),
-        (Policy(pictures=101), {}, r"runs on 100 pictures, but `pictures` asks for 101"),
+        (Policy(pictures=101), {}, r"runs on 100 images, but `pictures` asks for 101"),
         (Policy(), {"objective": "supervised"}, "reads labels, but `labels` is false"),
         (Policy(plans=("0" * 64,)), {}, "has the digest .* but `plans` does not list it"),
         (Policy(lr=0.01), {}, "has local.lr=0.05, but `lr` is 0.01"),
         (Policy(batch=65), {}, "has local.batch=64, but `batch` is 65"),
-        (Policy(batch=101), {"local": {"batch": 512}}, "steps of 100 pictures, but `batch` is 101"),
+        (Policy(batch=101), {"local": {"batch": 512}}, "steps of 100 images, but `batch` is 101"),
         (Policy(steps=5), {}, "sends weights of 4 steps by the exchange train, but `steps` is 5"),
         (Policy(views=("crop", "blur")), {}, "has crop, flip, .* in view 1, but .* asks for blur"),
         (Policy(guarded=("weights",)), {}, "`model` of the kind weights .* without noise, but `gu"),
@@ -456,7 +456,7 @@ def test_a_plan_that_wants_more_is_refused(
         (
             9,
             ["fedsc", "evaluate.objective=false"],
-            "over the pictures 5 by correlate and 5 by train in a round, but `epochs`",
+            "over the images 5 by correlate and 5 by train in a round, but `epochs`",
         ),
         (5, ["fedsc", "method.passes=1000000000"], "1e.09 by correlate"),
         (15, ["fedstyle"], "16 by train"),
@@ -512,7 +512,7 @@ def test_no_answer_takes_more_passes_than_its_method_says(
     assert 0.5 * said <= reading.passes <= said + 1e-6
 
 
-def test_what_may_be_of_one_picture_is_per_example() -> None:
+def test_what_may_be_of_one_image_is_per_example() -> None:
     for words in (["method.k_min=1"], ["method.k_min=1", "method.local_clusters=100"]):
         recipe = Recipe.of("orchestra", *words)
         with pytest.raises(PolicyRefusal, match="sends `centroids` of the kind per_example"):
@@ -581,7 +581,7 @@ def test_a_methods_own_epochs_count_as_well() -> None:
         check_plan(quiet, recipe.model_copy(update={"method": longer}))
 
 
-def test_rows_of_single_pictures_stay_unless_allowed() -> None:
+def test_rows_of_single_images_stay_unless_allowed() -> None:
     recipe = Recipe(method=Rows)  # type: ignore[arg-type]
     with pytest.raises(PolicyRefusal, match="sends `rows` of the kind per_example by .* show"):
         check_plan(Policy(), recipe)
@@ -600,7 +600,7 @@ def test_guarded_fields_need_noise_that_nobody_can_subtract() -> None:
     check_plan(Policy(epsilon=0), Recipe())  # nothing of it is guarded
 
 
-def test_delta_is_at_most_one_picture() -> None:
+def test_delta_is_at_most_one_image() -> None:
     recipe = Recipe(method=Guarded, privacy=Privacy(noise="system"))  # type: ignore[arg-type]
     check_plan(Policy(delta=0.001), recipe, pictures=1_000)
     with pytest.raises(PolicyRefusal, match="`delta` is 0.001, above 1 / 1001: set it to 0.0005"):
@@ -654,7 +654,7 @@ def test_a_release_that_cannot_be_counted_stays() -> None:
         Policy().check_release([], [odd])
 
 
-def test_counts_and_sums_spend_one_budget_for_replaced_pictures() -> None:
+def test_counts_and_sums_spend_one_budget_for_replaced_images() -> None:
     old = {**RELEASE, "noise": "system"}  # written before releases named their neighbours
     new = [
         {"sensitivity": 1.0, "scale": 9.0, "mechanism": "gaussian"},

@@ -140,13 +140,13 @@ def test_who_joined_is_on_the_roll_of_a_resumed_run(federation, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])
-def test_a_number_of_pictures_that_is_none_is_refused(count: object) -> None:
+def test_a_number_of_images_that_is_none_is_refused(count: object) -> None:
     assert "pictures" in _unfit({"examples": count, "public": ""}, "")
 
 
-def test_public_pictures_must_be_the_same() -> None:
+def test_public_images_must_be_the_same() -> None:
     assert not _unfit({"examples": 3, "public": "a"}, "a")
-    assert "public pictures" in _unfit({"examples": 3, "public": "b"}, "a")
+    assert "public images" in _unfit({"examples": 3, "public": "b"}, "a")
 
 
 def test_too_few_do_not_begin() -> None:
@@ -223,8 +223,8 @@ def test_a_port_that_is_taken_is_named(federation, tmp_path: Path) -> None:
             start(recipe, federation.folder, out=tmp_path / "run", listening=place)
 
 
-def test_what_gathers_all_pictures_cannot_run_with_sites(federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="centralised puts all pictures in one place"):
+def test_what_gathers_all_images_cannot_run_with_sites(federation, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="centralised puts all images in one place"):
         recipe, soon = Recipe.of("centralised", "data=sites"), Listening("127.0.0.1", wait=0.0)
         start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
 

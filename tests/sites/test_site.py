@@ -21,7 +21,7 @@ from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreE
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
-from harmonium.engines.runtime import Host, StateRef
+from harmonium.engines.runtime import ClientRuntime, StateRef
 from harmonium.engines.seal import must_match, nonce, seal, unseal
 from harmonium.federation.method import Method
 from harmonium.federation.wire import exchange, per_example, scalar, statistic, weights
@@ -43,7 +43,7 @@ NUMBER, CLIENT = 7, 1  # of the site in its federation, and in this run
 
 @dataclass(frozen=True)
 class Noisy(Method):
-    """Counts its rounds at the client and sends a guarded mean of the pictures."""
+    """Counts its rounds at the client and sends a guarded mean of the images."""
 
     sigma: float = 4.0
     head_epochs: int = 1
@@ -68,7 +68,7 @@ class Noisy(Method):
 
 @dataclass(frozen=True)
 class Rows(Method):
-    """Would send a row for every picture."""
+    """Would send a row for every image."""
 
     @exchange(up={"rows": per_example()})
     def show(self, client, got):  # type: ignore[no-untyped-def]
@@ -105,7 +105,7 @@ class Bench:
     folder: Path
     policy: Policy | Path | None = POLICY
     recipe: Recipe = PLAN
-    open_host: Callable[[Recipe, Path, int], Host] | None = None
+    open_host: Callable[[Recipe, Path, int], ClientRuntime] | None = None
     finished: list[Any] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Bench:
             self.notes.append,
         )
 
-    def _open(self, recipe: Recipe, folder: Path, client: int) -> Host:
+    def _open(self, recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
         self.opened.append(recipe.method.name)
         if self.open_host is not None:
             return self.open_host(recipe, folder, client)
@@ -506,7 +506,7 @@ def test_a_state_that_is_missing_or_damaged_is_refused_without_a_path(bench: Ben
         (POLICY, plan(public="digits"), "reads the data set 'digits', but `public` allows none"),
     ],
 )
-def test_a_plan_outside_the_policy_is_refused_by_name_before_a_picture_is_read(
+def test_a_plan_outside_the_policy_is_refused_by_name_before_an_image_is_read(
     tmp_path: Path, policy: Policy, recipe: Recipe, match: str
 ) -> None:
     bench = Bench(tmp_path, policy, recipe)
@@ -517,13 +517,13 @@ def test_a_plan_outside_the_policy_is_refused_by_name_before_a_picture_is_read(
     assert not bench.opened and not bench.finished
 
 
-def test_too_few_pictures_or_too_many_for_delta_are_refused_before_an_answer(
+def test_too_few_images_or_too_many_for_delta_are_refused_before_an_answer(
     tmp_path: Path,
 ) -> None:
     few = Bench(tmp_path / "few", replace(POLICY, pictures=13))
-    assert "runs on 12 pictures, but `pictures` asks for 13" in few.refusal()
+    assert "runs on 12 images, but `pictures` asks for 13" in few.refusal()
     loose = Bench(tmp_path / "loose", replace(POLICY, delta=0.1))
-    assert "guards 12 pictures, but `delta` is 0.1" in loose.refusal()
+    assert "guards 12 images, but `delta` is 0.1" in loose.refusal()
 
 
 def test_per_example_fields_leave_once_the_site_allows_them(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_no_plan_has_more_rounds_than_it_says(bench: Bench) -> None:
     assert why == f"the ask is for round {PLAN.rounds + 1} of {PLAN.rounds}"
 
 
-def test_pictures_are_read_once_a_plan_and_run(bench: Bench) -> None:
+def test_images_are_read_once_a_plan_and_run(bench: Bench) -> None:
     for round in (1, 2, 3):
         bench.say(about={"round": round})
     assert len(bench.opened) == 1
@@ -613,7 +613,7 @@ def test_a_spent_budget_stops_answers_for_good(tmp_path: Path) -> None:
 def test_noise_that_can_be_subtracted_does_not_leave(tmp_path: Path) -> None:
     """Also if a host draws other noise than its plan says."""
 
-    def other(recipe: Recipe, folder: Path, client: int) -> Host:
+    def other(recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
         return replace(make_host(recipe, *pictures(), folder), noise="simulated")
 
     bench = Bench(tmp_path, open_host=other)
@@ -656,11 +656,11 @@ def test_answers_count_in_a_run_and_in_all_of_them(tmp_path: Path) -> None:
     found = many(bench, 2, run="1" * 32)
     assert found[0] == "" and "3 answers to all runs, but `answers_in_all` is 3" in found[1]
     assert "`answers_in_all` is 3" in many(bench, 1, run="2" * 32)[0]
-    assert bench.say(about={"step": "hello"})["up"]  # which tells of no picture
+    assert bench.say(about={"step": "hello"})["up"]  # which tells of no image
 
 
-def test_passes_over_the_pictures_count_whatever_they_are_for(tmp_path: Path) -> None:
-    """The method goes over all pictures once, and says nothing of it anywhere."""
+def test_passes_over_the_images_count_whatever_they_are_for(tmp_path: Path) -> None:
+    """The method goes over all images once, and says nothing of it anywhere."""
     bench = Bench(tmp_path, replace(POLICY, epochs=2))
     *first, third = many(bench, 3)
     assert first == ["", ""] and "more than 2 times in round 1, but `epochs` is 2" in third
@@ -712,7 +712,7 @@ def test_a_site_that_began_goes_on_with_any_model_also_after_a_kill(
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Host, "perform", killed)
+    monkeypatch.setattr(ClientRuntime, "perform", killed)
     with pytest.raises(KeyboardInterrupt):
         bench.say()
     monkeypatch.undo()
@@ -751,14 +751,14 @@ def test_a_plan_starts_from_given_weights_that_the_policy_names(tmp_path: Path) 
 
 
 def test_the_server_does_not_learn_the_names_of_a_site_s_files(tmp_path: Path) -> None:
-    def unreadable(recipe: Recipe, folder: Path, client: int) -> Host:
-        raise DataError("cannot read /data/jones_mary_1961.png: it is no picture")
+    def unreadable(recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
+        raise DataError("cannot read /data/jones_mary_1961.png: it is no image")
 
     bench = Bench(tmp_path / "site", open_host=unreadable)
     assert bench.refusal() == "DataError at the site, whose log says more"
     assert "jones_mary" in bench.last["why"] and "jones_mary" in bench.notes[-1]
 
-    def unset(recipe: Recipe, folder: Path, client: int) -> Host:
+    def unset(recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
         raise ConfigError("data.label_column=x: no such column, only jones_mary")
 
     bench = Bench(tmp_path / "settings", open_host=unset)
@@ -863,7 +863,7 @@ def test_a_strange_step_cannot_write_to_a_terminal(bench: Bench) -> None:
 # ---- hello and finish ------------------------------------------------------------------------
 
 
-def test_a_greeting_says_how_many_pictures_there_are(bench: Bench) -> None:
+def test_a_greeting_says_how_many_images_there_are(bench: Bench) -> None:
     got = bench.say(about={"step": "hello"}, down={})
     assert got["up"]["examples"] == 12 and got["why"] == ""
     assert bench.last["outcome"] == "greeted" and bench.last["outcome"] not in LEFT
@@ -877,7 +877,7 @@ def test_the_end_hands_on_the_model_and_what_the_client_kept(bench: Bench) -> No
     got = bench.say(about={"step": "finish", "round": 0}, down=sent, state=state)
     assert got["up"] == {} and bench.last["outcome"] == "finished"
     recipe, host, folder, told, kept = bench.finished[0]
-    assert recipe.digest == PLAN.digest and isinstance(host, Host)
+    assert recipe.digest == PLAN.digest and isinstance(host, ClientRuntime)
     assert folder == bench.folder / "runs" / RUN
     assert torch.equal(told["model"]["x"], torch.ones(2)) and kept["count"] == 1
 

@@ -18,7 +18,7 @@ from harmonium.cli.terminal import show_result
 from harmonium.core.errors import DataError
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.methods.diagnosis import Diagnosis
 from harmonium.methods.diagnosis.features import CONTENT, described
 from harmonium.methods.diagnosis.scatter import Spread, Sums, group_sums, spread, unpack
@@ -54,7 +54,7 @@ def drawn(means: Tensor, sizes: list[int], seed: int) -> list[Tensor]:
 # ---- the equations -------------------------------------------------------------------------------
 
 
-def test_the_distance_is_unbiased_also_with_few_pictures_and_unequal_groups() -> None:
+def test_the_distance_is_unbiased_also_with_few_images_and_unequal_groups() -> None:
     means = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)) * 0.5
     sizes = [10, 20, 30, 40]
     weights = torch.tensor(sizes) / 100
@@ -95,7 +95,7 @@ def test_directions_that_say_nothing_are_left_out() -> None:
     assert (flat.directions, flat.distance, flat.score) == (0, 0.0, 0.0)
 
 
-def test_too_few_groups_or_pictures_are_refused() -> None:
+def test_too_few_groups_or_images_are_refused() -> None:
     with pytest.raises(DataError, match="at least 2 clients"):
         spread(added_up([torch.randn(50, 2)]))
     with pytest.raises(DataError, match="at least 22"):
@@ -118,7 +118,7 @@ def test_the_share_of_content_decides(
 ) -> None:
     first, second = (Spread(one[0], 0.01, one[1], 60) for one in (whole, content))
     assert judge(first, second) == verdict
-    narrow = replace(second, width=0.7)  # no client's own pictures vary there: perhaps a style
+    narrow = replace(second, width=0.7)  # no client's own images vary there: perhaps a style
     assert judge(first, narrow) == ("unclear" if verdict == "content" else verdict)
 
 
@@ -127,7 +127,7 @@ def test_alike_is_said_only_where_a_difference_would_have_been_seen() -> None:
         same = Spread(0.0, error, 0.5, 60)
         assert judge(same, same) == verdict
     found = diagnose("data=digits", "split=dirichlet", "data.limit=60", clients=10)
-    assert found.verdict == "unclear" and "pictures are few" in " ".join(found.sentences())
+    assert found.verdict == "unclear" and "images are few" in " ".join(found.sentences())
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -141,7 +141,7 @@ def test_the_width_tells_along_which_directions_groups_lie_apart(wide: bool) -> 
     assert found.width > 2 if wide else found.width < 0.5
 
 
-# ---- what describes a picture --------------------------------------------------------------------
+# ---- what describes an image --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def pictures() -> Tensor:
 
 
 def moved(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """How far content and the coarse copy move, beside how far pictures lie from each other."""
+    """How far content and the coarse copy move, beside how far images lie from each other."""
     first, second = described(before), described(after)
     steps, spreads = (second - first).abs(), first.std(0) + 1e-9
     ratios = steps.mean(0) / spreads
@@ -193,13 +193,13 @@ def test_content_does_not_see_style(
     assert coarse > 0.4
 
 
-def test_large_pictures_are_averaged_down(pictures: Tensor) -> None:
+def test_large_images_are_averaged_down(pictures: Tensor) -> None:
     double = pictures.repeat_interleave(2, 1).repeat_interleave(2, 2)
     torch.testing.assert_close(described(double), described(pictures))
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (40, 64, 3), (9, 33, 3)])
-def test_pictures_of_any_shape_are_described(shape: tuple[int, int, int]) -> None:
+def test_images_of_any_shape_are_described(shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
     pixels = torch.from_numpy(rng.integers(0, 256, (4, *shape), np.uint8))
     rows = described(torch.cat([pixels, torch.full_like(pixels[:1], 7)]))
@@ -210,7 +210,7 @@ def test_pictures_of_any_shape_are_described(shape: tuple[int, int, int]) -> Non
 # ---- the ask -------------------------------------------------------------------------------------
 
 
-def test_the_sums_are_those_of_the_pictures_as_they_are_held() -> None:
+def test_the_sums_are_those_of_the_images_as_they_are_held() -> None:
     words = ["data=digits", "split=rotation", "clients=4", "seed=5"]
     recipe = Recipe.of("fedavg", *words)
     dataset = recipe.data.load()
@@ -236,7 +236,7 @@ def test_secure_aggregation_finds_the_same_and_hides_single_clients() -> None:
     assert all(masked.sent[client] > plain.sent[client] for client in plain.sent)  # keys and shares
 
 
-def test_what_is_sent_does_not_grow_with_the_pictures() -> None:
+def test_what_is_sent_does_not_grow_with_the_images() -> None:
     few, many = (diagnose("data=digits", f"clients={count}") for count in (20, 2))
     dim = CONTENT + 9 * 3
     assert set(few.sent.values()) == set(many.sent.values()) == {8 * (1 + dim + dim * (dim + 1))}
@@ -249,7 +249,7 @@ def test_it_passes_the_contract() -> None:
 def test_labels_do_not_reach_it_whatever_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = []
 
-    def watched(*given: Any) -> Host:
+    def watched(*given: Any) -> ClientRuntime:
         hosts.append(make_host(*given))
         return hosts[-1]
 
@@ -260,7 +260,7 @@ def test_labels_do_not_reach_it_whatever_the_recipe(monkeypatch: pytest.MonkeyPa
         assert not host.method.reads_labels and not host.images.labelled
 
 
-def test_a_client_with_very_few_pictures_is_left_out_by_name() -> None:
+def test_a_client_with_very_few_images_is_left_out_by_name() -> None:
     words = ["data=shapes", "data.count=200", "split=quantity", "split.min_size=1", "clients=20"]
     found = diagnose(*words, "split.alpha=0.3")
     assert found.silent and all("too few to hide" in why for why in found.silent.values())
@@ -321,7 +321,7 @@ def test_the_command_shows_evidence_and_advice(
 ) -> None:
     code, said, _ = command("data=digits", "split=rotation", "clients=3")
     assert code == 0
-    for words in ("pictures as they are", "content alone", "Content holds", "61,952 bytes"):
+    for words in ("images as they are", "content alone", "Content holds", "61,952 bytes"):
         assert words in said
     assert "do not use terms=uv" in said
     code, said, told = command("data=digits", "split=rotation", "clients=3", "--json")

@@ -33,10 +33,10 @@ ENDS = 6  # of many clients or classes, how many a table shows at either end
 
 
 class Held(NamedTuple):
-    """Who holds how many pictures of what."""
+    """Who holds how many images of what."""
 
     counts: Integers  # (clients, values)
-    names: list[str]  # of the values; none where all pictures are alike
+    names: list[str]  # of the values; none where all images are alike
     what: str  # what the values are
 
 
@@ -128,7 +128,7 @@ def split(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Show how pictures would be shared out among clients, and keep it.
+    """Show how images would be shared out among clients, and keep it.
 
     For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
     """
@@ -185,7 +185,7 @@ def _folder(tree: dict[str, Any], made: Split) -> Path:
 
 
 def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) -> dict[str, Path]:
-    """Keep the split and its figures; gives all files, of which the pictures are yet to be drawn.
+    """Keep the split and its figures; gives all files, of which the images are yet to be drawn.
 
     Only these names are written: others in the folder are left alone.
     """
@@ -215,7 +215,7 @@ def _draw(paths: list[Path], held: Held, title: str) -> None:
 
 
 def _held(found: Heterogeneity, dataset: Dataset) -> Held:
-    """Classes if any is known, else styles, else all pictures alike."""
+    """Classes if any is known, else styles, else all images alike."""
     import numpy as np
 
     from harmonium.data.catalogue import name_of
@@ -250,11 +250,11 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
 
 
 def _check_ending(plot: Path | None) -> None:
-    """Refuse a picture of another kind before anything is read."""
+    """Refuse an image of another kind before anything is read."""
     if plot is not None:
-        from harmonium.report.figure import picture_kind
+        from harmonium.report.figure import plot_format
 
-        picture_kind(plot)
+        plot_format(plot)
 
 
 def _notes(notes: Any) -> None:
@@ -288,7 +288,7 @@ def _stacked(row: dict[str, str]) -> dict[str, str]:
 
 def _show_overview(about: dict[str, Any]) -> None:
     shape = "x".join(map(str, about["shape"]))
-    say(f"{about['name']}: pictures of {shape}; digest {about['digest'][:12]}")
+    say(f"{about['name']}: images of {shape}; digest {about['digest'][:12]}")
     columns = {part: part for part in about["parts"]}
     classes = list(about["classes"])
     if any(about["unlabelled"].values()):
@@ -300,7 +300,7 @@ def _show_overview(about: dict[str, Any]) -> None:
             show_table([*shown, every], columns={"name": what, **columns})
         if len(shown) < len(rows):
             say(f"{len(rows) - len(shown)} in between are not shown; --json has them all\n")
-    say("Levels from 0 to 1, over all pictures but the test part")
+    say("Levels from 0 to 1, over all images but the test part")
     names = ("grey",) if about["shape"][2] == 1 else ("red", "green", "blue")
     show_table(
         [{"channel": c, **f} for c, f in zip(names, about["channels"], strict=True)], digits=4
@@ -334,7 +334,7 @@ _WORDS = {  # figures of all clients together
     "size_gini": "Gini of sizes",
 }
 _QUANTITIES = {  # figures over the clients
-    "size": "pictures of a client",
+    "size": "images of a client",
     "classes": "classes",
     "classes_1_percent": "classes of 1 % or more",
     "dominant_share": "share of the commonest class",

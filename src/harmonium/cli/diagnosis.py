@@ -43,7 +43,7 @@ def diagnose(
 
 
 def _show(found: Finding) -> None:
-    compared = {"pictures as they are": found.whole, "content alone": found.content}
+    compared = {"images as they are": found.whole, "content alone": found.content}
     rows = [
         {
             "compared": name,
@@ -54,7 +54,7 @@ def _show(found: Finding) -> None:
         }
         for name, one in compared.items()
     ]
-    title = f"{found.clients} clients, {found.pictures:,} pictures"
+    title = f"{found.clients} clients, {found.pictures:,} images"
     show_table(rows, title)
     say_prose("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
     for sentence in found.sentences():
@@ -62,7 +62,7 @@ def _show(found: Finding) -> None:
     say_prose(f"advice   {found.advice}")
     sizes = sorted(set(found.sent.values()))
     much = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
-    say_prose(f"sent     {much} bytes by each client: sums over its pictures, in one answer")
+    say_prose(f"sent     {much} bytes by each client: sums over its images, in one answer")
     for why, clients in _gathered(found.silent).items():
         named = ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")
         say_prose(f"missing  {len(clients)} of all clients ({named}): {why}")

@@ -191,7 +191,7 @@ def start(
 ) -> None:
     """Run a method or a recipe file with the sites of a federation.
 
-    The server needs no pictures. If the recipe names a data set, the server judges with it.
+    The server needs no images. If the recipe names a data set, the server judges with it.
 
     For example: harmonium server start fedavg rounds=50 data.size=64 --out runs/first
     """
@@ -277,7 +277,7 @@ def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
 @client.command("start")
 def attend(
     data: Annotated[
-        str, typer.Option("--data", help="The pictures: folder:PATH, npz:FILE, csv:FILE or a name.")
+        str, typer.Option("--data", help="The images: folder:PATH, npz:FILE, csv:FILE or a name.")
     ],
     changes: Changes = None,
     kit: KitFolder = KIT,
@@ -288,7 +288,7 @@ def attend(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--part", metavar="K/N", help="Every N-th picture only; for trials.")
+        str, typer.Option("--part", metavar="K/N", help="Every N-th image only; for trials.")
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
     insecure: Insecure = False,
@@ -297,17 +297,17 @@ def attend(
         typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
     ] = None,
 ) -> None:
-    """Take part: answer the server with the pictures that are here.
+    """Take part: answer the server with the images that are here.
 
     For example: harmonium client start --data folder:/data/scans
     """
     from harmonium.report.display import long_work
 
     with long_work(err, command="loading"):
-        from harmonium.sites.client import Pictures, attend
+        from harmonium.sites.client import SiteImages, attend
         from harmonium.sites.kit import Kit
 
-        pictures, held = Pictures.of(data, changes or [], part), Kit.read(kit)
+        pictures, held = SiteImages.of(data, changes or [], part), Kit.read(kit)
     if address is not None:
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"

@@ -166,7 +166,7 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         _show_objective(result.global_objective)
     told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
     if sent := [k for k in told if k]:
-        say_prose(f"k        every centroid that left a client is of at least {min(sent)} pictures")
+        say_prose(f"k        every centroid that left a client is of at least {min(sent)} images")
     if result.batch_norm:
         say_prose(f"BatchNorm {result.batch_norm}")
     if private:

@@ -69,7 +69,7 @@ class UnknownSetting(ConfigError):
 
 
 class DataError(HarmoniumError):
-    """Pictures, labels, splits or downloads that are missing or not what they should be."""
+    """Images, labels, splits or downloads that are missing or not what they should be."""
 
 
 class WireError(HarmoniumError):
@@ -142,7 +142,7 @@ def counted(count: int, word: str) -> str:
     """A number with its word, one or several of them.
 
     >>> counted(1, "seed"), counted(2, "seed"), counted(1200, "picture")
-    ('1 seed', '2 seeds', '1,200 pictures')
+    ('1 seed', '2 seeds', '1,200 images')
     """
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 

@@ -54,9 +54,9 @@ def append(
     labels: npt.NDArray[Any],
     factors: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Hand many pictures (n, height, width, channels) on, a few megabytes at a time."""
+    """Hand many images (n, height, width, channels) on, a few megabytes at a time."""
     if len(pixels) != len(labels):
-        raise DataError(f"there are {len(pixels)} {part} pictures, but {len(labels)} labels")
+        raise DataError(f"there are {len(pixels)} {part} images, but {len(labels)} labels")
     step = max(1, PIECE // math.prod(pixels.shape[1:]))
     for start in range(0, len(pixels), step):
         rows = slice(start, start + step)

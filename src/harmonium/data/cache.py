@@ -1,4 +1,4 @@
-"""Where pictures lie on disk: what was fetched, and what was decoded from it.
+"""Where images lie on disk: what was fetched, and what was decoded from it.
 
 A decoded data set is a folder of `.npy` files that are memory-mapped, so that a large data set
 costs no memory until it is read. The folder appears under its name only when it is complete: a
@@ -32,7 +32,7 @@ from harmonium.data.images import Images, Integers, Pixels, check_pixels
 FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
-PIECE_BYTES = 1 << 25  # of pictures shaped and written at once
+PIECE_BYTES = 1 << 25  # of images shaped and written at once
 _LEFTOVER_SECONDS = 24 * 3600
 
 
@@ -62,7 +62,7 @@ def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
     _sweep(parent)
     temporary = parent / f".{final.name}.building-{secrets.token_hex(6)}"
     try:
-        temporary.mkdir(mode=0o700)  # pictures may be anybody's secret
+        temporary.mkdir(mode=0o700)  # images may be anybody's secret
         yield temporary
         if replace and final.exists():
             final.rename(temporary.with_name(temporary.name + ".old"))
@@ -99,7 +99,7 @@ class Stored:
 
 
 class Writer:
-    """Receives decoded pictures in pieces and writes each piece at once."""
+    """Receives decoded images in pieces and writes each piece at once."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class Writer:
         channels: int | None = None,
         name: str = "",
     ) -> None:
-        """Write into `folder`, which exists and is empty; every picture with this size if given."""
+        """Write into `folder`, which exists and is empty; every image with this size if given."""
         self._folder, self._name = folder, name
         self.size, self.channels = size, channels
         self.count = 0
-        self.expected: int | None = None  # pictures in all, where it is known beforehand
+        self.expected: int | None = None  # images in all, where it is known beforehand
         self._parts: dict[str, _Part] = {}
         self.classes: tuple[str, ...] = ()
         self.names: dict[str, tuple[str, ...]] = {}
@@ -125,11 +125,11 @@ class Writer:
         labels: npt.NDArray[Any],
         factors: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
-        """Add pictures to a part; the pieces of a data set have pictures of one size.
+        """Add images to a part; the pieces of a data set have images of one size.
 
         They are scaled and turned to grey or colour if the data's settings ask for it.
         """
-        check_pixels(pixels, f"the {part} pictures")
+        check_pixels(pixels, f"the {part} images")
         Images(pixels, labels, factors or {})  # refuses columns that do not fit
         side = self.size or max(pixels.shape[1:3])
         step = max(1, PIECE_BYTES // (3 * side * side))  # as large as they become, not as they are
@@ -155,9 +155,9 @@ class Writer:
         """Write the columns and `meta.json`, after which the folder is whole."""
         shapes = {part.shape for part in self._parts.values()}
         if "train" not in self._parts:
-            raise DataError("there are no training pictures")
+            raise DataError("there are no training images")
         if len(shapes) > 1:
-            raise DataError(f"the parts hold pictures of different shapes: {sorted(shapes)}")
+            raise DataError(f"the parts hold images of different shapes: {sorted(shapes)}")
         parts = {name: part.finish(self._folder, name) for name, part in self._parts.items()}
         meta = {"classes": self.classes, "notes": self.notes, "parts": parts, **about}
         named = [self.names] if self.names else []
@@ -193,7 +193,7 @@ class _Part:
         self, pixels: Pixels, labels: npt.NDArray[Any], factors: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         if pixels.shape[1:] != self.shape:
-            raise DataError(f"pictures of shape {pixels.shape[1:]} among pictures of {self.shape}")
+            raise DataError(f"images of shape {pixels.shape[1:]} among images of {self.shape}")
         block = np.ascontiguousarray(pixels).data.cast("B") if pixels.size else b""
         self.file.write(block)
         self.sum.update(block)
@@ -236,7 +236,7 @@ def decoded(
         name: the data set's name, for the folder.
         identity: everything that changes the content; plain values.
         decode: writes all parts and returns the class names.
-        size: side that every picture is brought to.
+        size: side that every image is brought to.
         channels: 1 or 3, likewise.
     """
     key = _key(name, identity)

@@ -17,7 +17,7 @@ from harmonium.data.images import Dataset, Images, Integers, Pixels
 from harmonium.data.published import GIVEN, RECORD, Published, Source
 from harmonium.data.sets.sites import Sites
 
-CHUNK_BYTES = 1 << 24  # of pictures read at once
+CHUNK_BYTES = 1 << 24  # of images read at once
 NOT_HERE = "not here"
 
 
@@ -84,7 +84,7 @@ def overview(dataset: Dataset) -> dict[str, Any]:
     """Counts, means and notes of a data set, in plain values.
 
     `channels` has the mean and the standard deviation of every channel over all pixels, 0 to 1,
-    of the pictures that are not for testing: of training, validation and labelled part together.
+    of the images that are not for testing: of training, validation and labelled part together.
     """
     parts = _parts(dataset)
     learning = [images for part, images in parts.items() if part != "test"]
@@ -113,7 +113,7 @@ def overview(dataset: Dataset) -> dict[str, Any]:
 
 
 def channel_figures(several: list[Images]) -> list[dict[str, float]]:
-    """Mean and standard deviation of each channel over all pixels of some pictures, 0 to 1."""
+    """Mean and standard deviation of each channel over all pixels of some images, 0 to 1."""
     levels = np.arange(256) / 255
     seen = np.zeros((several[0].shape[2], 256), np.int64)  # how often a channel has a level
     done = 0
@@ -132,12 +132,12 @@ def channel_figures(several: list[Images]) -> list[dict[str, float]]:
 
 
 def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, Pixels]], str]:
-    """A few training pictures of each class, else of each style, else of all; and what is left out.
+    """A few training images of each class, else of each style, else of all; and what is left out.
 
     Args:
         dataset: the data set.
         rows: classes at most; of more, evenly spaced ones are shown. Half as many rows of all.
-        across: pictures of each.
+        across: images of each.
     """
     train, factor = dataset.train, style_factor(dataset.train)
     if train.labelled:
@@ -165,7 +165,7 @@ def _parts(dataset: Dataset) -> dict[str, Images]:
 
 
 def _per_value(columns: dict[str, Integers], names: Sequence[str]) -> list[dict[str, Any]]:
-    """How many pictures of each class or style every part has."""
+    """How many images of each class or style every part has."""
     width = max(len(names), 1 + max(int(column.max(initial=-1)) for column in columns.values()))
     counts = {p: np.bincount(c[c >= 0], minlength=width).tolist() for p, c in columns.items()}
     return [

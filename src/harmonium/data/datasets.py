@@ -28,23 +28,23 @@ MOST_SIDE = 4096  # pixels; more is a slip of the keyboard
 class About:
     """What a reader should know of a data set before using it."""
 
-    shape: tuple[int, int, int] | None  # height, width, channels; None: pictures of many sizes
+    shape: tuple[int, int, int] | None  # height, width, channels; None: images of many sizes
     classes: int | None
-    train: int | None  # pictures in the training part
+    train: int | None  # images in the training part
     test: int | None  # and in the test part; 0: a share of the others is held out
     licence: str  # as its makers state it, or that they do not
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The settings of any data set; `load` gives the pictures."""
+    """The settings of any data set; `load` gives the images."""
 
-    limit: int | None = None  # use only so many training pictures; None: all
-    validation: float = 0.1  # share of the training pictures kept apart from the clients
+    limit: int | None = None  # use only so many training images; None: all
+    validation: float = 0.1  # share of the training images kept apart from the clients
     labelled: float = 0.0  # share kept apart with labels, for probes with few; at least 1 a class
     size: int | None = None  # shorter side scaled to this, centre cut out as a square; None: as is
     channels: int | None = None  # 3: colour, 1: grey; None: as the data are
-    seed: int = 0  # which pictures are held out
+    seed: int = 0  # which images are held out
 
     name: ClassVar[str] = ""
     about: ClassVar[About | None] = None
@@ -53,7 +53,7 @@ class DataSpec:
         """The data set, decoded on the first call and memory-mapped from then on.
 
         With the `key` of an earlier call's result, its source is looked at only if what was decoded
-        then is gone: a run goes on with the pictures it began with.
+        then is gone: a run goes on with the images it began with.
         """
         stored = reopened(self.name, key) if key else None
         return self._select(stored or self.stored())
@@ -90,7 +90,7 @@ class DataSpec:
             )
 
     def missing(self) -> tuple[str, ...]:
-        """What must be fetched before these pictures can be loaded, each with its command."""
+        """What must be fetched before these images can be loaded, each with its command."""
         return ()
 
     @classmethod
@@ -222,7 +222,7 @@ def check_at_least(setting: str, value: float, least: float) -> None:
 
 
 def no_labels(count: int) -> Integers:
-    """Labels for pictures whose classes are not known."""
+    """Labels for images whose classes are not known."""
     return np.full(count, UNKNOWN, np.int64)
 
 

@@ -1,8 +1,8 @@
 """How unlike each other the clients of a split are: in size, labels, style and looks.
 
-"The whole" is what all clients hold together; a picture that is held twice counts twice. Figures
-of labels are over the pictures whose label is known, and a client without any is left out of them.
-In a mean over clients each weighs the same, however many pictures it holds.
+"The whole" is what all clients hold together; an image that is held twice counts twice. Figures
+of labels are over the images whose label is known, and a client without any is left out of them.
+In a mean over clients each weighs the same, however many images it holds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Columns = dict[str, Any]  # a masked array each: one value a client, masked wher
 
 STYLE_FACTORS = ("style", "domain")  # the first of these that the data have is their style
 ANGLE_BINS = 10  # of a full turn, where the split does not say
-PER_CLIENT, IN_ALL = 300, 20_000  # pictures looked at for the style distance, at most
-MOST_BYTES = 1 << 28  # and so many bytes of them, but one picture of each client at least
+PER_CLIENT, IN_ALL = 300, 20_000  # images looked at for the style distance, at most
+MOST_BYTES = 1 << 28  # and so many bytes of them, but one image of each client at least
 CHUNK_BYTES = 1 << 24  # looked at together
 
 _SPREAD = ("min", "mean", "max")
@@ -51,7 +51,7 @@ class Heterogeneity:
 
     figures: Figures  # of the split as a whole
     columns: Columns  # of each client
-    classes: Integers | None  # pictures of each class at each client (clients, classes)
+    classes: Integers | None  # images of each class at each client (clients, classes)
     styles: Integers | None  # likewise of each style
 
     def rows(self) -> list[dict[str, float | int | None]]:
@@ -88,7 +88,7 @@ def summary(split: Split, labels: Integers, classes: int | None = None) -> Figur
 def _of_all(split: Split, labels: Integers) -> Figures:
     """What is counted over all clients together.
 
-    `pictures` counts a picture as often as it is held and `repeated` how often beyond the first;
+    `pictures` counts an image as often as it is held and `repeated` how often beyond the first;
     `dropped` are held by nobody. `size_gini` is Gini's coefficient of the sizes: 0 where all hold
     as many, towards 1 where one client holds nearly everything.
     """
@@ -120,7 +120,7 @@ def _summarised(columns: Columns) -> Figures:
 
 
 def counts(split: Split, values: Integers, width: int | None = None) -> Integers:
-    """Pictures of each value (a class, a style) at each client (clients, width); -1 is none."""
+    """Images of each value (a class, a style) at each client (clients, width); -1 is none."""
     return _tally(split, values[np.concatenate(split.indices)], width)
 
 
@@ -134,22 +134,22 @@ def _tally(split: Split, held: Integers, width: int | None) -> Integers:
 
 
 def size_columns(split: Split) -> Columns:
-    """`size`: how many pictures a client holds."""
+    """`size`: how many images a client holds."""
     return {"size": np.ma.array([len(own) for own in split.indices])}
 
 
 def label_columns(counts: Integers) -> Columns:
     """How unlike the whole each client is in its classes, from `counts` (clients, classes).
 
-    - `classes`: classes of which it holds at least one picture, and `classes_1_percent`: those
-      that make up at least a hundredth of its pictures;
+    - `classes`: classes of which it holds at least one image, and `classes_1_percent`: those
+      that make up at least a hundredth of its images;
     - `dominant_share`: the share of its commonest class;
     - `label_entropy_bits`: 0 for one class, log2 of the classes where they are even;
     - `label_js`: Jensen-Shannon distance to the whole, 0 to 1;
     - `label_emd`: earth mover's distance to the whole as Zhao et al. (2018) count it: the sum over
       classes of |share at the client - share in the whole|, 0 to 2.
 
-    A client with few pictures is some way from the whole by chance alone.
+    A client with few images is some way from the whole by chance alone.
     """
     if not counts.any():
         return {}
@@ -166,7 +166,7 @@ def label_columns(counts: Integers) -> Columns:
 
 
 def style_columns(counts: Integers) -> Columns:
-    """`styles` that a client holds any picture of, and their Jensen-Shannon distance `style_js`."""
+    """`styles` that a client holds any image of, and their Jensen-Shannon distance `style_js`."""
     if not counts.any():
         return {}
     distance = js_distance(_shares(counts), _shares(counts.sum(0)))
@@ -174,12 +174,12 @@ def style_columns(counts: Integers) -> Columns:
 
 
 def style_factor(images: Images) -> str | None:
-    """The column that says how a picture is made rather than what it shows, if there is one."""
+    """The column that says how an image is made rather than what it shows, if there is one."""
     return next((name for name in STYLE_FACTORS if name in images.factors), None)
 
 
 def angle_columns(split: Split) -> Columns:
-    """`angle_bins`: equal parts of the full turn to which any of a client's pictures is turned."""
+    """`angle_bins`: equal parts of the full turn to which any of a client's images is turned."""
     bins = int(split.spec.get("bins", ANGLE_BINS))
     turns = np.concatenate(split.angles or ()) % 360 / 360
     held = np.minimum((turns * bins).astype(np.int64), bins - 1)
@@ -219,11 +219,11 @@ def _masked(columns: Columns, counts: Integers) -> Columns:
 
 
 def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
-    """How unlike the whole each client's pictures look, whatever they show, with no label.
+    """How unlike the whole each client's images look, whatever they show, with no label.
 
-    Each picture is described by `looks`, standardised over the whole. A client's distance d is the
+    Each image is described by `looks`, standardised over the whole. A client's distance d is the
     root mean square over these of its mean, which is 1 for clients a standard deviation away. Even
-    n pictures drawn from the whole have about d = 1/sqrt(n), the `style_chance`. So what is
+    n images drawn from the whole have about d = 1/sqrt(n), the `style_chance`. So what is
     given is `style_distance` = sqrt(d² - chance²), or 0 where that is negative; over all clients
     the root of the mean of the differences, which is about 0 where style is shared out at random.
 
@@ -232,15 +232,15 @@ def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
     owner, described = _sampled(split, images)
     taken = np.bincount(owner, minlength=len(split))
     share = np.array([len(own) for own in split.indices]) / sum(map(len, split.indices))
-    per_picture = share / np.maximum(taken, 1)  # so that large clients weigh more in the whole
-    centred = described - per_picture[owner] @ described
-    deviation = np.sqrt(per_picture[owner] @ centred**2)
-    differing = deviation > 1e-6  # a statistic that all pictures share tells nothing
+    per_image = share / np.maximum(taken, 1)  # so that large clients weigh more in the whole
+    centred = described - per_image[owner] @ described
+    deviation = np.sqrt(per_image[owner] @ centred**2)
+    differing = deviation > 1e-6  # a statistic that all images share tells nothing
     means = np.zeros((len(split), int(differing.sum())))
     np.add.at(means, owner, centred[:, differing] / deviation[differing])
     means /= np.maximum(taken, 1)[:, None]
-    # Variance of a client's mean less the whole's, where every picture is an independent draw.
-    chance = (1 - 2 * share) / np.maximum(taken, 1) + per_picture @ share
+    # Variance of a client's mean less the whole's, where every image is an independent draw.
+    chance = (1 - 2 * share) / np.maximum(taken, 1) + per_image @ share
     chance = np.maximum(chance, 0) * differing.any()
     beyond = (means**2).sum(1) / max(1, means.shape[1]) - chance
     held = taken > 0
@@ -257,7 +257,7 @@ def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
 
 
 def looks(pixels: Pixels) -> Floats:
-    """Low-level statistics of each picture (n, statistics): what a style changes at once.
+    """Low-level statistics of each image (n, statistics): what a style changes at once.
 
     Brightness and contrast of every channel (mean and standard deviation), and how much
     neighbouring pixels differ down and across (mean absolute differences).
@@ -271,7 +271,7 @@ def looks(pixels: Pixels) -> Floats:
 
 
 def _sampled(split: Split, images: Images) -> tuple[Integers, Floats]:
-    """Some pictures of each client, drawn with a fixed seed: their holders and their looks."""
+    """Some images of each client, drawn with a fixed seed: their holders and their looks."""
     bytes_each = int(np.prod(images.shape))
     most = min(IN_ALL, MOST_BYTES // bytes_each)
     each = max(1, min(PER_CLIENT, most // len(split)))

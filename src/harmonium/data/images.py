@@ -1,4 +1,4 @@
-"""Pictures as one array, with labels and further columns beside them."""
+"""Images as one array, with labels and further columns beside them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
 UNKNOWN = -1
-"""The label of a picture whose class is not known."""
+"""The label of an image whose class is not known."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pictures with their labels; `pixels` is usually a read-only memory map.
+    """Images with their labels; `pixels` is usually a read-only memory map.
 
-    >>> pictures = Images(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]))
-    >>> len(pictures), pictures.labelled, pictures.subset([3, 0]).labels.tolist()
+    >>> images = Images(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]))
+    >>> len(images), images.labelled, images.subset([3, 0]).labels.tolist()
     (4, True, [1, 0])
     """
 
@@ -41,27 +41,27 @@ class Images:
         object.__setattr__(self, "factors", columns)
 
     def __len__(self) -> int:
-        """How many pictures."""
+        """How many images."""
         return len(self.labels)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of every picture."""
+        """Height, width and channels of every image."""
         height, width, channels = self.pixels.shape[1:]
         return height, width, channels
 
     @property
     def labelled(self) -> bool:
-        """Whether the class of any picture is known."""
+        """Whether the class of any image is known."""
         return bool((self.labels != UNKNOWN).any())
 
     def batch(self, index: npt.ArrayLike) -> Pixels:
-        """The pixels of some pictures, read without touching the others."""
+        """The pixels of some images, read without touching the others."""
         picked: Pixels = self.pixels[np.asarray(index)]
         return picked
 
     def subset(self, index: npt.ArrayLike) -> Images:
-        """Some of the pictures, in the order of `index`.
+        """Some of the images, in the order of `index`.
 
         A run of neighbours is a view. Anything else is gathered only when its `pixels` are asked
         for; `batch` never gathers more than the batch.
@@ -72,11 +72,11 @@ class Images:
         return self._pick(rows, labels, factors)
 
     def without_labels(self) -> Images:
-        """The same pictures with every label unknown and no further columns."""
+        """The same images with every label unknown and no further columns."""
         return self.relabelled(np.full(len(self), UNKNOWN, np.int64))
 
     def relabelled(self, labels: Integers) -> Images:
-        """The same pictures with other labels and no further columns."""
+        """The same images with other labels and no further columns."""
         return Images(self.pixels, labels)
 
     def _pick(self, rows: Integers, labels: Integers, factors: Mapping[str, Integers]) -> Images:
@@ -120,14 +120,14 @@ class _Picked(Images):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set ready for use: three parts that share no picture."""
+    """A data set ready for use: three parts that share no image."""
 
     name: str
     train: Images
     validation: Images  # kept apart from the clients, for choosing settings
     test: Images
     classes: tuple[str, ...]  # the name of each label; empty where nothing is labelled
-    digest: str  # sha256 over the content and over which pictures were selected
+    digest: str  # sha256 over the content and over which images were selected
     notes: tuple[str, ...] = ()  # what a reader of the results should know, e.g. skipped files
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a factor's values
     labelled: Images | None = None  # held out of the training part with labels; see `labels`
@@ -138,7 +138,7 @@ def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:
     """Refuse anything but (n, height, width, 1 or 3) bytes."""
     if pixels.dtype != np.uint8:
         raise DataError(
-            f"{what} are {pixels.dtype}, but pictures are uint8 from 0 to 255: convert them first, "
+            f"{what} are {pixels.dtype}, but images are uint8 from 0 to 255: convert them first, "
             "e.g. (x * 255).round().astype('uint8') where x lies between 0 and 1"
         )
     if pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
@@ -152,7 +152,7 @@ def _column(name: str, values: npt.NDArray[Any], count: int) -> Integers:
     """`values` as int64, or an error that names the column."""
     values = np.asarray(values)
     if values.shape != (count,):
-        raise DataError(f"{name} have shape {values.shape}, but there are {count} pictures")
+        raise DataError(f"{name} have shape {values.shape}, but there are {count} images")
     if values.dtype.kind not in "iu":
         raise DataError(f"{name} are {values.dtype}, but should be integers")
     return values.astype(np.int64, copy=False)
@@ -168,5 +168,5 @@ def _rows(index: npt.ArrayLike, count: int) -> Integers:
             f"a subset needs a list of integers, not {rows.dtype} of shape {rows.shape}"
         )
     if rows.min() < 0 or rows.max() >= count:
-        raise DataError(f"a subset asks for picture {rows.max()} or {rows.min()} of {count}")
+        raise DataError(f"a subset asks for image {rows.max()} or {rows.min()} of {count}")
     return rows.astype(np.int64, copy=False)

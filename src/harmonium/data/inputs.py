@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from harmonium.core.errors import DataError, counted
-from harmonium.data.decoding.image import read_picture, shaped
+from harmonium.data.decoding.image import read_image, shaped
 from harmonium.data.images import Pixels
 
 Layout = Literal["NHWC", "NCHW"]
@@ -182,7 +182,7 @@ def read_images(
     if isinstance(images, Image.Image):
         bands = 3 if images.mode == "RGB" else 1 if images.mode == "L" else 0
         check_strict(strict, (images.height, images.width, bands or channels), shape)
-        return read_picture(images, (height, width), channels, depth)[None]
+        return read_image(images, (height, width), channels, depth)[None]
     if not is_array(images):
         raise DataError(
             f"images are {kind(images)}: give a uint8 array or tensor (n, height, width, "

@@ -1,4 +1,4 @@
-"""Newcomers: clients that hold pictures and never train, to see what others' training is worth."""
+"""Newcomers: clients that hold images and never train, to see what others' training is worth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def newcomers(
     """So many clients drawn to be newcomers, of every style in turn where there are styles.
 
     Args:
-        images: the training pictures.
+        images: the training images.
         indices: who holds which of them.
         column: the column of the styles; another name: `style`, if there is one.
         count: how many, fewer than there are clients.

@@ -1,6 +1,6 @@
-"""Who holds which pictures: the training part shared out among clients.
+"""Who holds which images: the training part shared out among clients.
 
-No two clients hold the same picture. What cannot be done is refused with the reason before
+No two clients hold the same image. What cannot be done is refused with the reason before
 anything is drawn, so that no rule can go round in circles. The rules themselves are in `splits`.
 """
 
@@ -35,8 +35,8 @@ class Shares:
     """What a rule decides."""
 
     indices: Sequence[Integers]  # for each client, sorted positions; a repeat counts twice
-    angles: Sequence[npt.NDArray[np.float32]] | None = None  # degrees that each picture is turned
-    notes: Sequence[str] = ()  # what a reader should know, e.g. how many pictures nobody holds
+    angles: Sequence[npt.NDArray[np.float32]] | None = None  # degrees that each image is turned
+    notes: Sequence[str] = ()  # what a reader should know, e.g. how many images nobody holds
     labelled: Sequence[Integers] | None = None  # see `Split`; None: as `SplitRule.labels` says
     data: str | None = None  # digest of the only data that these shares fit; None: any
     newcomers: Sequence[int] = ()  # see `Split`; none: as `SplitRule.newcomers` says
@@ -44,13 +44,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A way to share pictures out; its fields are its settings."""
+    """A way to share images out; its fields are its settings."""
 
     _: KW_ONLY
     labels: float = 1.0  # share of a client's labels that its method may see; at least 1 a class
     labelled: float = 1.0  # share of the clients that have any label to see, drawn at random
     merge: int = 1  # so many clients are put together into one, with the labels each may see
-    newcomers: int = 0  # clients that hold pictures and never train, drawn at random
+    newcomers: int = 0  # clients that hold images and never train, drawn at random
 
     name: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class SplitRule:
             raise ConfigError(f"clients={clients}: at least 1 is needed")
         if clients > len(images):
             raise DataError(
-                f"clients={clients}, but {called} has {len(images)} training pictures: "
+                f"clients={clients}, but {called} has {len(images)} training images: "
                 f"use at most {len(images)} clients"
             )
         if self.needs_labels and not images.labelled:
@@ -97,7 +97,7 @@ class SplitRule:
         missing = int((images.labels < 0).sum())
         if self.needs_labels and missing:
             raise DataError(
-                f"split '{self.name}' needs a label for every picture; {missing} of "
+                f"split '{self.name}' needs a label for every image; {missing} of "
                 f"{len(images)} have none: use split=iid"
             )
         for name in ("labels", "labelled"):
@@ -105,7 +105,7 @@ class SplitRule:
                 raise DataError(f"split.{name}={value}, but {called} has no labels: leave it out")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Share the pictures out; `check` has passed."""
+        """Share the images out; `check` has passed."""
         raise undefined(self, "assign")
 
     def client_names(self, dataset: Dataset) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class SplitRule:
 
 
 splits: Registry[SplitRule] = Registry("split", "harmonium.data.splits", SplitRule)
-"""Every way to share pictures out, by name."""
+"""Every way to share images out, by name."""
 
 
 def pools_by_class(labels: Integers, rng: np.random.Generator) -> list[Integers]:
@@ -140,7 +140,7 @@ class Split:
 
     @property
     def examples(self) -> dict[int, int]:
-        """How many pictures each client holds that trains."""
+        """How many images each client holds that trains."""
         sizes = {client: len(own) for client, own in enumerate(self.indices)}
         return {client: size for client, size in sizes.items() if client not in self.newcomers}
 
@@ -153,13 +153,13 @@ class Split:
         _check_data(self.data, dataset.digest, dataset.name)
 
     def validate(self, pictures: int) -> None:
-        """Refuse shares that cannot be right for so many training pictures."""
+        """Refuse shares that cannot be right for so many training images."""
         sizes = np.array([len(own) for own in self.indices])
         held = np.concatenate(self.indices)
         if held.max(initial=-1) >= pictures:
             raise DataError(
-                f"this split shares out picture {held.max()}, but there are {pictures} training "
-                "pictures: use the data that it was made for"
+                f"this split shares out image {held.max()}, but there are {pictures} training "
+                "images: use the data that it was made for"
             )
         steps = _steps(held, sizes)
         right = sizes.min() > 0 and held.min() >= 0 and (steps >= 0).all()
@@ -175,12 +175,12 @@ class Split:
         right = right and (np.diff(new, prepend=-1) > 0).all() and len(new) < len(sizes)
         right = right and new.max(initial=0) < len(sizes)
         if not right:
-            raise DataError("this split is damaged: it does not fit the pictures it shares out")
+            raise DataError("this split is damaged: it does not fit the images it shares out")
         if np.bincount(held[steps > 0]).max() > 1:  # a repeat within a client is a step of 0
-            raise DataError("this split is damaged: two clients hold the same picture")
+            raise DataError("this split is damaged: two clients hold the same image")
 
     def seen(self, images: Images) -> Images:
-        """The pictures with the labels that clients' methods may see, and no further columns."""
+        """The images with the labels that clients' methods may see, and no further columns."""
         if self.labelled is None:
             return images.relabelled(images.labels)
         labels = np.full(len(images), UNKNOWN, np.int64)
@@ -249,18 +249,18 @@ class Split:
 def make_split(
     spec: SplitRule, data: Dataset | Images, data_digest: str | None, clients: int, seed: int
 ) -> Split:
-    """Share the training pictures of `data` out among `clients`.
+    """Share the training images of `data` out among `clients`.
 
     Args:
         spec: the rule.
-        data: a data set, of which the training part is shared out, or the pictures themselves.
-        data_digest: what identifies the pictures; None takes the data set's own.
+        data: a data set, of which the training part is shared out, or the images themselves.
+        data_digest: what identifies the images; None takes the data set's own.
         clients: how many.
         seed: the run's seed; the same seed gives the same split.
 
     >>> from harmonium.data.splits.by_class import ByClass
-    >>> pictures = Images(np.zeros((6, 8, 8, 1), np.uint8), np.array([0, 0, 1, 1, 2, 2]))
-    >>> split = make_split(ByClass(classes_per_client=1), pictures, "six", clients=3, seed=0)
+    >>> images = Images(np.zeros((6, 8, 8, 1), np.uint8), np.array([0, 0, 1, 1, 2, 2]))
+    >>> split = make_split(ByClass(classes_per_client=1), images, "six", clients=3, seed=0)
     >>> [index.tolist() for index in split.indices]
     [[0, 1], [2, 3], [4, 5]]
     """
@@ -310,7 +310,7 @@ def make_split(
 
 
 def _labelled(labels: Integers, own: Integers, share: float, rng: np.random.Generator) -> Integers:
-    """Positions whose label may be seen: of all copies of a picture, or of none."""
+    """Positions whose label may be seen: of all copies of an image, or of none."""
     pictures, copies = np.unique(own, return_inverse=True)
     chosen = stratified(labels[pictures], share, rng)
     return np.flatnonzero(np.isin(copies, chosen))
@@ -325,7 +325,7 @@ def _steps(rows: Integers, sizes: Integers) -> Integers:
 
 
 def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
-    """A note on the pictures that nobody holds, if there are any."""
+    """A note on the images that nobody holds, if there are any."""
     nobody = pictures - np.count_nonzero(np.bincount(np.concatenate(indices)))
     return [f"{nobody} of {pictures} training images are held by no client"] if nobody else []
 
@@ -344,7 +344,7 @@ def _merged(
     labelled: Columns | None,
     groups: Sequence[Sequence[int]],
 ) -> tuple[Columns, Columns | None, Columns | None]:
-    """Clients put together group by group; everything stays with its picture."""
+    """Clients put together group by group; everything stays with its image."""
     joined = [np.concatenate([indices[k] for k in group]) for group in groups]
     orders = [np.argsort(index, kind="stable") for index in joined]
     if angles is not None:

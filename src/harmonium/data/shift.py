@@ -1,4 +1,4 @@
-"""Pictures as clients hold them: a split may turn each picture by an angle of its own, once."""
+"""Images as clients hold them: a split may turn each image by an angle of its own, once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harmonium.data.cache import Writer, decoded
 from harmonium.data.images import Dataset, Pixels
 from harmonium.data.partition import Split
 
-CHUNK = 4096  # pictures turned at once
+CHUNK = 4096  # images turned at once
 
 
 def as_held(dataset: Dataset, split: Split) -> Dataset:
-    """The data set with its training pictures as their holders see them.
+    """The data set with its training images as their holders see them.
 
     They are turned once, before training, and written beside the decoded data; validation and test
-    pictures stay upright, as Federated SimCLR judges on such. Without angles this is the data set.
+    images stay upright, as Federated SimCLR judges on such. Without angles this is the data set.
     """
     if split.angles is None:
         return dataset
@@ -48,7 +48,7 @@ def as_held(dataset: Dataset, split: Split) -> Dataset:
 
 
 def turned(pixels: Pixels, degrees: npt.NDArray[np.float32]) -> Pixels:
-    """Each picture turned counter-clockwise by its angle: bilinear, black corners, same canvas.
+    """Each image turned counter-clockwise by its angle: bilinear, black corners, same canvas.
 
     >>> bar = np.zeros((1, 3, 3, 1), np.uint8)
     >>> bar[0, 1] = 200

@@ -25,7 +25,7 @@ from harmonium.core import codec, files
 from harmonium.core.errors import EngineError, HarmoniumError
 from harmonium.core.progress import Listener, listener
 from harmonium.core.types import ClientId, Weights
-from harmonium.engines.runtime import Host, StateRef, Task
+from harmonium.engines.runtime import ClientRuntime, StateRef, Task
 from harmonium.engines.state_versions import States
 from harmonium.federation.driver import Reply, Turn
 from harmonium.federation.wire import Ask
@@ -40,7 +40,7 @@ class LocalEngine(States):
     is_remote = False
     shows_states = True
 
-    def __init__(self, host: Host, folder: Path, workers: int) -> None:
+    def __init__(self, host: ClientRuntime, folder: Path, workers: int) -> None:
         """Run tasks of `host`; `folder` is the run's, from which workers build their own hosts."""
         super().__init__()
         self.host = host

@@ -1,7 +1,7 @@
 """Everything that is needed to run client tasks in one process.
 
-The local engine, its worker processes and remote nodes all perform tasks through a `Host`, so a
-task gives the same bits wherever it runs.
+The local engine, its worker processes and remote nodes all perform tasks through a `ClientRuntime`,
+so a task gives the same bits wherever it runs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Host:
-    """The method, the pictures and the clients' shelves."""
+class ClientRuntime:
+    """The method, the images and the clients' shelves."""
 
     method: Method
     images: Images

@@ -2,7 +2,7 @@
 
 `linear.py` finds the best linear rule; these reproduce a published schedule instead: an optimiser,
 a rate, so many epochs. The classifier after the last epoch is the one that counts. There is nothing
-to choose, so it needs no validation pictures, and test pictures are only ever asked about.
+to choose, so it needs no validation images, and test images are only ever asked about.
 
 Whether features are standardised belongs to a protocol. A fixed rate does the more in a step the
 larger features are, so without it encoders, or adapters, with large outputs learn faster, and an
@@ -47,8 +47,8 @@ class Protocol:
     momentum: float = 0.0  # of SGD
     weight_decay: float = 0.0  # of weights and biases, as torch does it
     schedule: Literal["constant", "cosine"] = "constant"  # of lr over epochs; cosine ends at 0
-    shuffle: bool = True  # pictures anew in every epoch
-    standardise: bool = False  # each feature to mean 0 and deviation 1 over the training pictures
+    shuffle: bool = True  # images anew in every epoch
+    standardise: bool = False  # each feature to mean 0 and deviation 1 over the training images
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs"):
@@ -84,7 +84,7 @@ PROTOCOLS = {
 """Protocols of features that stay as they are, by name."""
 
 ORCHESTRA = Protocol("sgd", 30.0, 256, 50, momentum=0.9, schedule="cosine")
-"""Orchestra's released code: rate 30 for batches of 256. It augments pictures, so features change
+"""Orchestra's released code: rate 30 for batches of 256. It augments images, so features change
 from epoch to epoch: `train` takes several passes of them."""
 
 
@@ -129,16 +129,16 @@ def train(
 ) -> Classifier:
     """A classifier of frozen features, and of what an adapter makes of them while it learns too.
 
-    It begins with weights of 0, so only the order of the pictures is drawn. The adapter is copied;
+    It begins with weights of 0, so only the order of the images is drawn. The adapter is copied;
     the copy learns by the same optimiser, in evaluation mode: it drops nothing, measures nothing.
 
     Args:
-        features: `(n, dim)` of the training pictures; or several passes, of which each epoch takes
+        features: `(n, dim)` of the training images; or several passes, of which each epoch takes
             the next and begins again after the last.
-        labels: `(n,)`; pictures labelled -1 are left out. Classes that do not occur are never
+        labels: `(n,)`; images labelled -1 are left out. Classes that do not occur are never
             predicted.
         protocol: how.
-        rng: of the order of the pictures.
+        rng: of the order of the images.
         adapter: what learns beside the classifier, from `(n, dim)` to `(n, any)`; none: nothing.
 
     >>> rows, names = torch.eye(3).repeat(9, 1), torch.tensor([7, 2, 5] * 9)
@@ -152,12 +152,12 @@ def train(
     first = passes[0]
     if first.ndim != 2 or len(first) != len(labels):
         raise DataError(
-            f"a classifier needs features (pictures, dim) and a label each, got "
+            f"a classifier needs features (images, dim) and a label each, got "
             f"{tuple(first.shape)} and {len(labels)} labels"
         )
     known = labels >= 0
     if not bool(known.any()):
-        raise DataError("a classifier needs at least one labelled picture; all labels are -1")
+        raise DataError("a classifier needs at least one labelled image; all labels are -1")
     features, labels = first[known].float(), labels[known]
     classes, columns = torch.unique(labels, return_inverse=True)
     learner = copy.deepcopy(adapter)
@@ -191,7 +191,7 @@ def _scores(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def _orders(count: int, protocol: Protocol, rng: torch.Generator) -> list[Tensor]:
-    """The order of the pictures in every epoch."""
+    """The order of the images in every epoch."""
     if not protocol.shuffle:
         return [torch.arange(count)] * protocol.epochs
     return [torch.randperm(count, generator=rng) for _ in range(protocol.epochs)]

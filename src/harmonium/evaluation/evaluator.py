@@ -1,6 +1,6 @@
 """Judging an encoder: what is measured during a run, and what is reported at its end.
 
-During training only validation pictures are used, so that choosing a round or a setting never
+During training only validation images are used, so that choosing a round or a setting never
 looks at the test part; the test part is read once, at the end. Data without labels get the
 label-free figures alone.
 """
@@ -32,7 +32,7 @@ from harmonium.evaluation.whitening import DIRECTIONS
 
 VALIDATION = "validation kNN"  # the probe of a look during training
 NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a verdict
-FEWEST = 64  # held-out pictures for label-free figures; labels are not in play, so any will do
+FEWEST = 64  # held-out images for label-free figures; labels are not in play, so any will do
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Evaluation:
     every: int | None = None  # rounds between evaluations; none: about ten in a run
     k: int = 200  # neighbours that vote
     temperature: float = 0.1  # of the votes' weights
-    bank: int = 5000  # training pictures that vote during training; at the end all do
-    queries: int = 2000  # validation pictures judged during training
-    health: int = 512  # pictures for the label-free figures
+    bank: int = 5000  # training images that vote during training; at the end all do
+    queries: int = 2000  # validation images judged during training
+    health: int = 512  # images for the label-free figures
     labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; []: none
     draws: int = 5  # choices of those few labels
     clients: int = 10  # clients whose own encoders are judged, where each has one
@@ -93,8 +93,8 @@ class Tested(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judge:
-    """The pictures and rules by which encoders of one run are judged."""
+class Evaluator:
+    """The images and rules by which encoders of one run are judged."""
 
     settings: Evaluation
     data: Dataset
@@ -110,7 +110,7 @@ class Judge:
         voters = 0 if self.bank is None else len(_some(_known(self.bank), self.settings.bank))
         if 0 < voters < self.settings.k:
             notes.append(
-                f"evaluate.k={self.settings.k}, but only {voters} training pictures can vote: all "
+                f"evaluate.k={self.settings.k}, but only {voters} training images can vote: all "
                 "of them do, and kNN says little. Set a smaller evaluate.k"
             )
         return notes
@@ -268,7 +268,7 @@ class Judge:
 
     @cached_property
     def bank(self) -> Images | None:
-        """The pictures that probes learn from: the training part, else the labelled one.
+        """The images that probes learn from: the training part, else the labelled one.
 
         None where there are no classes to tell apart: naming the only one is always right.
         """
@@ -296,7 +296,7 @@ class Judge:
         return self._measure(self.untrained)
 
     def _measure(self, encoder: nn.Module) -> Health:
-        """Health from two views of held-out pictures, or of any where those are too few to tell."""
+        """Health from two views of held-out images, or of any where those are too few to tell."""
         train, held = self.data.train, self.data.validation
         held = held if len(held) >= min(FEWEST, len(train)) else train
         pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
@@ -342,7 +342,7 @@ def average(many: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _some(images: Images, count: int) -> Images:
-    """The first pictures; the parts are in random order already."""
+    """The first images; the parts are in random order already."""
     return images if len(images) <= count else images.subset(np.arange(count))
 
 

@@ -1,8 +1,8 @@
-"""Features on disk: what an encoder once made of pictures is not computed again.
+"""Features on disk: what an encoder once made of images is not computed again.
 
-A file is found by the digests of the encoder's weights and code, of the pictures and of how they
+A file is found by the digests of the encoder's weights and code, of the images and of how they
 are prepared, so it can never be the wrong one, and any of them may be deleted at any time. They lie
-in `HARMONIUM_HOME/features`, readable by their owner only, because features tell of pictures. When
+in `HARMONIUM_HOME/features`, readable by their owner only, because features tell of images. When
 all of them together would get larger than `MOST`, those that were used longest ago go first.
 """
 
@@ -36,7 +36,7 @@ from harmonium.evaluation.features import embed
 FORMAT = 1  # raise it when features would come out differently
 MOST = 4 << 30  # bytes of all files
 LEFTOVER = 24 * 3600  # seconds after which a file that was never finished goes
-PIECE = 4096  # pictures digested at once
+PIECE = 4096  # images digested at once
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -72,22 +72,22 @@ def _code(module: str) -> bytes:
 class Kept:
     """Features by way of the disk, and a count of what that spared."""
 
-    computed: int = 0  # pictures that went through an encoder
-    found: int = 0  # pictures whose features were on disk
+    computed: int = 0  # images that went through an encoder
+    found: int = 0  # images whose features were on disk
     note: Callable[[str], None] = field(default=lambda text: None, repr=False)
-    _pictures: dict[int, tuple[Images, str]] = field(default_factory=dict, repr=False)
+    _images: dict[int, tuple[Images, str]] = field(default_factory=dict, repr=False)
 
-    def pictures_digest(self, images: Images) -> str:
-        """The sha256 of pictures, read once for each object; labels do not matter."""
-        if id(images) not in self._pictures:
+    def images_digest(self, images: Images) -> str:
+        """The sha256 of images, read once for each object; labels do not matter."""
+        if id(images) not in self._images:
             total = hashlib.sha256(str((len(images), *images.shape)).encode())
             with work("digest of the images", len(images), "images") as at:
                 for start in range(0, len(images), PIECE):
                     at(start)
                     rows = np.arange(start, min(start + PIECE, len(images)))
                     total.update(np.ascontiguousarray(images.batch(rows)).data)
-            self._pictures[id(images)] = images, total.hexdigest()
-        return self._pictures[id(images)][1]
+            self._images[id(images)] = images, total.hexdigest()
+        return self._images[id(images)][1]
 
     def features(
         self,
@@ -101,7 +101,7 @@ class Kept:
 
         Args:
             encoder: the network.
-            images: the pictures.
+            images: the images.
             prepare: what makes a network's input of them; see `embed`.
             how: plain values that tell what `prepare`, or `views`, does from anything else.
             views: see `embed`.
@@ -111,7 +111,7 @@ class Kept:
                 "format": FORMAT,
                 "torch": torch.__version__,
                 "encoder": encoder_digest(encoder),
-                "pictures": self.pictures_digest(images),
+                "pictures": self.images_digest(images),
                 "how": how,
             }
         )

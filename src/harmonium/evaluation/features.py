@@ -1,4 +1,4 @@
-"""One pass of a frozen encoder over pictures; every probe reads the matrix it returns."""
+"""One pass of a frozen encoder over images; every probe reads the matrix it returns."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def embed(
     views: Callable[[Tensor, int], Tensor] | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """Frozen features of pictures, on all cores.
+    """Frozen features of images, on all cores.
 
     Batches go to as many threads as there are cores, each computing on its own: no two threads
     wait for each other inside an operation, and the bits are those of a single thread.
 
     Args:
-        encoder: maps prepared pictures to `(b, dim)`; run in eval mode, its modes are restored.
-        pixels: uint8 pictures `(n, height, width, channels)`; may be read-only or memory-mapped.
+        encoder: maps prepared images to `(b, dim)`; run in eval mode, its modes are restored.
+        pixels: uint8 images `(n, height, width, channels)`; may be read-only or memory-mapped.
         prepare: turns a uint8 batch `(b, height, width, channels)` into what the encoder takes.
-        batch: pictures per forward pass; bounds memory and does not change the result.
+        batch: images per forward pass; bounds memory and does not change the result.
         views: instead of `prepare`, for random views: is told the number of the batch's first
-            picture as well, to draw by, for batches come in any order. With it `batch` matters.
-        watch: told how many pictures are done, of how many.
+            image as well, to draw by, for batches come in any order. With it `batch` matters.
+        watch: told how many images are done, of how many.
 
     Returns:
         Float32 features `(n, dim)` on the CPU, free of any autograd history.
     """
     if batch < 1:
-        raise ConfigError(f"embed needs a batch of at least 1 picture, got {batch}")
+        raise ConfigError(f"embed needs a batch of at least 1 image, got {batch}")
     if len(pixels) == 0:
-        raise DataError("there are no pictures to embed")
+        raise DataError("there are no images to embed")
     parameter = next(encoder.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
 
@@ -59,7 +59,7 @@ def embed(
             part: Tensor = encoder(prepared.to(device)).cpu()
         if part.ndim != 2 or len(part) != len(rows):
             raise DataError(
-                f"an encoder must give one feature vector a picture: {len(rows)} pictures "
+                f"an encoder must give one feature vector an image: {len(rows)} images "
                 f"came back as {tuple(part.shape)} instead of ({len(rows)}, dim)"
             )
         return part

@@ -1,11 +1,11 @@
 """Fine-tuning: a head is put on an encoder, and both are trained with labels.
 
-This is how papers judge with few labels and on other pictures. FedCA (Zhang et al., 2020) puts a
+This is how papers judge with few labels and on other images. FedCA (Zhang et al., 2020) puts a
 perceptron with one hidden layer on top and trains for 100 epochs by Adam with rate 0.001. Orchestra
 (Lubana et al., 2022) puts a linear layer on top; its code trains the whole network with the rate of
 its linear probe, 30, at which no network learns, so here it is SGD with 0.1 and a cosine over 50
 epochs. The network after the last epoch is the one that counts: nothing is chosen, so no validation
-picture is needed, and test pictures are only ever asked about.
+image is needed, and test images are only ever asked about.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tuning:
     momentum: float = 0.0  # of SGD
     schedule: Literal["constant", "cosine"] = "constant"  # of lr over epochs; cosine ends at 0
     hidden: int | None = None  # units of mlp; none: as many as features
-    view: View | None = None  # by which pictures are changed at every step; none: as they are
+    view: View | None = None  # by which images are changed at every step; none: as they are
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 2), ("hidden", 1)):
@@ -75,14 +75,14 @@ TUNINGS = {
 class Tuned:
     """A trained network and the classes that its scores stand for."""
 
-    network: nn.Module  # from prepared pictures to (n, classes)
+    network: nn.Module  # from prepared images to (n, classes)
     classes: Tensor  # (classes,), ascending
 
     def answers(self, images: Images, prepare: Prepare) -> Answers | None:
         """What it says of the images with a label; None where its training diverged."""
         asked = images.subset(np.flatnonzero(images.labels != UNKNOWN))
         if len(asked) == 0:
-            raise DataError("there is no labelled picture to test a fine-tuned network on")
+            raise DataError("there is no labelled image to test a fine-tuned network on")
         scores = embed(self.network, asked, prepare)
         if not bool(scores.isfinite().all()):
             return None
@@ -90,18 +90,18 @@ class Tuned:
 
 
 def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, seed: int) -> Tuned:
-    """Train a copy of an encoder and a new head on labelled pictures, in one thread.
+    """Train a copy of an encoder and a new head on labelled images, in one thread.
 
     Args:
-        encoder: from prepared pictures to `(n, dim)`; it stays as it is.
-        images: pictures with labels; those labelled -1 are left out.
+        encoder: from prepared images to `(n, dim)`; it stays as it is.
+        images: images with labels; those labelled -1 are left out.
         how: the training.
-        prepare: what makes the network's input of pictures where `how` has no view.
-        seed: of the head, of the order of the pictures and of their views.
+        prepare: what makes the network's input of images where `how` has no view.
+        seed: of the head, of the order of the images and of their views.
     """
     known = np.flatnonzero(images.labels != UNKNOWN)
     if len(known) < 2:
-        raise DataError(f"fine-tuning needs at least 2 labelled pictures, got {len(known)}")
+        raise DataError(f"fine-tuning needs at least 2 labelled images, got {len(known)}")
     pixels = torch.from_numpy(np.array(images.batch(known)))
     classes, wanted = torch.unique(torch.from_numpy(images.labels[known]), return_inverse=True)
     rng = seeds.torch_rng(seed, "finetune")

@@ -6,10 +6,10 @@ matter of small differences.
 
 What the alarms rest on. Features behind a ReLU and average pooling are non-negative and share a
 large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained network of
-two to four layers is 0.03 to 0.45 on digits and on natural pictures, that of a trained one 0.1 to
+two to four layers is 0.03 to 0.45 on digits and on natural images, that of a trained one 0.1 to
 0.7. Encoders trained to a constant end between 0.001 and 0.02. Spread alone misses the encoder that
 keeps one direction; for that, `directions` counts those that carry the variance once the common
-mean is taken away. How many a healthy encoder has depends on the pictures: 5 or more on digits, but
+mean is taken away. How many a healthy encoder has depends on the images: 5 or more on digits, but
 where brightness is most of what differs an untrained one may have 1.8, and a contrastive one dips
 to 1.5 in its first epoch before it widens. So the alarm without a reference is set low, at 1.4 (a
 line with 10 % noise has 1.3), and rises up to 2.5 when the start of the same run is known and was
@@ -39,7 +39,7 @@ def alignment(first: Tensor, second: Tensor) -> float:
     """Mean squared distance of the unit features of two views: 0 equal, 4 opposite.
 
     Args:
-        first: features `(n, dim)` of one view of each picture.
+        first: features `(n, dim)` of one view of each image.
         second: features `(n, dim)` of another view, in the same order.
     """
     return float((_unit(first) - _unit(second)).square().sum(dim=1).mean())
@@ -101,13 +101,13 @@ def tuning_parts(
     """Align and Unif of Orchestra eq. 5; both are higher where a representation is better.
 
     Align is the mean cosine of two views, so 1 - `alignment` / 2. Unif is minus the mean over
-    pictures x of log mean_y exp(cosine(x, y) / temperature), y running over all pictures, x itself
+    images x of log mean_y exp(cosine(x, y) / temperature), y running over all images, x itself
     included: between -1 / temperature, where all features are the same, and about
     log(n) - 1 / temperature where n of them are far apart. It is not minus `uniformity`, which
     takes the logarithm of one mean over all pairs and leaves x itself out.
 
     Args:
-        first: features `(n, dim)` of one view of a client's pictures; Unif is of these.
+        first: features `(n, dim)` of one view of a client's images; Unif is of these.
         second: features `(n, dim)` of another view of the same.
         temperature: of Unif.
         chunk: rows at a time.
@@ -139,7 +139,7 @@ class Health:
     effective_rank: float
     directions: float
     spread: float
-    dead: float  # share of dimensions that say the same about every picture
+    dead: float  # share of dimensions that say the same about every image
     dimensions: int
     pictures: int
     finite: bool
@@ -169,14 +169,14 @@ class Health:
         limit = healthy if start is None or not start.finite else min(healthy, start.spread / 2)
         if self.spread < limit or self.spread == 0.0:
             return (
-                f"The representation has collapsed: all pictures get nearly the same {what} "
+                f"The representation has collapsed: all images get nearly the same {what} "
                 f"(spread {self.spread:.3g}; healthy is above {healthy:.3g}). "
                 "Lower local.lr; if the objective has targets, check that they get no gradient.",
             )
         if self.directions < self._narrow(start):
             return (
                 f"The representation has collapsed onto few directions: of {self.dimensions} "
-                f"dimensions about {self.directions:.1f} carry what differs between pictures "
+                f"dimensions about {self.directions:.1f} carry what differs between images "
                 f"(healthy is above {NARROWED_DIRECTIONS:.1f}). Use stronger augmentation, a "
                 "wider projector or a lower local.lr; in the first rounds it may pass by itself.",
             )
@@ -189,19 +189,19 @@ class Health:
             if start.directions < limit:
                 return 0.0  # it was as narrow before it learnt anything
             limit = min(NARROWED_DIRECTIONS, max(limit, start.directions / 3))
-        # In few dimensions, or with few pictures, there is little room: a quarter of it will do.
+        # In few dimensions, or with few images, there is little room: a quarter of it will do.
         return min(limit, min(self.dimensions, self.pictures - 1) / 4)
 
 
 def health(first: Tensor, second: Tensor) -> Health:
-    """Health of a representation from features `(n, dim)` of two views of held-out pictures.
+    """Health of a representation from features `(n, dim)` of two views of held-out images.
 
-    A few hundred pictures are enough; fewer than about 50 make `effective_rank` small by
+    A few hundred images are enough; fewer than about 50 make `effective_rank` small by
     themselves.
     """
     if first.shape != second.shape:
         raise DataError(
-            "health compares two views of the same pictures, got features "
+            "health compares two views of the same images, got features "
             f"{tuple(first.shape)} and {tuple(second.shape)}"
         )
     first, second = _several(first).double(), second.double()
@@ -234,8 +234,8 @@ def _several(features: Tensor) -> Tensor:
     """The features `(n, dim)` themselves, if there are at least two to compare."""
     if features.ndim != 2 or len(features) < 2:
         raise DataError(
-            "the geometry of a representation needs the features of at least 2 pictures as "
-            f"(pictures, dim), got {tuple(features.shape)}"
+            "the geometry of a representation needs the features of at least 2 images as "
+            f"(images, dim), got {tuple(features.shape)}"
         )
     return features
 

@@ -85,7 +85,7 @@ def knn_votes(
         )
     known = bank_labels >= 0
     if not bool(known.any()):
-        raise DataError("kNN needs at least one labelled picture in its bank; all labels are -1")
+        raise DataError("kNN needs at least one labelled image in its bank; all labels are -1")
     if not bool(known.all()):
         bank, bank_labels = bank[known], bank_labels[known]
     # Labels may be any numbers; votes are counted in one column for each that occurs.

@@ -1,9 +1,9 @@
 """Linear probes on frozen features: full, with few labels, and a closed-form one for monitoring.
 
-All standardise the features by the training pictures and leave out pictures labelled -1. The
+All standardise the features by the training images and leave out images labelled -1. The
 penalty `strength` multiplies half the squared weights against the mean loss, so that a value
-means the same for any number of pictures. Classes that the training labels lack are never
-predicted, and their test pictures count as wrong.
+means the same for any number of images. Classes that the training labels lack are never
+predicted, and their test images count as wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of a linear probe: accuracies are shares, counts are labelled pictures."""
+    """Result of a linear probe: accuracies are shares, counts are labelled images."""
 
     accuracy: float
     strength: float
-    validation_accuracy: float | None  # None where there was no labelled validation picture
+    validation_accuracy: float | None  # None where there was no labelled validation image
     train: int
     validation: int
     test: int
@@ -71,8 +71,8 @@ def linear_probe(
 
     One path of solutions (`logistic.py`) from the strongest penalty to the weakest, each start
     being the last solution. The strength with the best validation accuracy wins, the stronger one
-    on a tie. The winner is used as it is, not fitted again with the validation pictures: the model
-    that is reported is the one that was chosen. It sees the test pictures once.
+    on a tie. The winner is used as it is, not fitted again with the validation images: the model
+    that is reported is the one that was chosen. It sees the test images once.
 
     Args:
         train: features `(n, dim)`.
@@ -126,8 +126,8 @@ def few_label_probe(
     """Test accuracy when only `per_class` labels of each class are known.
 
     The penalty is fixed: so few labels leave none to choose with, and a validation set would be
-    labels that the setting says are not there. Standardisation uses all training pictures, which
-    needs no label. A class with fewer pictures gives all it has.
+    labels that the setting says are not there. Standardisation uses all training images, which
+    needs no label. A class with fewer images gives all it has.
 
     Args:
         train: features `(n, dim)`.
@@ -262,12 +262,12 @@ def _finite(name: str, features: Tensor) -> Array:
     """Float32 copy of features `(n, dim)`, or an error that says how many rows are broken."""
     array = features.detach().cpu().float().numpy()
     if array.ndim != 2:
-        raise DataError(f"{name} features must be (pictures, dim), got {tuple(array.shape)}")
+        raise DataError(f"{name} features must be (images, dim), got {tuple(array.shape)}")
     broken = int((~np.isfinite(array)).any(axis=1).sum())
     if broken:
         raise DataError(
             f"{broken} of {len(array)} {name} features are not finite numbers; "
-            "the encoder has diverged (lower local.lr) or the pictures are damaged"
+            "the encoder has diverged (lower local.lr) or the images are damaged"
         )
     return array
 
@@ -281,5 +281,5 @@ def _labelled(
     array, numbers = _finite(name, features), labels.detach().cpu().numpy()
     known = numbers >= 0
     if needed and not known.any():
-        raise DataError(f"the {name} pictures carry no labels, and a linear probe needs some")
+        raise DataError(f"the {name} images carry no labels, and a linear probe needs some")
     return (array, numbers) if known.all() else (array[known], numbers[known])

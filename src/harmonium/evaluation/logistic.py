@@ -24,8 +24,8 @@ from torch import Tensor
 from harmonium.core.progress import tell
 from harmonium.core.threads import single_thread
 
-TOLERANCE = 1e-5  # nats a picture by which a further step would lower the objective: good enough
-MANY = 10_000  # pictures; of fewer, each counts more and passes are cheap: they are solved further
+TOLERANCE = 1e-5  # nats an image by which a further step would lower the objective: good enough
+MANY = 10_000  # images; of fewer, each counts more and passes are cheap: they are solved further
 PASSES = 200  # over the data at one strength, at most
 BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
     loss: float  # mean cross entropy
     slope: Tensor  # its gradient `(classes, dim + 1)`
-    curvature: float  # mean of p (1 - p) over pictures and classes
+    curvature: float  # mean of p (1 - p) over images and classes
 
 
 def regressions(
@@ -166,7 +166,7 @@ def _look(features: Tensor, labels: Tensor, weights: Tensor, share: Callable[...
         for begin in range(start, stop, BLOCK):
             rows = features[begin : min(begin + BLOCK, stop)]
             own = labels[None, begin : begin + len(rows)]
-            # One column a picture: sums over classes run along rows of memory.
+            # One column an image: sums over classes run along rows of memory.
             scores = torch.addmm(intercept, narrow, rows.T)
             scores -= scores.amax(dim=0)
             loss -= float(scores.gather(0, own).sum(dtype=torch.float64))

@@ -1,15 +1,15 @@
-"""Pictures as their own features: what an encoder should be better than."""
+"""Images as their own features: what an encoder should be better than."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-SIDE = 16  # larger pictures are averaged down to so many points a side
+SIDE = 16  # larger images are averaged down to so many points a side
 
 
 class Pixels(nn.Module):
-    """The values of a picture in a row; large pictures in less detail.
+    """The values of an image in a row; large images in less detail.
 
     >>> import torch
     >>> Pixels()(torch.zeros(2, 3, 32, 32)).shape
@@ -17,6 +17,6 @@ class Pixels(nn.Module):
     """
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Features (n, dim) of pictures (n, channels, height, width)."""
+        """Features (n, dim) of images (n, channels, height, width)."""
         height, width = (min(SIDE, size) for size in pictures.shape[-2:])
         return functional.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)

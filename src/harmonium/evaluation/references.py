@@ -29,7 +29,7 @@ from harmonium.core.paths import home
 from harmonium.core.settings import plain
 from harmonium.data.cache import digest_of
 from harmonium.data.images import UNKNOWN, Images, Integers
-from harmonium.evaluation.evaluator import VALIDATION, Judge
+from harmonium.evaluation.evaluator import VALIDATION, Evaluator
 from harmonium.evaluation.feature_cache import Kept
 from harmonium.evaluation.features import embed
 from harmonium.evaluation.metrics import Answers, commonest_class
@@ -42,12 +42,12 @@ GIVEN = "given weights"  # the encoder that a run started from, of a run with `i
 FORMAT = 1  # raise it when their figures would come out differently
 
 
-def references(judge: Judge) -> dict[str, dict[str, Answers]]:
+def references(judge: Evaluator) -> dict[str, dict[str, Answers]]:
     """Answers by reference, then by probe; empty where the data have no labels to judge by."""
     return _References(judge).answers() if judge.has_labels else {}
 
 
-def validation_levels(judge: Judge) -> dict[str, float]:
+def validation_levels(judge: Evaluator) -> dict[str, float]:
     """What the references reach where kNN is validated during training, as shares.
 
     Empty where there are no labels to validate by.
@@ -58,7 +58,7 @@ def validation_levels(judge: Judge) -> dict[str, float]:
 class _References:
     """The references of one judge."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Evaluator) -> None:
         """Those on the data and by the probes of a judge."""
         self.judge = judge
 
@@ -132,7 +132,7 @@ class _References:
             if images is None:
                 return None
             labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
-            return [kept.pictures_digest(images), labels]
+            return [kept.images_digest(images), labels]
 
         return {
             "format": FORMAT,

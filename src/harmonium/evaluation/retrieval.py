@@ -1,7 +1,7 @@
-"""Retrieval: does a picture find others of its class among its nearest by cosine?
+"""Retrieval: does an image find others of its class among its nearest by cosine?
 
-Every query ranks all other pictures. Precision at k is the share of its class among the first k;
-average precision is the mean, over all pictures of its class, of the precision at the place where
+Every query ranks all other images. Precision at k is the share of its class among the first k;
+average precision is the mean, over all images of its class, of the precision at the place where
 each is found. Both have a chance level, what they would be if the ranking were drawn.
 """
 
@@ -29,8 +29,8 @@ class Retrieval:
     precision_chance: float  # the same for every k
     average: float  # mean average precision
     average_chance: float
-    queries: int  # that have at least one other picture of their class
-    gallery: int  # pictures that are ranked
+    queries: int  # that have at least one other image of their class
+    gallery: int  # images that are ranked
 
 
 def retrieve(
@@ -42,18 +42,18 @@ def retrieve(
         features: `(n, dim)`.
         labels: `(n,)`, all known.
         queries: positions of the rows that ask; each is left out of its own ranking.
-        at: values of k; more than there are pictures means all of them.
+        at: values of k; more than there are images means all of them.
 
     >>> rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> retrieve(rows, torch.tensor([0, 0, 1, 1]), torch.arange(4), [1]).precision
     {1: 1.0}
     """
     counts = torch.bincount(labels)
-    relevant = counts[labels] - 1  # pictures that each row could find
+    relevant = counts[labels] - 1  # images that each row could find
     queries = queries[relevant[queries] > 0]
     others = len(labels) - 1
     if not len(queries):
-        raise DataError("retrieval needs at least 2 pictures of one class; there are none")
+        raise DataError("retrieval needs at least 2 images of one class; there are none")
     unit = functional.normalize(features.double())
     places = torch.arange(1, others + 1, dtype=torch.float64)
     precision, average = dict.fromkeys(at, 0.0), 0.0
@@ -86,7 +86,7 @@ def nearest(unit: Tensor, some: Tensor, count: int) -> Tensor:
 def drawn(relevant: int, others: int) -> float:
     """The expected average precision of a ranking that is drawn.
 
-    At place k stands a relevant picture with probability R/N; then the k - 1 places before it hold
+    At place k stands a relevant image with probability R/N; then the k - 1 places before it hold
     (k - 1)(R - 1)/(N - 1) relevant ones on average.
 
     >>> drawn(3, 3), round(drawn(1, 2), 3)

@@ -213,7 +213,7 @@ def reasons(
     """Why an encoder may be no better than its references, from figures that need no labels.
 
     Args:
-        health: of the encoder, as `Judge` gives it; its warnings come first.
+        health: of the encoder, as `Evaluator` gives it; its warnings come first.
         losses: of all rounds, the first one first.
         steps: local optimiser steps that the model went through; none: not known.
         compares_views: whether the objective compares views of an image; if not, no reason is

@@ -1,7 +1,7 @@
 """BatchNorm's statistics measured anew on a finished average.
 
 Averaged running statistics belong to no model: each client measured its own. `batch_norm=
-recalibrate` has the clients pass their pictures through the averaged encoder once more, and pools
+recalibrate` has the clients pass their images through the averaged encoder once more, and pools
 what they find: the mean of means, and the variance of everything around it. Deeper layers are
 measured behind layers that normalise by the batch at hand, as in training.
 """
@@ -42,7 +42,7 @@ def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
 def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
     """Set every BatchNorm's running statistics to those of all its inputs over some batches.
 
-    Returns how many pictures that were; of none, statistics stay as they are.
+    Returns how many images that were; of none, statistics stay as they are.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> measure(norm, torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).split(3))

@@ -22,7 +22,7 @@ from harmonium.federation.wire import MASKS, MEASURING, STEPS, Field
 from harmonium.learning import dpsgd
 from harmonium.learning.training import Local
 
-EXAMPLE = 1000  # pictures of a client, where noise depends on them
+EXAMPLE = 1000  # images of a client, where noise depends on them
 SCALES = {"gaussian": "standard deviation", "discrete-laplace": "scale"}
 NUMBER = 8  # bytes of a scalar, and of any value under masks
 BATCH_NORM = {
@@ -88,7 +88,7 @@ class Card:
         lines += self._hidden()
         lines += [
             f"client    keeps {_listed(self.keeps)} between rounds",
-            f"server    keeps {_listed(self.remembers)}; knows each client's number of pictures",
+            f"server    keeps {_listed(self.remembers)}; knows each client's number of images",
         ]
         if self.aggregation:
             lines.append(f"combines  {self.aggregation}")
@@ -132,16 +132,16 @@ class Card:
         """What the declarations imply, in plain words."""
         said = []
         if self.per_example:
-            said.append("Rows that belong to single pictures leave the clients.")
+            said.append("Rows that belong to single images leave the clients.")
         said += self.reveals
         sent = [f for sides in self.exchanges.values() for f in sides["up"].values()]
         if any(f.kind == "weights" and not f.guarded for f in sent):
             said.append(
                 "Model weights leave the clients, and the server sees only their sum; a sum, too, "
-                "can reveal whether a picture was trained on."
+                "can reveal whether an image was trained on."
                 if self.masks
                 else "Model weights leave the clients. Nothing hides them from the server unless "
-                "the recipe adds protection; weights can reveal whether a picture was trained on."
+                "the recipe adds protection; weights can reveal whether an image was trained on."
             )
         elif not sent:
             said.append("Nothing leaves the clients.")
@@ -169,7 +169,7 @@ class Card:
             else "Clients need no memory between rounds (cross-device)."
         )
         if any("per_example" in what for what in self.keeps.values()):
-            said.append("What clients keep includes rows that belong to single pictures.")
+            said.append("What clients keep includes rows that belong to single images.")
         return said
 
 
@@ -268,7 +268,7 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: boo
 
 
 def _noise(method: Method, step: str) -> dict[str, str]:
-    """What noise guarded fields of a step get, in words; of an example where pictures count."""
+    """What noise guarded fields of a step get, in words; of an example where images count."""
     made = paid_here(method, step, EXAMPLE)
     varies = made != paid_here(method, step, 2 * EXAMPLE)
     found = {}
@@ -280,7 +280,7 @@ def _noise(method: Method, step: str) -> dict[str, str]:
             for one in made
             if one.field == name
         ]
-        where = f", of a client with {EXAMPLE:,} pictures" if said and varies else ""
+        where = f", of a client with {EXAMPLE:,} images" if said and varies else ""
         found[name] = ("; ".join(said) or "added before it leaves") + where
     return found
 

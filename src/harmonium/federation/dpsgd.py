@@ -20,8 +20,8 @@ _OWN = (
 
 
 def check(method: Method) -> None:
-    """Refuse DP-SGD where it would not hide single pictures."""
-    why = "local.dp_clip hides single pictures only where none looks at another"
+    """Refuse DP-SGD where it would not hide single images."""
+    why = "local.dp_clip hides single images only where none looks at another"
     if not method.objective.alone():
         raise ConfigError(
             f"{why}: objective={method.objective.name} is not known to be so; choose byol, "

@@ -401,11 +401,11 @@ class Driver:
         return entry
 
     def _note(self, step: str, up: Mapping[str, Any]) -> str:
-        """A remark on rows of single pictures in an answer, and the method's own."""
+        """A remark on rows of single images in an answer, and the method's own."""
         declared = self.method.exchanges().get(step)
         fields = declared.up if declared else {}
         rows = [name for name in up if name in fields and fields[name].kind == "per_example"]
-        note = f"rows of single pictures left the client: {', '.join(rows)}" if rows else ""
+        note = f"rows of single images left the client: {', '.join(rows)}" if rows else ""
         return "; ".join(filter(None, [note, self.method.remark(step, up)]))
 
     def _declared(self, ask: Ask) -> Exchange:

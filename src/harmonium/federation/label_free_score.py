@@ -43,7 +43,7 @@ class Appraisal:
     over: Over = "clients"  # what the mean is over
 
 
-CHUNK = 256  # pictures whose views are made at once
+CHUNK = 256  # images whose views are made at once
 UP = {
     "align": scalar("mean"),
     "unif": scalar("mean"),
@@ -115,7 +115,7 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
 def _features(
     wanted: Views, known: Views, client: Client, encoder: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """Features of two views of all pictures, `(n, dim)` each, in double precision."""
+    """Features of two views of all images, `(n, dim)` each, in double precision."""
     views = _two(wanted, known)
     rows: list[list[Tensor]] = [[], []]
     with torch.no_grad():

@@ -31,7 +31,7 @@ class Entry:
     parts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # way, field, part
     releases: list[Mapping[str, Any]] = field(default_factory=list)
     of: str = ""  # the step that an ask of secure aggregation is about
-    note: str = ""  # in plain words: rows of single pictures left it, or it kept something back
+    note: str = ""  # in plain words: rows of single images left it, or it kept something back
 
 
 class Ledger:

@@ -148,12 +148,12 @@ class Method:
 
     @property
     def needs_public(self) -> bool:
-        """Whether a recipe must name public pictures."""
+        """Whether a recipe must name public images."""
         return False
 
     @property
     def workload(self) -> float:
-        """Passes over the pictures that training takes, for each of local.epochs."""
+        """Passes over the images that training takes, for each of local.epochs."""
         return 1.0
 
     def passes_of(self, step: str) -> float:
@@ -168,7 +168,7 @@ class Method:
         return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """What a client makes of pictures for tasks of its own, given the model as it last sent it.
+        """What a client makes of images for tasks of its own, given the model as it last sent it.
 
         `state` is what the client keeps after that training. With `recalibrate` the model comes
         with the statistics that the client measured on it.
@@ -239,7 +239,7 @@ class Method:
         },
     )
     def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Measure BatchNorm's statistics of the received encoder on pictures as they are."""
+        """Measure BatchNorm's statistics of the received encoder on images as they are."""
         parts = self.pull(client, got.encoder)
         batches = (batch.plain for batch in client.batches(1, self.local.batch))
         seen = measure(parts["encoder"], batches)
@@ -254,7 +254,7 @@ class Method:
 
     @exchange(down={"model": weights()}, up=label_free_score.UP)
     def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Score the encoder that is judged on views of the client's pictures."""
+        """Score the encoder that is judged on views of the client's images."""
         return label_free_score.appraised(self, client, got.model)
 
     @exchange(down={"model": weights()}, up=overall.MEANS_UP)
@@ -395,7 +395,7 @@ class Method:
             term.after_step(parts, given)
 
     def at_server(self, server: Server, purpose: str) -> Client:
-        """The server as a client of the public pictures, for plans that train on them."""
+        """The server as a client of the public images, for plans that train on them."""
         return public_client(self, server, purpose)
 
     @cached_property

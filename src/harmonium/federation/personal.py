@@ -1,4 +1,4 @@
-"""What a client has of its own: a whole model that it keeps, and what it makes of pictures."""
+"""What a client has of its own: a whole model that it keeps, and what it makes of images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Own:
     what a client has without its adapter are the first features, as many as the adapter returns.
     """
 
-    encoder: nn.Module  # of pictures, as `evaluate.embed` takes it
+    encoder: nn.Module  # of images, as `evaluate.embed` takes it
     adapter: nn.Module | None = None  # of its features; none: they are used as they are
 
     def without(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The server as a client of the public pictures, for plans that train on them."""
+"""The server as a client of the public images, for plans that train on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVER = -1  # its number among clients
 
 
 def public_client(method: Method, server: Server, purpose: str) -> Client:
-    """A client that holds all public pictures; `purpose` keys what it draws."""
+    """A client that holds all public images; `purpose` keys what it draws."""
     if server.public is None:
         raise ConfigError(f"{called(method)} needs public images at the server, e.g. public=shapes")
     rng = seeds.torch_rng(method.world.seed, "server", purpose, server.round)

@@ -47,7 +47,7 @@ def gauged(server: Server, cohort: Sequence[ClientId]) -> Plan:
 
 
 def measured(method: Method, client: Client, model: Weights) -> Tensor:
-    """What terms want of a model, as means over a client's pictures."""
+    """What terms want of a model, as means over a client's images."""
     parts = method.pull(client, model)
     parts.train(method.recalibrates)  # statistics of projectors are then known nowhere
     total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0

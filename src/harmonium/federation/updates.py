@@ -3,7 +3,7 @@
 McMahan et al., Learning Differentially Private Recurrent Language Models, 2018. The change of the
 whole model by one client is shortened to a norm of at most `clip`. Noise is added by the client
 itself, to its own change, which then protects it from the server as well; or by the server, to the
-average, which takes far less noise and trusts the server. Neighbours are all of a client's pictures
+average, which takes far less noise and trusts the server. Neighbours are all of a client's images
 and any others in their place: the change moves by at most twice the clip. Nothing is gained from
 chance in who takes part, for the server knows it; a client counts each time that it is asked.
 """
@@ -67,7 +67,7 @@ class Updates:
         """The model to send in place of the one that training ended with."""
         change = {key: after[key].double() - before[key].double() for key in after}
         norm = math.sqrt(sum(float(part.square().sum()) for part in change.values()))
-        if not math.isfinite(norm) and self.noise:  # a refusal by name would tell of the pictures
+        if not math.isfinite(norm) and self.noise:  # a refusal by name would tell of the images
             change = {key: torch.zeros_like(part) for key, part in change.items()}
         elif norm > self.clip:
             change = {key: self.clip / norm * part for key, part in change.items()}

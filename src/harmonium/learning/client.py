@@ -34,10 +34,10 @@ class Decline(Exception):
 
 
 class Examples:
-    """One client's pictures. Labels are there only for methods that declare `uses_labels`."""
+    """One client's images. Labels are there only for methods that declare `uses_labels`."""
 
     def __init__(self, images: Images, index: np.ndarray, *, uses_labels: bool = False) -> None:
-        """Show the pictures at `index`; their labels only to a method that declares them."""
+        """Show the images at `index`; their labels only to a method that declares them."""
         self._images = images
         self._index = index
         self._uses_labels = uses_labels
@@ -46,7 +46,7 @@ class Examples:
         return len(self._index)
 
     def pixels(self, index: Tensor | None = None) -> Tensor:
-        """Pictures as uint8 (n, height, width, channels); all of them without an index."""
+        """Images as uint8 (n, height, width, channels); all of them without an index."""
         rows = self._index if index is None else self._index[index.numpy()]
         if (reading := _reading.get()) is not None:
             reading.add(len(rows) / max(1, len(self)))
@@ -120,7 +120,7 @@ class Batch:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The pictures as they are, uint8 (n, height, width, channels)."""
+        """The images as they are, uint8 (n, height, width, channels)."""
         return self.examples.pixels(self.index)
 
     @cached_property
@@ -130,7 +130,7 @@ class Batch:
 
     @cached_property
     def plain(self) -> Tensor:
-        """The pictures without augmentation, normalised, (n, channels, height, width)."""
+        """The images without augmentation, normalised, (n, channels, height, width)."""
         return self.make.plain(self.pixels)
 
     @property
@@ -190,10 +190,10 @@ class Client:
     def look(
         self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256
     ) -> Tensor:
-        """What a model makes of the pictures as they are, a row each, in order, without gradients.
+        """What a model makes of the images as they are, a row each, in order, without gradients.
 
         `among` are the positions of the examples to look at, if not all. The model should be in
-        evaluation mode, so that no picture moves another's row.
+        evaluation mode, so that no image moves another's row.
         """
         index = torch.arange(len(self.examples)) if among is None else among
         rows = []
@@ -227,7 +227,7 @@ class Client:
     ) -> Tensor:
         """Add Gaussian noise to a guarded field and note it in the ledger.
 
-        `sensitivity` is how far the value moves, by Euclid's distance, when one picture takes
+        `sensitivity` is how far the value moves, by Euclid's distance, when one image takes
         another's place, or with `add-remove` when one comes or goes. `then` post-processes the
         noisy value (symmetrise, pack); what it returns is what the handler must send under `name`,
         untouched.
@@ -239,7 +239,7 @@ class Client:
     def released(self, name: str, value: Sent, by: Sequence[Release]) -> Sent:
         """Note in the ledger a guarded field whose noise was added where it was made.
 
-        `by` is all the noise between the pictures and the value, as whoever made it tells. The
+        `by` is all the noise between the images and the value, as whoever made it tells. The
         handler must send the returned value under `name`, untouched.
         """
         if not by:

@@ -1,11 +1,11 @@
-"""Training whose every step hides single pictures: DP-SGD.
+"""Training whose every step hides single images: DP-SGD.
 
-Abadi et al., Deep Learning with Differential Privacy, 2016. The gradient of each picture alone is
+Abadi et al., Deep Learning with Differential Privacy, 2016. The gradient of each image alone is
 shortened to a norm of at most `local.dp_clip`; a step follows their sum with noise. That is sound
-only where the loss is a mean over pictures none of which looks at another: contrast within a batch
+only where the loss is a mean over images none of which looks at another: contrast within a batch
 and BatchNorm are refused.
 
-An epoch takes every picture once, so one picture in another's place moves one sum of the epoch by
+An epoch takes every image once, so one image in another's place moves one sum of the epoch by
 at most twice the clip, and the epoch is one Gaussian release, whatever the number of its steps.
 Batches are shuffled, not drawn at random, so nothing is gained from chance. The model that is sent
 follows from the noisy sums alone.
@@ -29,14 +29,14 @@ from harmonium.privacy.mechanisms import Release
 
 @dataclass
 class One(Batch):
-    """A single picture of a batch, with the views that it has there."""
+    """A single image of a batch, with the views that it has there."""
 
     whole: Batch
     place: int
 
     @cached_property
     def views(self) -> list[Tensor]:
-        """The batch's views of this picture."""
+        """The batch's views of this image."""
         return [view[self.place : self.place + 1] for view in self.whole.views]
 
 
@@ -47,7 +47,7 @@ def words(local: Local) -> tuple[str, ...]:
     noise = "no noise, which hides nothing"
     if local.dp_noise:
         noise = f"noise of {local.dp_noise:g} deviations over its sensitivity"
-    said = f"Gradients of single pictures are shortened to {local.dp_clip:g} in every step"
+    said = f"Gradients of single images are shortened to {local.dp_clip:g} in every step"
     return (f"{said}, and their sum gets {noise}.",)
 
 
@@ -76,7 +76,7 @@ def step(
         found = torch.autograd.grad(one, parameters, allow_unused=True)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))
         total += one.item()
-        if not math.isfinite(norm):  # to stop here would tell of the picture
+        if not math.isfinite(norm):  # to stop here would tell of the image
             continue
         short = min(1.0, clip / max(norm, 1e-300))
         for into, gradient in zip(sums, found, strict=True):

@@ -93,7 +93,7 @@ class Parts(nn.ModuleDict):
         for name, part in parts.items():
             if part.reveals == "per_example" and self.rules[name] in ("mean", "row"):
                 raise ConfigError(
-                    f"part '{name}' holds rows of single pictures, so it may be local or fresh, "
+                    f"part '{name}' holds rows of single images, so it may be local or fresh, "
                     f"never {self.rules[name]}"
                 )
         self.lazy = {name for name, part in parts.items() if part.lazy}

@@ -36,7 +36,7 @@ class Local:
     decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
     milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
-    dp_clip: float | None = None  # largest gradient norm of one picture (DP-SGD); none: any
+    dp_clip: float | None = None  # largest gradient norm of one image (DP-SGD); none: any
     dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
     for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
     for_fraction: float | None = None  # participation that lr was chosen for; others scale it
@@ -79,7 +79,7 @@ class Local:
     def scaled(self, clients: int, fraction: float) -> Local:
         """The same training for another federation, by Orchestra's rules (Lubana et al., 2022).
 
-        Epochs grow with the number of clients, for each then has fewer pictures; the learning rate
+        Epochs grow with the number of clients, for each then has fewer images; the learning rate
         with the root of the share that takes part, for an average of more is less noisy.
 
         >>> Local(epochs=10, for_clients=100).scaled(clients=25, fraction=1.0).epochs  # 2.5

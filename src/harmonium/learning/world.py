@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """What is known before anything is built: who takes part, and what pictures look like."""
+    """What is known before anything is built: who takes part, and what images look like."""
 
     clients: int = 2
     rounds: int = 1

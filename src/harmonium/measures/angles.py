@@ -1,13 +1,13 @@
-"""Angles between local models: do clients' encoders point the same way for the same picture?
+"""Angles between local models: do clients' encoders point the same way for the same image?
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 4. Clients train once
-more from the committed model; then every test picture has a unit feature under each of their
+more from the committed model; then every test image has a unit feature under each of their
 encoders, and the angle between two of those says how far the two models have turned apart.
 
-An angle alone can mislead: an encoder that gives all pictures the same feature has angles of 0, and
-features behind a ReLU lie in a narrow cone anyway. So the angle between different pictures under
+An angle alone can mislead: an encoder that gives all images the same feature has angles of 0, and
+features behind a ReLU lie in a narrow cone anyway. So the angle between different images under
 the same encoder is given beside it, and the ratio of the two: near 0, models agree; near 1, another
-model changes a feature as much as another picture does.
+model changes a feature as much as another image does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Angles(Measure):
     clients: int = 5  # whose encoders are compared, at most
     pictures: int = 1000  # of the test part, at most
     pairs: int = 45  # of encoders, at most; of more, a sample is drawn
-    seed: int = 0  # of the choice of clients, pictures and pairs
+    seed: int = 0  # of the choice of clients, images and pairs
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 2), ("pictures", 2), ("pairs", 1), ("seed", 0)):
@@ -88,7 +88,7 @@ class Angles(Measure):
             "clients": sorted(features),
             "pictures": pictures,
             **_summary(whole),
-            "others": others,  # degrees between different pictures under one encoder
+            "others": others,  # degrees between different images under one encoder
             "ratio": float(whole.mean()) / others if others else None,
             "pairs": [{"clients": list(pair), **_summary(a.numpy())} for pair, a in found.items()],
         }
@@ -111,7 +111,7 @@ class Angles(Measure):
             for label, one in found.items()
             for pair in one.plain["pairs"]
         ]
-        title = "Degrees between features of a picture under two clients' local encoders"
+        title = "Degrees between features of an image under two clients' local encoders"
         few = len(pairs) <= PAIRS * len(found)  # more are in eval.json
         return [Shown(title, runs, 2), *([Shown("By pair of clients", pairs, 2)] if few else [])]
 
@@ -119,14 +119,14 @@ class Angles(Measure):
         """One box a run."""
         from harmonium.report.measure_plots import boxes
 
-        title = "Angles between features of a picture under two clients' local encoders"
+        title = "Angles between features of an image under two clients' local encoders"
         boxes(
             path,
             {label: one.arrays["angles"] for label, one in found.items()},
             "degrees",
             title,
             {label: one.plain["others"] for label, one in found.items()},
-            "between different pictures under one encoder (mean)",
+            "between different images under one encoder (mean)",
         )
         return True
 
@@ -137,7 +137,7 @@ _WORDS = {
     "lower": "25 %",
     "median": "median",
     "upper": "75 %",
-    "others": "other pictures",
+    "others": "other images",
     "ratio": "ratio",
 }
 
@@ -156,7 +156,7 @@ def _known(values: Tensor) -> Tensor:
 
 
 def _between(features: Tensor, seed: int) -> float:
-    """The mean angle between different pictures under one encoder, from one shuffle of them."""
+    """The mean angle between different images under one encoder, from one shuffle of them."""
     order = torch.randperm(len(features), generator=seeds.torch_rng(seed, "measure", "others"))
     ring = features[order]
     return float(_known(angles(ring, ring.roll(1, 0))).mean())

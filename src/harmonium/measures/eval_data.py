@@ -1,6 +1,6 @@
-"""What encoders are judged on: a run's own pictures, and other data sets by name.
+"""What encoders are judged on: a run's own images, and other data sets by name.
 
-`on=[own,mnist]` names the sets, `on.mnist.limit=1000` sets one of their settings. Pictures of other
+`on=[own,mnist]` names the sets, `on.mnist.limit=1000` sets one of their settings. Images of other
 sets are brought to the shape that the encoder was made for, and keep their own training, validation
 and test parts.
 """
@@ -22,7 +22,7 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.recipe.overrides import Change, apply_changes
 
-OWN = "own"  # the run's pictures, the training part as clients hold it
+OWN = "own"  # the run's images, the training part as clients hold it
 UPRIGHT = "upright"  # the same, not turned where clients hold turned ones
 THEIRS = (OWN, UPRIGHT)
 FIXED = ("size", "channels")  # given by the encoder
@@ -37,23 +37,23 @@ class Ground:
 
     @cached_property
     def bank(self) -> Images:
-        """Labelled pictures that probes learn from: the training part, else the labelled one."""
+        """Labelled images that probes learn from: the training part, else the labelled one."""
         for images in (self.data.train, self.data.labelled):
             if images is not None:
                 some = images.labels != UNKNOWN
                 if len(np.unique(images.labels[some])) > 1:
                     return images if some.all() else images.subset(np.flatnonzero(some))
         raise DataError(
-            f"{self._called} has no training pictures of two classes with labels, and this measure "
+            f"{self._called} has no training images of two classes with labels, and this measure "
             "learns from such"
         )
 
     def part(self, name: str) -> Images:
-        """The labelled pictures of a part."""
+        """The labelled images of a part."""
         images: Images = getattr(self.data, name)
         known = np.flatnonzero(images.labels != UNKNOWN)
         if len(known) == 0:
-            raise DataError(f"{self._called} has no labelled {name} pictures to judge on")
+            raise DataError(f"{self._called} has no labelled {name} images to judge on")
         return images if len(known) == len(images) else images.subset(known)
 
     @property
@@ -61,7 +61,7 @@ class Ground:
         return f"{self.data.name} (on={self.name})"
 
     def chance(self, asked: Images) -> float:
-        """The accuracy of naming the commonest class of the training pictures."""
+        """The accuracy of naming the commonest class of the training images."""
         named = np.bincount(self.bank.labels).argmax()
         return float((asked.labels == named).mean())
 
@@ -79,7 +79,7 @@ class Sets:
         return choose(f"on.{name}", datasets, {"name": name, **self.settings.get(name, {})})
 
     def load(self, name: str, shape: tuple[int, int, int]) -> Dataset:
-        """A set in the shape of a run's pictures, read once."""
+        """A set in the shape of a run's images, read once."""
         height, width, channels = shape
         key = (name, shape)
         if key not in self._loaded:
@@ -91,7 +91,7 @@ class Sets:
                 raise error.within(f"on.{name}") from None
             if made.train.shape != shape:
                 raise DataError(
-                    f"on={name}: the run's pictures are {height} x {width}, and those of another "
+                    f"on={name}: the run's images are {height} x {width}, and those of another "
                     f"set are only made square: choose one of {height} x {width}"
                 )
             self._loaded[key] = made
@@ -110,7 +110,7 @@ def sets_of(changes: Sequence[Change]) -> tuple[Sets, list[Change]]:
         for key in FIXED:
             if key in settings:
                 raise ConfigError(
-                    f"on.{name}.{key} cannot be set: pictures are brought to the shape that the "
+                    f"on.{name}.{key} cannot be set: images are brought to the shape that the "
                     "encoder was made for"
                 )
     found = apply_changes({}, names).get("on", OWN)
@@ -125,7 +125,7 @@ def sets_of(changes: Sequence[Change]) -> tuple[Sets, list[Change]]:
     if len(set(called)) < len(called):
         raise ConfigError(f"on names a set twice: {', '.join(called)}")
     if own := [name for name in THEIRS if name in tree]:
-        raise ConfigError(f"on.{own[0]} has no settings: its pictures are as the run has them")
+        raise ConfigError(f"on.{own[0]} has no settings: its images are as the run has them")
     sets = Sets(called, tree)
     for name in (*tree, *called):
         if name not in THEIRS:

@@ -30,13 +30,13 @@ from harmonium.runs.start import changed_recipe
 class Evaluation(Tabular):
     """What was measured, where it was written, and how to show it."""
 
-    folder: Path  # of eval.json and the pictures
+    folder: Path  # of eval.json and the images
     runs: Mapping[str, Mapping[str, Any]]  # by label: where it is, what it is, how far it went
     figures: Mapping[str, Mapping[str, Any]]  # by measure, then by run's label
     pictures: Mapping[str, Path]  # by measure
     tables: Sequence[Shown]
     notes: Sequence[str] = ()
-    features: Mapping[str, int] = field(default_factory=dict)  # pictures: found on disk, computed
+    features: Mapping[str, int] = field(default_factory=dict)  # images: found on disk, computed
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
     legends: Sequence[str] = ()  # what words of the tables mean
@@ -259,7 +259,7 @@ def _written(
     """Draw and write what was found."""
     pictures, plots, tables, notes = dict[str, Path](), list[Path](), list[Shown](), list(lost)
     if len({run.dataset.digest for run in runs.values()}) > 1:
-        notes.append("these runs are on different pictures: their figures cannot be compared")
+        notes.append("these runs are on different images: their figures cannot be compared")
     for name, measure in asked.items():
         path = folder / f"{name}.png"
         if measure.draw(path, found[name]):

@@ -157,7 +157,7 @@ def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
 
     Of tables with a row a client, it sent its row; the federation's table stands for it. Statistics
     of BatchNorm that are measured anew before an encoder is judged are measured by the client
-    itself, on its own model and pictures.
+    itself, on its own model and images.
     """
     engine = heard.engine
     method = engine.host.method

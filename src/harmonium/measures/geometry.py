@@ -1,9 +1,9 @@
 """Geometry without labels: how features lie, and how far clients' models go from the federation's.
 
-- Features of two views of each picture: alignment, uniformity (Wang and Isola, 2020), effective
+- Features of two views of each image: alignment, uniformity (Wang and Isola, 2020), effective
   rank (Garrido et al., 2023), spread, and how many directions carry what differs.
 - Clients train once more from the committed model, as a further round would. Angles between their
-  features of the same pictures are those of `angles`.
+  features of the same images are those of `angles`.
 - Client drift: the distance of each client's model from the federation's, relative to the size of
   the federation's, by part; and the angles between clients' updates. 90 degrees are updates that
   have nothing in common, fewer are updates that agree.
@@ -51,14 +51,14 @@ class Geometry(Probe):
 
     pictures: int = 512  # of each set, at most
     clients: int = 5  # that train once more, at most; fewer than 2: none
-    seed: int = 0  # of the choice of pictures and clients, and of the views
+    seed: int = 0  # of the choice of images and clients, and of the views
 
     def __post_init__(self) -> None:
         self.at_least(pictures=2, clients=0, seed=0)
 
     def judge(self, run: Run, ground: Ground) -> Figures:
         """How features of one set lie; the mean over encoders where clients have their own."""
-        images = self._pictures(ground)
+        images = self._images(ground)
         pixels = torch.from_numpy(np.array(images.pixels))
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
         views = views if len(views) > 1 else views * 2
@@ -71,10 +71,10 @@ class Geometry(Probe):
         plain = {**average(found[:-1]), "untrained": found[-1]}
         return Figures(plain)
 
-    def _pictures(self, ground: Ground) -> Images:
+    def _images(self, ground: Ground) -> Images:
         images: Images = getattr(ground.data, self.part)
         if len(images) < 2:
-            raise DataError(f"{ground.data.name} has {len(images)} {self.part} pictures; needs 2")
+            raise DataError(f"{ground.data.name} has {len(images)} {self.part} images; needs 2")
         rng = seeds.numpy_rng(self.seed, "measure", "pictures")
         return images.subset(np.sort(rng.permutation(len(images))[: self.pictures]))
 
@@ -89,7 +89,7 @@ class Geometry(Probe):
     def _local(self, run: Run) -> tuple[dict[str, Any], list[str]]:
         """Angles between clients' features, and drift of what they send."""
         chosen = run.clients(self.clients, self.seed, "geometry", least=2)
-        pictures = self._pictures(run.ground())
+        pictures = self._images(run.ground())
         sends, models = sends_model(run.method), dict[int, Weights]()
         encoders = run.encoders(chosen) if run.keeps_encoders or not sends else {}
         features = {
@@ -118,7 +118,7 @@ class Geometry(Probe):
             for label, name, one in by_set(found)
             for of, some in (("run", one), ("untrained", one["untrained"]))
         ]
-        shown = [Shown(f"Geometry of features, {self.part} pictures", rows, 3)]
+        shown = [Shown(f"Geometry of features, {self.part} images", rows, 3)]
         drifts: list[dict[str, Any]] = []
         for label, figures in found.items():
             local = figures.plain.get("local", {})

@@ -1,4 +1,4 @@
-"""The nearest-neighbour probe: the labelled training pictures that are nearest vote for a class.
+"""The nearest-neighbour probe: the labelled training images that are nearest vote for a class.
 
 With its defaults the figure is the one that a run reports at its end.
 """
@@ -60,9 +60,7 @@ class NearestNeighbours(Frozen):
         """A vote of everyone says little."""
         if (k := self._k(run)) < len(ground.bank):
             return []
-        return [
-            f"knn.k is {k}, but {len(ground.bank)} pictures can vote: all do; set a smaller one"
-        ]
+        return [f"knn.k is {k}, but {len(ground.bank)} images can vote: all do; set a smaller one"]
 
     def title(self) -> str:
         """What the accuracies are of."""

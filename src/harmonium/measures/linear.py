@@ -1,7 +1,7 @@
 """The linear probe, by the best linear rule or by the schedule of a paper.
 
-`fast` fits a logistic regression with all pictures at once and chooses its penalty on validation
-pictures: with its defaults the figure is the one that a run reports at its end. The others train a
+`fast` fits a logistic regression with all images at once and chooses its penalty on validation
+images: with its defaults the figure is the one that a run reports at its end. The others train a
 linear layer as a paper did, and count the layer after the last epoch, never the best of several.
 """
 
@@ -39,8 +39,8 @@ class Linear(Frozen):
 
     protocol: Name = "fast"  # fast: penalty chosen on validation; others: a paper's schedule
     epochs: int | None = None  # of a paper's schedule; none: as published
-    passes: int = 10  # of augmented pictures with lp_orch, which its 50 epochs take in turn
-    seed: int = 0  # of the order of the pictures, and of what augments them
+    passes: int = 10  # of augmented images with lp_orch, which its 50 epochs take in turn
+    seed: int = 0  # of the order of the images, and of what augments them
 
     def __post_init__(self) -> None:
         self.at_least(epochs=1, passes=1, seed=0)
@@ -80,7 +80,7 @@ class Linear(Frozen):
         return {"split": run.split.digest} if self.protocol == "lp_000" else {}
 
     def _bank(self, run: Run, ground: Ground) -> Images:
-        """The pictures to learn from; by lp_000 those whose labels clients saw, if not all did."""
+        """The images to learn from; by lp_000 those whose labels clients saw, if not all did."""
         if self.protocol != "lp_000" or ground.name not in THEIRS or run.split.labelled is None:
             return ground.bank
         seen = run.split.seen(ground.data.train)
@@ -90,10 +90,10 @@ class Linear(Frozen):
         """What belongs to a protocol and cannot be seen in its figure."""
         found = []
         if self.protocol == "fast" and self.part == "validation":
-            found.append("the penalty was chosen on the pictures that this accuracy is of")
+            found.append("the penalty was chosen on the images that this accuracy is of")
         if self.protocol == "lp_orch" and self.passes < (self.epochs or ORCHESTRA.epochs):
             found.append(
-                f"lp_orch: pictures are augmented in {self.passes} passes that epochs take in "
+                f"lp_orch: images are augmented in {self.passes} passes that epochs take in "
                 "turn; linear.passes=50 is a new one for every epoch, as published"
             )
         if self.protocol == "lp_000":
@@ -102,7 +102,7 @@ class Linear(Frozen):
                 "the first one, so it begins anew"
             )
             if (few := len(self._bank(run, ground))) < len(ground.bank):
-                found.append(f"lp_000: learnt from the {few} pictures whose labels clients may see")
+                found.append(f"lp_000: learnt from the {few} images whose labels clients may see")
         return found
 
     def title(self) -> str:
@@ -111,7 +111,7 @@ class Linear(Frozen):
 
 
 def cropped(run: Run) -> View:
-    """Orchestra's augmentation for classifiers: half of a picture or more, and a mirror image."""
+    """Orchestra's augmentation for classifiers: half of an image or more, and a mirror image."""
     first = run.method.views.pipelines[0]
     bare = View(crop_min=0.5, flip=0.5, jitter=0.0, gray=0.0)
     return replace(bare, size=first.size, mean=first.mean, std=first.std)

@@ -3,11 +3,11 @@
 FedStyle (Yang et al., 2022) judges a federation twice, and so does this measure.
 
 - Generalisation: the federation's encoder stays as it is. For each style, a linear classifier is
-  trained on all training pictures of that style and tested on its test pictures.
+  trained on all training images of that style and tested on its test images.
 - Personalisation: every client trains once more from the final model, by the same rule whatever the
   method; of plain FedAvg that is local fine-tuning. Its own features (`Method.own`) stay as they
   are; a linear classifier, and the method's adapter if it has one, is trained on the client's own
-  labelled training pictures, and tested on test pictures such as the client holds.
+  labelled training images, and tested on test images such as the client holds.
 
 Newcomers, which never trained with the others, are judged in the same way, and apart: they begin
 with the final model and nothing kept.
@@ -65,18 +65,18 @@ LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.j
 class Board:
     """What a run's clients are judged on; labels -1 are not known."""
 
-    held: Images  # all training pictures as clients hold them
+    held: Images  # all training images as clients hold them
     seen: Integers  # their labels, as far as clients may see them
-    asked: Images  # test pictures, all labelled
+    asked: Images  # test images, all labelled
     by: str | None  # the column of the groups, or classes, or none
     groups: Integers  # of `held`
     asked_groups: Integers  # of `asked`
-    names: Mapping[int, str]  # of groups that test pictures have; one for all without a column
+    names: Mapping[int, str]  # of groups that test images have; one for all without a column
 
     def weights(self, rows: Integers) -> np.ndarray:
-        """What each test picture counts for a client with these training pictures.
+        """What each test image counts for a client with these training images.
 
-        Groups count by their shares of the client's pictures, pictures of a group alike.
+        Groups count by their shares of the client's images, images of a group alike.
         """
         own = self.groups[rows]
         size = 1 + max(self.groups.max(initial=0), self.asked_groups.max(initial=0))
@@ -86,7 +86,7 @@ class Board:
         return np.where(self.asked_groups >= 0, each[self.asked_groups], 0.0)
 
     def group(self, rows: Integers) -> str | None:
-        """The group of more than half of these training pictures; none where groups are classes."""
+        """The group of more than half of these training images; none where groups are classes."""
         if self.by in (None, CLASSES):
             return None
         most = most_common(self.groups[rows])
@@ -116,7 +116,7 @@ class Personal(Measure):
     )
 
     clients: int | None = None  # of those who train, at most, and of newcomers; none: all
-    by: str | None = AUTO  # a column, e.g. style, or classes; none: all test pictures for everyone
+    by: str | None = AUTO  # a column, e.g. style, or classes; none: all test images for everyone
     epochs: int | None = None  # of the further round; none: the recipe's; 0: no further round
     adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # what learns beside the classifier
     hidden: int = 384  # of mlp, which so has as many weights as FedStyle's generator with 256
@@ -124,7 +124,7 @@ class Personal(Measure):
     standardise: bool | None = None  # features for the classifier; none: as the protocol has it
     part: Literal["test", "validation"] = "test"  # tested on; validation: to choose settings
     pictures: int | None = None  # of it, at most; none: all
-    seed: int = 0  # of what is drawn: clients, pictures, batches
+    seed: int = 0  # of what is drawn: clients, images, batches
 
     def __post_init__(self) -> None:
         bounds = {"clients": 1, "epochs": 0, "hidden": 1, "pictures": 1, "seed": 0}
@@ -162,7 +162,7 @@ class Personal(Measure):
             "newcomers": {**summary(new), "each": new} if new else None,
             "references": self._references(run, board, [row["client"] for row in rows]),
         }
-        told = f"tested on {self.part} pictures, {_WORDS.get(board.by, f'by {board.by}')}"
+        told = f"tested on {self.part} images, {_WORDS.get(board.by, f'by {board.by}')}"
         return Figures(plain, [told, *notes, *more])
 
     # ---- what is judged on -------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Personal(Measure):
         asked = run.pictures(self.pictures, self.seed, self.part)
         if not asked.labelled or not data.train.labelled:
             what = "training" if asked.labelled else self.part
-            raise DataError(f"personal needs labels; the {what} pictures of {run.path} have none")
+            raise DataError(f"personal needs labels; the {what} images of {run.path} have none")
         asked = asked.subset(np.flatnonzero(asked.labels != UNKNOWN))
         held, by = as_held(data, run.split).train, self._by(run, asked)
         seen = run.split.seen(held).labels
@@ -188,7 +188,7 @@ class Personal(Measure):
         return Board(held, seen, asked, by, held.factors[by], values, names)
 
     def _by(self, run: Run, asked: Images) -> str | None:
-        """What tells a client's test pictures: the column it was split by, else its classes.
+        """What tells a client's test images: the column it was split by, else its classes.
 
         A style that every client has one of will do as well, however they came by it.
         """
@@ -215,7 +215,7 @@ class Personal(Measure):
         run.note(f"{run.label}: generalisation, {counted(len(encoders), 'encoder')}")
         found = [self._groups(run, board, encoder) for encoder in encoders]
         if not found or not found[0]:
-            raise DataError(f"{run.path}: no group has both training and test pictures with labels")
+            raise DataError(f"{run.path}: no group has both training and test images with labels")
         groups = {
             name: float(np.mean([one[name]["accuracy"] for one in found])) for name in found[0]
         }
@@ -254,9 +254,9 @@ class Personal(Measure):
         for client in clients:
             rows = run.split.indices[client]
             if not (board.seen[rows] != UNKNOWN).any():
-                lacking.setdefault("no labelled training picture", []).append(client)
+                lacking.setdefault("no labelled training image", []).append(client)
             elif not board.weights(rows).any():
-                lacking.setdefault(f"no {self.part} picture such as theirs", []).append(client)
+                lacking.setdefault(f"no {self.part} image such as theirs", []).append(client)
             else:
                 able.append(client)
         found = []

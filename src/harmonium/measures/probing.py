@@ -243,7 +243,7 @@ def counted_right(answers: Answers) -> dict[str, Any]:
 def identity(run: Run, images: Images) -> list[str]:
     """Digests of images and of their labels."""
     labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
-    return [run.kept.pictures_digest(images), labels]
+    return [run.kept.images_digest(images), labels]
 
 
 def by_set(found: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:

@@ -27,7 +27,7 @@ class Drawn:
     number: int  # of the pass
 
     def __call__(self, pixels: Tensor, start: int) -> Tensor:
-        """The views of a batch that begins with picture `start`."""
+        """The views of a batch that begins with image `start`."""
         return self.view(pixels, seeds.torch_rng(self.seed, "pass", self.number, start))
 
 

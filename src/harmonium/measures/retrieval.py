@@ -1,6 +1,6 @@
-"""Retrieval: which pictures lie nearest, as numbers and as a sheet to look at.
+"""Retrieval: which images lie nearest, as numbers and as a sheet to look at.
 
-Test pictures ask for others of their class among all other test pictures, by the cosine of their
+Test images ask for others of their class among all other test images, by the cosine of their
 features. Nothing is trained. Chance is what a drawn ranking would give.
 """
 
@@ -37,7 +37,7 @@ class Retrieving(Probe):
     legend = "chance: the precision of a ranking that is drawn at random"
 
     at: tuple[int, ...] = (1, 5, 10)  # neighbours among which precision is counted
-    queries: int | None = 1000  # pictures that ask, at most; none: all
+    queries: int | None = 1000  # images that ask, at most; none: all
     sheet: int = 6  # queries on the sheet; 0: no sheet
     seed: int = 0  # of the choice of queries
     whiten: bool | int = False  # also whitened features: true (64) or how many directions
@@ -76,7 +76,7 @@ class Retrieving(Probe):
             found = [self._figures(rows, asked, queries) for rows in features.values()]
             plain["whitened"] = average(found)
         beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]
-        notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other pictures" for one in beyond]
+        notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other images" for one in beyond]
         return Figures(plain, notes, self._sheet(first, asked, queries[: self.sheet]))
 
     def _figures(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Retrieving(Probe):
         }
 
     def _sheet(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, np.ndarray]:
-        """Pictures (rows, 1 + neighbours, height, width, channels), and which are of a class."""
+        """Images (rows, 1 + neighbours, height, width, channels), and which are of a class."""
         if not len(queries):
             return {}
         unit = functional.normalize(features.double())
@@ -118,7 +118,7 @@ class Retrieving(Probe):
                     "mAP chance": 100 * one["map_chance"],
                 }
             )
-        return [Shown(f"Nearest {self.part} pictures by cosine, percent", rows, 1)]
+        return [Shown(f"Nearest {self.part} images by cosine, percent", rows, 1)]
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """A sheet a run and set."""
@@ -132,7 +132,7 @@ class Retrieving(Probe):
             if f"{name}/pictures" in found[label].arrays
         }
         if made:
-            sheets(path, made, "Pictures and their nearest others, by cosine")
+            sheets(path, made, "Images and their nearest others, by cosine")
         return bool(made)
 
 

@@ -1,4 +1,4 @@
-"""A run's folder, opened to be measured: its last commit, its pictures, its clients' encoders.
+"""A run's folder, opened to be measured: its last commit, its images, its clients' encoders.
 
 Nothing here writes to the folder, so a run that is complete stays as it is, and one that still goes
 can be measured as well.
@@ -46,7 +46,7 @@ from harmonium.storage.run_folder import TOLD, Commit, Folder
 class Run:
     """What a run was made of, and where it stands."""
 
-    label: str  # what tables and pictures call it
+    label: str  # what tables and images call it
     path: Path
     recipe: Recipe
     dataset: Dataset
@@ -88,10 +88,10 @@ class Run:
         return found
 
     def ground(self, name: str = OWN) -> Ground:
-        """What to judge on: the run's own pictures, or another set in the shape of these."""
+        """What to judge on: the run's own images, or another set in the shape of these."""
         if name not in self._grounds:
             if name == UPRIGHT:
-                raise ConfigError(f"no client of {self.path} holds turned pictures: on={OWN}")
+                raise ConfigError(f"no client of {self.path} holds turned images: on={OWN}")
             self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
         return self._grounds[name]
 
@@ -101,7 +101,7 @@ class Run:
         if name != own and (public is None or name != public.name):
             return []
         return [
-            f"the run learnt from {name} itself: pictures that it saw may be among those it is "
+            f"the run learnt from {name} itself: images that it saw may be among those it is "
             f"tested on" + (f"; on={OWN} keeps them apart" if name == own else "")
         ]
 
@@ -195,7 +195,7 @@ class Run:
     def owns(
         self, clients: Sequence[ClientId], epochs: int | None = None
     ) -> Iterator[tuple[ClientId, Own]]:
-        """What clients make of pictures after a further round, one after another.
+        """What clients make of images after a further round, one after another.
 
         Fewer than asked for where a client cannot train. `epochs` replaces the recipe's; with 0
         nobody trains: clients that keep encoders have theirs, others the federation's model.
@@ -236,10 +236,10 @@ class Run:
         return state_store.read(self.path / "clients" / held["file"], held["digest"]).state
 
     def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
-        """Up to `count` pictures of a part: the same for all runs on the same data."""
+        """Up to `count` images of a part: the same for all runs on the same data."""
         test: Images = getattr(self.dataset, part)
         if len(test) == 0:
-            raise DataError(f"the data of {self.path} have no {part} pictures to measure on")
+            raise DataError(f"the data of {self.path} have no {part} images to measure on")
         if count is None or len(test) <= count:
             return test
         rng = seeds.numpy_rng(seed, "measure", "pictures")
@@ -264,7 +264,7 @@ class Run:
         return self._sound(found, whose)
 
     def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
-        """Frozen features of pictures, refused where they are no numbers."""
+        """Frozen features of images, refused where they are no numbers."""
         watch = partial(tell, "features")
         return self._sound(embed(encoder, pictures, self.method.views.plain, watch=watch), whose)
 

@@ -5,7 +5,7 @@ with `semi.head=linear`. Which labels are known is drawn from the training part,
 every class and at least one of each, several times. An encoder of the same kind that learnt nothing
 is trained on the same labels beside it: what is above it is what the federation is worth.
 
-Orchestra keeps the pictures with known labels out of the federation's training; here, as in FedCA,
+Orchestra keeps the images with known labels out of the federation's training; here, as in FedCA,
 clients have trained on them, without labels.
 """
 
@@ -64,7 +64,7 @@ class Semi(Tunes):
         return Figures({"how": about, "fractions": found, "chance": chance}, notes)
 
     def known(self, ground: Ground, share: float, draw: int) -> Images:
-        """The pictures whose labels are known in a draw."""
+        """The images whose labels are known in a draw."""
         rng = seeds.numpy_rng(self.seed, "measure", "semi", f"{share:g}", draw)
         images = ground.bank
         return images.subset(stratified(np.asarray(images.labels), share, rng))
@@ -91,4 +91,4 @@ class Semi(Tunes):
             for label, name, figures in by_set(found)
             for one in figures["fractions"]
         }
-        return barred(path, groups, f"Fine-tuned with few labels: {self.part} pictures")
+        return barred(path, groups, f"Fine-tuned with few labels: {self.part} images")

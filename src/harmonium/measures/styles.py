@@ -1,18 +1,18 @@
-"""Style and content of a FedStyle run: what do pictures that lie near each other have in common?
+"""Style and content of a FedStyle run: what do images that lie near each other have in common?
 
 Yang et al., More Generalized and Personalized Unsupervised Representation Learning in a Distributed
-System, 2022, Figure 4: a t-SNE map of style features, each client's training pictures seen by its
-own style network. Beside it, the same pictures seen by the federation's encoder.
+System, 2022, Figure 4: a t-SNE map of style features, each client's training images seen by its
+own style network. Beside it, the same images seen by the federation's encoder.
 
 Own style networks are different networks, so their features may lie apart by client whatever the
-pictures look like. Therefore a third map, the control, has all pictures seen by the style network
-of one client: what is apart there is apart in the pictures.
+images look like. Therefore a third map, the control, has all images seen by the style network
+of one client: what is apart there is apart in the images.
 
-For each of the three, and with pictures grouped by client, by style and by class:
+For each of the three, and with images grouped by client, by style and by class:
 
-- purity: the share of a picture's 10 nearest neighbours that are of its group; `chance` is what it
+- purity: the share of an image's 10 nearest neighbours that are of its group; `chance` is what it
   would be if features knew nothing of groups. In a group of fewer, as many neighbours count as it
-  has other pictures
+  has other images
 - silhouette of the groups, from -1 to 1; about 0 where features know nothing of them
 
 Labels and styles serve these numbers only: no client's task sees them.
@@ -51,12 +51,12 @@ class Styles(Measure):
 
     legend = "chance: the purity of features that know nothing of the groups"
 
-    clients: int = 30  # whose pictures are looked at, at most
+    clients: int = 30  # whose images are looked at, at most
     pictures: int = 100  # of each client's training part, at most
     control: int | None = None  # client whose style network sees all; none: the first of them
-    column: str = "style"  # what the data call a picture's style
-    perplexity: float = 30.0  # of t-SNE; at most a third of the pictures
-    seed: int = 0  # of the choice of clients and pictures, and of t-SNE
+    column: str = "style"  # what the data call an image's style
+    perplexity: float = 30.0  # of t-SNE; at most a third of the images
+    seed: int = 0  # of the choice of clients and images, and of t-SNE
 
     def __post_init__(self) -> None:
         least = {"clients": 2, "pictures": 2, "control": 0, "perplexity": 1, "seed": 0}
@@ -72,7 +72,7 @@ class Styles(Measure):
         chosen = {client: held.subset(self._rows(run, client)) for client in clients}
         owner = np.concatenate([np.full(len(chosen[c]), c, np.int64) for c in clients])
         if len(owner) < FEWEST:
-            raise DataError(f"{run.path}: {len(owner)} pictures are too few; a map needs {FEWEST}")
+            raise DataError(f"{run.path}: {len(owner)} images are too few; a map needs {FEWEST}")
         groups = {"client": owner, "class": _joined(chosen, lambda images: images.labels)}
         if self.column in held.factors:
             groups["style"] = _joined(chosen, lambda images: images.factors[self.column])
@@ -80,7 +80,7 @@ class Styles(Measure):
         plain = {
             "round": run.commit.round,
             "clients": clients,
-            "control": control,  # whose network saw all pictures
+            "control": control,  # whose network saw all images
             "pictures": len(owner),
             "apart": {
                 kind: {by: apart(rows, of) for by, of in sorted(groups.items())}
@@ -93,7 +93,7 @@ class Styles(Measure):
         return Figures(plain, self._notes(run, groups), {**maps, "owner": owner, "names": named})
 
     def _clients(self, run: Run) -> tuple[list[int], int]:
-        """Whose pictures are looked at, and whose network looks at all of them."""
+        """Whose images are looked at, and whose network looks at all of them."""
         if not isinstance(run.method, FedStyle):
             raise ConfigError(
                 f"styles looks at what fedstyle's clients keep, but {run.path} is a run of "
@@ -115,13 +115,13 @@ class Styles(Measure):
         return clients, clients[0] if self.control is None else self.control
 
     def _rows(self, run: Run, client: int) -> Integers:
-        """Some of a client's pictures; one that it holds several times counts once."""
+        """Some of a client's images; one that it holds several times counts once."""
         held = np.unique(run.split.indices[client])
         rng = seeds.numpy_rng(self.seed, "measure", "pictures", client)
         return np.sort(rng.permutation(held)[: self.pictures])
 
     def _features(self, run: Run, chosen: Mapping[int, Images], control: int) -> dict[str, Tensor]:
-        """Unit features of all pictures by each kind of network."""
+        """Unit features of all images by each kind of network."""
 
         def style(client: int) -> nn.Module:
             kept = run.state(client)["parts"]
@@ -151,9 +151,9 @@ class Styles(Measure):
     def _notes(self, run: Run, groups: Mapping[str, Integers]) -> list[str]:
         notes = []
         if "style" not in groups:
-            notes.append(f"these pictures have no column '{self.column}': nothing is said by style")
+            notes.append(f"these images have no column '{self.column}': nothing is said by style")
         if not (groups["class"] != UNKNOWN).any():
-            notes.append("no picture has a label: nothing is said by class")
+            notes.append("no image has a label: nothing is said by class")
         if missing := len(run.examples) - len(run.commit.clients):
             notes.append(f"no style network yet: {counted(missing, 'client')} did not take part")
         return notes
@@ -167,7 +167,7 @@ class Styles(Measure):
             for by, numbers in one.plain["apart"][kind].items()
             if numbers["purity"] is not None
         ]
-        return [Shown("What near pictures have in common, by style and by content", rows, 3)]
+        return [Shown("What near images have in common, by style and by content", rows, 3)]
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """Three maps a run, side by side, coloured by client."""
@@ -180,7 +180,7 @@ class Styles(Measure):
                 whose = f" (client {one.plain['control']}'s)" if kind == "control" else ""
                 panel = Panel(one.arrays[kind], one.arrays["owner"], names, ())
                 panels[f"{label}: {words}{whose}"] = panel
-        maps(path, panels, "Training pictures of clients by their features, by t-SNE")
+        maps(path, panels, "Training images of clients by their features, by t-SNE")
         return True
 
 

@@ -47,7 +47,7 @@ class Tunes(Probe):
     head: Head = "mlp"  # on the encoder: mlp as FedCA has it, linear as Orchestra
     epochs: int | None = None  # none: 100 with mlp, 50 with linear
     lr: float | None = None  # none: 0.001 of Adam with mlp, 0.1 of SGD and a cosine with linear
-    batch: int = 128  # pictures a step
+    batch: int = 128  # images a step
     hidden: int | None = None  # units of mlp; none: as many as features
     views: str | None = None  # plain, crop or a preset; none: crop with linear, plain with mlp
     clients: int = 3  # whose own encoders are judged, at most, where clients end with such

@@ -3,7 +3,7 @@
 FedCA (Zhang et al., 2020, Table 3): an encoder that learnt from one data set without labels is the
 start for another with all its labels. With a head of one hidden layer, everything is trained for
 100 epochs by Adam. What is above the network from scratch is what the federation is worth there.
-Pictures are brought to the shape of the run's, as FedCA enlarges CIFAR's for encoders of larger
+Images are brought to the shape of the run's, as FedCA enlarges CIFAR's for encoders of larger
 ones.
 """
 
@@ -80,4 +80,4 @@ class Transfer(Tunes):
             }
             for label, name, one in by_set(found)
         }
-        return barred(path, groups, f"Trained on another data set: {self.part} pictures")
+        return barred(path, groups, f"Trained on another data set: {self.part} images")

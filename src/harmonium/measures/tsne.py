@@ -1,13 +1,13 @@
 """A map of what one client's local model sees: are its own classes apart from all others?
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 3. One client trains once
-more from the committed model; t-SNE draws features of test pictures in two dimensions. Maps cannot
+more from the committed model; t-SNE draws features of test images in two dimensions. Maps cannot
 be compared by eye alone, and t-SNE distorts, so three numbers are made from the features instead:
 
-- purity: the share of a picture's 10 nearest neighbours that are of the client's own classes, over
-  pictures of these classes; `chance` is what it would be if features knew nothing of classes
+- purity: the share of an image's 10 nearest neighbours that are of the client's own classes, over
+  images of these classes; `chance` is what it would be if features knew nothing of classes
 - silhouette of own classes against the rest, from -1 to 1
-- extent: the mean distance between pictures of own classes over that between all; FedCA's claim is
+- extent: the mean distance between images of own classes over that between all; FedCA's claim is
   that own classes keep to a small part of the space
 
 A client's own classes are those of which it has at least half again its fair share. Labels serve
@@ -36,7 +36,7 @@ from harmonium.measures.run_reader import Run
 NEIGHBOURS = 10
 OWN = 1.5  # times the share of a class among all clients that makes it a client's own
 NUMBERS = ("purity", "chance", "silhouette", "extent")
-FEWEST = 10  # pictures of which a map can be drawn
+FEWEST = 10  # images of which a map can be drawn
 
 
 @measures("tsne")
@@ -48,8 +48,8 @@ class TSNE(Measure):
 
     client: int = 0  # whose encoder
     pictures: int = 1000  # of the test part, at most
-    perplexity: float = 30.0  # of t-SNE; at most a third of the pictures
-    seed: int = 0  # of the choice of pictures and of t-SNE
+    perplexity: float = 30.0  # of t-SNE; at most a third of the images
+    seed: int = 0  # of the choice of images and of t-SNE
 
     def __post_init__(self) -> None:
         for name, least in (("client", 0), ("pictures", FEWEST), ("perplexity", 1), ("seed", 0)):
@@ -61,7 +61,7 @@ class TSNE(Measure):
         """The map of one run, and how far the client's classes lie apart from the rest."""
         pictures = run.pictures(self.pictures, self.seed)
         if len(pictures) < FEWEST:
-            raise DataError(f"{run.path} has {len(pictures)} test pictures; a map needs {FEWEST}")
+            raise DataError(f"{run.path} has {len(pictures)} test images; a map needs {FEWEST}")
         encoder = self._encoder(run)
         features = functional.normalize(run.features(encoder, pictures, f"client {self.client}"))
         labels = np.asarray(pictures.labels)
@@ -78,7 +78,7 @@ class TSNE(Measure):
         }
         notes = []
         if not (labels != UNKNOWN).any():
-            notes.append("no test picture has a label: the map has one colour and no numbers")
+            notes.append("no test image has a label: the map has one colour and no numbers")
         elif not own:
             notes.append(f"client {self.client} has no class more than its fair share of")
         names = [name_of(run.dataset.classes, value) for value in range(int(labels.max()) + 1)]
@@ -128,7 +128,7 @@ class TSNE(Measure):
             )
             for label, one in found.items()
         }
-        maps(path, panels, "Test pictures under a client's local encoder, by t-SNE")
+        maps(path, panels, "Test images under a client's local encoder, by t-SNE")
         return True
 
 

@@ -65,7 +65,7 @@ class APFL(Method):
         crossed = self.mixing == "crossed"
         if (crossed and count != 2) or (self.mixing == "straight" and not count):
             raise ConfigError(
-                f"method.mixing={self.mixing} mixes {'two ' * crossed}projections of a picture, "
+                f"method.mixing={self.mixing} mixes {'two ' * crossed}projections of an image, "
                 f"objective={self.objective.name} has {count} to mix: set method.mixing=weights"
             )
 
@@ -191,7 +191,7 @@ class Mixed(nn.Module):
         self.shared, self.mine, self.alpha = shared, mine, alpha
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Features (n, dim) of pictures (n, channels, height, width)."""
+        """Features (n, dim) of images (n, channels, height, width)."""
         both: Tensor = (1 - self.alpha) * self.shared(pictures) + self.alpha * self.mine(pictures)
         return both
 

@@ -2,23 +2,23 @@
 
 Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, 2023,
 without residual weight connections, as Louizos et al., A Mutual Information Perspective on
-Federated Contrastive Learning, 2024, appendix B.2, compares with it. With n_c pictures of class c,
+Federated Contrastive Learning, 2024, appendix B.2, compares with it. With n_c images of class c,
 
   p_c = n_c / sum(n) * C / 10,   T_c = min(p_c + base - std(p), upper),
 
-C classes in all, a client's picture without a label is accepted as its likeliest class c if
+C classes in all, a client's image without a label is accepted as its likeliest class c if
 q_c > T_c, else as its second likeliest if that one is rare, p_c < lower. q is the received model's,
-in evaluation mode, on the picture as it is: accepted labels are fixed for the round. The client
-then trains on labelled and accepted pictures alike, by cross-entropy summed over both views. Its
+in evaluation mode, on the image as it is: accepted labels are fixed for the round. The client
+then trains on labelled and accepted images alike, by cross-entropy summed over both views. Its
 model weighs by their number.
 
-n_c are the labelled pictures of all clients that answered before round 1, plus those accepted in
+n_c are the labelled images of all clients that answered before round 1, plus those accepted in
 the last round by the clients that took part in it: with few of them, labels count for more. The
-standard deviation divides by C - 1, and pictures are accepted above T_c and not at it, as in the
+standard deviation divides by C - 1, and images are accepted above T_c and not at it, as in the
 released code. That code trains on one weak view; here, as for the other methods compared, there are
 two. It also has clients that are labelled wholly or not at all; here each has some labels.
 
-The server learns how many labelled and accepted pictures of each class there are. Without secure
+The server learns how many labelled and accepted images of each class there are. Without secure
 aggregation it learns this of every client: a label distribution, which says what a client has.
 """
 
@@ -55,7 +55,7 @@ class CBAFed(Method):
     paper = "Li et al., 2023"
     uses_labels: ClassVar[bool] = True
     remembers = {"labelled": "statistic", "accepted": "statistic"}
-    reveals = "How many labelled and accepted pictures of each class a client has leaves it."
+    reveals = "How many labelled and accepted images of each class a client has leaves it."
 
     base: float = 0.84  # threshold before a class's share is added, their spread taken off
     upper: float = 0.95  # greatest threshold; 0.9 for SVHN
@@ -70,7 +70,7 @@ class CBAFed(Method):
                 )
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Count the labelled pictures of all clients."""
+        """Count the labelled images of all clients."""
         got = yield Ask("count", server.everyone)
         if not got.labelled.sum() > 0:
             raise ConfigError("cbafed needs labels, but no client that answered has any")
@@ -78,7 +78,7 @@ class CBAFed(Method):
         return replace(server, memory={**server.memory, **counts})
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Send the model and the thresholds; average by the number of pictures used."""
+        """Send the model and the thresholds; average by the number of images used."""
         p = shares(server.memory["labelled"] + server.memory["accepted"])
         down = {"shares": p, "thresholds": thresholds(p, self.base, self.upper)}
         got = yield Ask("train", cohort, {"model": server.model, **down})
@@ -87,7 +87,7 @@ class CBAFed(Method):
 
     @exchange(up={"labelled": COUNTS})
     def count(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """How many labelled pictures of each class the client has."""
+        """How many labelled images of each class the client has."""
         return {"labelled": self.counts(client.examples.labels())}
 
     @exchange(
@@ -95,7 +95,7 @@ class CBAFed(Method):
         up={
             "model": weights(by="used"),
             "loss": scalar("mean", by="used"),
-            "used": scalar("sum"),  # pictures with a label, known or accepted
+            "used": scalar("sum"),  # images with a label, known or accepted
             "accepted": COUNTS,
         },
     )

@@ -24,5 +24,5 @@ class Centralised(Method):
         if self.world.clients != 1:
             raise ConfigError(
                 f"centralised has one client, not {self.world.clients}: make it from a recipe, "
-                "which merges the clients' pictures"
+                "which merges the clients' images"
             )

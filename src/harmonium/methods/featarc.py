@@ -3,20 +3,20 @@
 Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
 2022. A client minimises
 
-  its objective - strength * mean over views and pictures of <z(view), phi(x)>,
+  its objective - strength * mean over views and images of <z(view), phi(x)>,
 
-z being unit projections and phi(x) the received model's for the picture as it is, in evaluation
+z being unit projections and phi(x) the received model's for the image as it is, in evaluation
 mode, found once before training. `featarc` is this alignment alone, which Louizos et al., 2024,
 appendix B.1, compare with: there it has strength 0.5, as 1, the original's, diverged. In the
 released code phi(x) is a feature and z a projection, of the same size only: `target=encoder`. That
 code passes each view through the network by itself, so BatchNorm never sees two views together.
 
 `featarc-clustered` is the whole system: the server has several models; a client takes the one whose
-phi agrees most, by mean inner product over its pictures, with that of the model it sent last, and
+phi agrees most, by mean inner product over its images, with that of the model it sent last, and
 models are averaged within clusters. All start alike, and clients first spread over them by number.
-Each client's encoder is its cluster's; the federation's is that of the cluster with most pictures.
+Each client's encoder is its cluster's; the federation's is that of the cluster with most images.
 The released code averages all alike and mistakes who sent what unless everybody takes part; here
-averages are weighted by pictures, over those who answered. Server optimisers work by cluster.
+averages are weighted by images, over those who answered. Server optimisers work by cluster.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FeatARC(Method):
         return loss + self.strength * alignment(seen.z, given["targets"][seen.batch.index])
 
     def features(self, parts: Parts, client: Client) -> Tensor:
-        """phi: unit rows of the client's pictures as they are, `(n, dim)`, in evaluation mode."""
+        """phi: unit rows of the client's images as they are, `(n, dim)`, in evaluation mode."""
         parts.eval()
         head = parts["projector"] if self.target == "projector" else nn.Identity()
         return functional.normalize(client.look(lambda x: head(parts["encoder"](x))))

@@ -2,7 +2,7 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017,
 Algorithm 1. Local labels are not needed: the loss is whatever objective the recipe names.
-The average is weighted by each client's number of pictures over those who answered.
+The average is weighted by each client's number of images over those who answered.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ common draw, stay at the client and go on from where they were, however long it 
 made anew each round is still made anew. With no head at all it is FedAvg, bit for bit.
 
 A table with a row for each client, as user verification has, compares what all heads make of
-pictures, which says nothing where every client has heads of its own: such a term is refused.
+images, which says nothing where every client has heads of its own: such a term is refused.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The released code has ten epochs for heads and one for the encoder, FedStyle's a
 al., 2022) as many for either, which is the default. Its listing has epochs inside both phases and
 around them; taken as printed, E epochs would be E times E. A held encoder normalises by the
 statistics that came with it, where the released code leaves it in training mode. With
-`batch_norm=recalibrate` none come, so the client measures them on its own pictures first. Slow
+`batch_norm=recalibrate` none come, so the client measures them on its own images first. Slow
 copies and queues are moved by no gradient and go along in both phases.
 """
 

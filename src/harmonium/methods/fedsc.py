@@ -2,21 +2,21 @@
 
 Jing et al., FedSC: Provable Federated Self-supervised Learning with Spectral Contrastive Objective
 over Non-i.i.d. Data, 2024, Algorithm 1. Before it trains, a client sends the mean of z z^T over
-views of its pictures (z: projections shortened to a norm of sqrt(mu)); the server keeps everyone's
-newest and sends to each client the mean of the others', by number of pictures. The client minimises
+views of its images (z: projections shortened to a norm of sqrt(mu)); the server keeps everyone's
+newest and sends to each client the mean of the others', by number of images. The client minimises
 
     -2 Tr R+ + alpha |R|^2 + 2 (1 - alpha) Tr(R R_others),
 
 equation 80 twice, as the released code, whose learning rates belong to that. With alpha its share
-of all pictures (`coefficient: share`, equation 5) the clients' gradients add up to that of all
-pictures together; the paper trains with a line from 1 to 0.2 (`decay`). A client without others
+of all images (`coefficient: share`, equation 5) the clients' gradients add up to that of all
+images together; the paper trains with a line from 1 to 0.2 (`decay`). A client without others
 has alpha 1, so before the first exchange this is FedAvg with the spectral loss.
 
-Where paper and code differ: models are averaged by pictures, as equation 6 needs; matrices are over
+Where paper and code differ: models are averaged by images, as equation 6 needs; matrices are over
 5 passes of all views; all send theirs in the first exchange; those of absent clients stay.
 
 Private: noise of N(0, sigma^2) on every entry, of which the symmetric half is sent, packed. The
-proof takes mu / n for how far one picture moves a matrix, which is right if it comes or goes while
+proof takes mu / n for how far one image moves a matrix, which is right if it comes or goes while
 the divisor stays n. Exchanging one for another moves it by sqrt(2) mu / n, as matrices z z^T have
 no negative products; the published noise fits that, and it is the default. Each client's sigma
 follows from the budget, the planned releases and its own n; who has made them all sends no more.
@@ -79,9 +79,9 @@ class FedSC(Method):
     final: float = 0.2  # where decay ends; 1: no exchange, FedAvg with the spectral loss
     first: int = 1  # round of the first exchange, with everyone; with noise and decay 2 or later
     every: int = 1  # rounds from one exchange to the next
-    passes: int = 5  # over a client's pictures for its matrix; each makes all views
+    passes: int = 5  # over a client's images for its matrix; each makes all views
     epsilon: float | None = None  # budget of a client's matrices in the run; none: no noise
-    delta: float = 1e-5  # of the budget; should be far below 1 / pictures of a client
+    delta: float = 1e-5  # of the budget; should be far below 1 / images of a client
     releases: int | None = None  # matrices of a client in the run; none: one an exchange
     sigma: float | None = None  # standard deviation of noise, in place of epsilon
     neighbours: Literal["replace", "add-remove"] = "replace"  # what a budget cannot tell apart
@@ -192,7 +192,7 @@ class FedSC(Method):
 
     @exchange(down={"model": weights()}, up={"corr": CORRELATION})
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """The mean of z z^T over views of all pictures; no picture moves another's z."""
+        """The mean of z z^T over views of all images; no image moves another's z."""
         parts, count = self.pull(client, got.model).eval(), len(client.examples)
         total = torch.zeros(self.spectral.out, self.spectral.out, dtype=torch.float64)
         with torch.no_grad():
@@ -211,7 +211,7 @@ class FedSC(Method):
         return {"corr": client.release("corr", matrix, **noise.how, then=then)}
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
-        """One matrix, whose noise follows from the number of pictures if a budget is given."""
+        """One matrix, whose noise follows from the number of images if a budget is given."""
         if step != "correlate" or not self.private:
             return ()
         far = (math.sqrt(2) if self.neighbours == "replace" else 1.0) * self.spectral.mu / examples

@@ -1,4 +1,4 @@
-"""FedX: clients learn from their own pictures and from the received model, by two losses each.
+"""FedX: clients learn from their own images and from the received model, by two losses each.
 
 Han et al., FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, 2022. With z
 the projections of two views, p what a predictor makes of them, and z* the projections of the
@@ -6,13 +6,13 @@ received model, which is held still, a client minimises
 
   contrast(z1, z2) + contrast(p1, z2*) + relation(z1, z2; z_r) + relation(p1, p2; z_r*)
 
-where contrast is NT-Xent and r are pictures that the client draws anew in every step. A relation is
+where contrast is NT-Xent and r are images that the client draws anew in every step. A relation is
 by softmax over similarities to r: the mean KL divergence of the two views' mixture from either.
 Each of the four has a weight here; with the first alone it is FedAvg of SimCLR. The released code
 lets gradients flow through the mixture, which `detach_target` stops.
 
 Nothing but the model is sent and nothing is kept. The released code divides the weights of an
-average by the pictures of all clients and takes them by position, which is wrong unless all take
+average by the images of all clients and takes them by position, which is wrong unless all take
 part; here they are of those who answered. All three batches pass the network as one, as in that
 code, so BatchNorm sees them together; with `local.joint_views: false` each passes by itself.
 """
@@ -110,7 +110,7 @@ class FedX(Method):
         return super().passes_of(step) * (2 if doubled else 1)
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """The views, and as many pictures of the client drawn without regard to them."""
+        """The views, and as many images of the client drawn without regard to them."""
         if not (self.local_relation or self.global_relation):
             return super().see(parts, batch)
         drawn = torch.randperm(len(batch.examples), generator=batch.rng)[: len(batch.index)]
@@ -148,7 +148,7 @@ class FedX(Method):
 
 @torch.no_grad()
 def projected(parts: Parts, pictures: Tensor) -> Tensor:
-    """What a model that is held still makes of pictures."""
+    """What a model that is held still makes of images."""
     return cast(Tensor, parts["projector"](parts["encoder"](pictures)))
 
 
@@ -161,12 +161,12 @@ def relational(
     *,
     detach: bool = False,
 ) -> Tensor:
-    """How differently two views are related to other pictures: KL of their mixture from either.
+    """How differently two views are related to other images: KL of their mixture from either.
 
     Args:
         first: projections or predictions of one view, (n, dim).
-        second: of the other view of the same pictures, (n, dim).
-        others: projections of other pictures, (m, dim).
+        second: of the other view of the same images, (n, dim).
+        others: projections of other images, (m, dim).
         temperature: of each view's softmax over cosine similarities to the others.
         mixture: temperature of the two softmaxes whose mean is the mixture.
         detach: let no gradient flow through the mixture.

@@ -1,4 +1,4 @@
-"""What methods share that give labels to pictures without one: pseudo-labels."""
+"""What methods share that give labels to images without one: pseudo-labels."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def need(method: Method, views: int, preset: str) -> None:
 
 
 def class_probabilities(parts: Parts, client: Client, classes: int) -> Tensor:
-    """How likely each class is for the pictures without a label, seen as they are.
+    """How likely each class is for the images without a label, seen as they are.
 
-    The model is put into evaluation mode. Rows of labelled pictures are zeros.
+    The model is put into evaluation mode. Rows of labelled images are zeros.
 
     Returns:
         `(n, classes)`, one row for each of the client's examples; no gradient flows through it.

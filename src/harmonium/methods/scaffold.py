@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of clients whose pictures differ.
+"""SCAFFOLD: control variates correct the drift of clients whose images differ.
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020,
 Algorithm 1 with option II. A client steps along g - c_i + c, then sets c_i to c_i - c plus the mean

@@ -1,16 +1,16 @@
-"""SemiFed: pictures without a label learn from what the received model is sure of.
+"""SemiFed: images without a label learn from what the received model is sure of.
 
 Lin et al., SemiFed: Semi-supervised Federated Learning with Consistency and Pseudo-Labeling, 2021,
 in the form in which Louizos et al., A Mutual Information Perspective on Federated Contrastive
 Learning, 2024, appendix B.2, compares with it: the received model alone gives the pseudo-labels,
 not several clients' models that agree. The latter text has no formula and no settings. Here
 
-  q(x) = softmax of the received model, in evaluation mode, on the picture as it is,
+  q(x) = softmax of the received model, in evaluation mode, on the image as it is,
   loss = CE(labelled, first view) + CE(labelled, second view)
          + CE(those with max q >= threshold, strong view; label: argmax q)
          + consistency * KL(q || p(strong view)) on all without a label,
 
-each a mean over its pictures in the batch. q is found once, before training, so pseudo-labels stay
+each a mean over its images in the batch. q is found once, before training, so pseudo-labels stay
 the same for the whole round. The labelled part is the sum over both views, as equation 13 of the
 latter paper has it; `objective=supervised` takes their mean, so there the same step has twice the
 learning rate. The threshold, the weight 1 and the strong view (RandAugment, then an ordinary view)
@@ -46,7 +46,7 @@ from harmonium.methods.pseudo_labels import class_probabilities, need
 class SeenStrongly(Seen):
     """The two ordinary views of all images, and apart from them the strong one of some."""
 
-    strong: Tensor | None = None  # features of the pictures without a label, (m, dim), if any
+    strong: Tensor | None = None  # features of the images without a label, (m, dim), if any
 
 
 @methods("semifed")
@@ -68,7 +68,7 @@ class SemiFed(Method):
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Predict once with the received model, then train on all pictures."""
+        """Predict once with the received model, then train on all images."""
         parts = self.pull(client, got.model)
         q = class_probabilities(parts, client, self.world.classes)
         guess = pseudo_labels(q, self.threshold)
@@ -81,7 +81,7 @@ class SemiFed(Method):
         return super().passes_of(step) + (1 if step == "train" else 0)
 
     def see(self, parts: Parts, batch: Batch) -> SeenStrongly:
-        """Features of two views of every picture, and of a strong one of those without a label."""
+        """Features of two views of every image, and of a strong one of those without a label."""
         first, second, strong = batch.make.pipelines
         views = Views((first, second))(batch.pixels, batch.rng)
         unlabelled = batch.labels == UNKNOWN

@@ -47,10 +47,10 @@ def epsilon(
     Args:
         releases: as mappings.
         delta: above 0 and below 1.
-        neighbours: the pictures between which epsilon is to hold; none: those that all releases
-            name, or `replace` if they differ. To replace a picture is to remove one and to add
+        neighbours: the images between which epsilon is to hold; none: those that all releases
+            name, or `replace` if they differ. To replace an image is to remove one and to add
             one, so a release stated for `add-remove` then counts with twice its sensitivity.
-            What holds for any pictures of a client, `client`, holds for all neighbours.
+            What holds for any images of a client, `client`, holds for all neighbours.
 
     >>> round(epsilon([{"sensitivity": 1.0, "sigma": 1.0}], delta=1e-5), 3)
     4.377
@@ -110,7 +110,7 @@ def _told(
     if neighbours == "add-remove" and "replace" in stated:
         raise ConfigError("a release is stated for `replace`: it cannot be told for `add-remove`")
     if neighbours == "client" and stated - {"client"}:
-        raise ConfigError("a release is stated for single pictures: it cannot be told for `client`")
+        raise ConfigError("a release is stated for single images: it cannot be told for `client`")
     together = neighbours or (stated.pop() if len(stated) == 1 else "replace")
     shifts: list[float] = []
     steps: Counter[tuple[float, int]] = Counter()
@@ -156,7 +156,7 @@ def _numbers(release: Mapping[str, Any]) -> tuple[float, float, int]:
 
 
 def _gaussian(mu: float, delta: float) -> float:
-    """Epsilon of one Gaussian release that one picture shifts by mu."""
+    """Epsilon of one Gaussian release that one image shifts by mu."""
     if mu == 0 or needed(0.0, mu) <= delta:
         return 0.0
     # Without its second term the curve is larger and can be solved: an epsilon that is enough.
@@ -195,7 +195,7 @@ def needed(epsilon: Any, mu: float) -> Any:
 
 
 def _one(step: float, number: int) -> Losses:
-    """The losses of one discrete Laplace release that one picture moves by some steps.
+    """The losses of one discrete Laplace release that one image moves by some steps.
 
     With noise k the loss is (|k - number| - |k|) times that of a step: the greatest below 0, the
     smallest beyond the number, and each second whole multiple in between.

@@ -30,7 +30,7 @@ def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int
 
 
 def _largest_shift(epsilon: float, delta: float) -> float:
-    """How far a picture may move all releases together, in deviations of their noise."""
+    """How far an image may move all releases together, in deviations of their noise."""
     high = 1.0
     while needed(epsilon, high) < delta:
         high *= 2

@@ -1,18 +1,18 @@
-"""Private clustering at a client: centroids of its pictures' representations, with noise.
+"""Private clustering at a client: centroids of its images' representations, with noise.
 
 After Chang, Ghazi, Kumar and Manurangsi, Locally Private k-Means in One Round, 2021, in the form
 that a holder of many rows can run. Random hyperplanes sort rows into a tree of prefixes; noisy
 counts decide where it branches; a noisy sum over each leaf makes a point; the points are clustered
 by their weight, which costs nothing more.
 
-What it protects: each picture of one client against whoever sees this release, for one picture
-more or less. It is no local privacy, in which each picture would carry its own noise. And (epsilon,
+What it protects: each image of one client against whoever sees this release, for one image
+more or less. It is no local privacy, in which each image would carry its own noise. And (epsilon,
 delta) is of one release, where a run has many: at a delta of 1e-3, releases at epsilon 0.8, 1 and
-10 come to 9.0, 11.6 and 205 after fifty and to 14.5, 18.9 and 382 after 101, and for one picture in
+10 come to 9.0, 11.6 and 205 after fifty and to 14.5, 18.9 and 382 after 101, and for one image in
 another's place to more than twice that (`privacy.budget.epsilon`).
 
-What it costs: a leaf's mean has noise of norm a sqrt(columns) radius / pictures, and counts have
-a deviation of 28 a, where a is 3.2, 2.6 and 0.42 at those epsilons. With some hundred pictures and
+What it costs: a leaf's mean has noise of norm a sqrt(columns) radius / images, and counts have
+a deviation of 28 a, where a is 3.2, 2.6 and 0.42 at those epsilons. With some hundred images and
 epsilon of at most 1 the noise is as large as what is measured.
 """
 
@@ -59,7 +59,7 @@ def private_centroids(
     """At most `k` centroids of rows, and the records that `Client.released` wants with them.
 
     Args:
-        rows: one a picture, (n, columns), a function of that picture alone; longer ones than
+        rows: one an image, (n, columns), a function of that image alone; longer ones than
             `radius` are shortened to it, and one that is not finite counts as zero.
         k: centroids at most; there are fewer if the tree has fewer leaves.
         epsilon: of this release alone, for one row more or less; inf: no noise, no protection.
@@ -156,7 +156,7 @@ def tree(
     """Sort points by the sides of random hyperplanes as long as noisy counts are large enough.
 
     A part branches if its count is at least three times a least one, and parts of it below the
-    least are dropped, for they would be more noise than picture; if both are, it stays whole. The
+    least are dropped, for they would be more noise than image; if both are, it stays whole. The
     least count keeps a mean's noise to a tenth of the radius unless that would leave fewer than 2k
     parts. A point is in one part of each level: each level is one release of sensitivity 1.
     """

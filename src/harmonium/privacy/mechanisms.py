@@ -23,10 +23,10 @@ Neighbours = Literal["replace", "add-remove", "client"]
 class Release:
     """Noise that a guarded value got before it left a client: what the accountant needs to know.
 
-    One picture moves what the noise was added to by at most `sensitivity`: by Euclid's distance
+    One image moves what the noise was added to by at most `sensitivity`: by Euclid's distance
     under Gaussian noise, by the sum of absolute changes of whole numbers under discrete Laplace
-    noise. `replace` means one picture in another's place, `add-remove` one picture more or less,
-    `client` any pictures in place of all that a client has. How many pictures a client has is
+    noise. `replace` means one image in another's place, `add-remove` one image more or less,
+    `client` any images in place of all that a client has. How many images a client has is
     registered and public: of `add-remove` a missing one adds nothing, and divisors stay.
     """
 

@@ -15,7 +15,7 @@ from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.mechanisms import Neighbours
 
-FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far a picture moves n R, over mu
+FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far an image moves n R, over mu
 _KEYS: dict[str, Any] = {
     "epsilon": float | None,
     "sigma": float | None,
@@ -83,7 +83,7 @@ def plan(
         examples: of a client; with mu they give the sensitivity of a correlation matrix.
         mu: largest squared norm of a projection.
         dim: of a projection, for the norm of the noise.
-        neighbours: `replace`, one picture in another's place, or `add-remove`.
+        neighbours: `replace`, one image in another's place, or `add-remove`.
 
     >>> found = plan(epsilon=3, delta=1e-5, rounds=200, examples=5000, mu=4, dim=512)
     >>> round(found.multiplier, 2), round(found.sigma, 4), round(found.rdp, 2)
@@ -155,7 +155,7 @@ def _notes(
         )
     if examples is not None and delta >= 1 / examples:
         notes.append(
-            f"delta {delta:g} is not below 1 / {examples} examples: to publish one picture as it "
+            f"delta {delta:g} is not below 1 / {examples} examples: to publish one image as it "
             f"is would be within it, so epsilon means little; choose at most {0.1 / examples:.0e}"
         )
     if spread is not None and mu is not None and spread > mu:

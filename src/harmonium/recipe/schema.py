@@ -295,7 +295,7 @@ class Recipe(BaseModel):
         return 0 if self.encoder.in_process else self.engine.processes
 
     def _merged(self) -> Recipe:
-        """The pictures of all clients in one place."""
+        """The images of all clients in one place."""
         if self.clients == 1:
             return self
         if self.split.newcomers and self.split.merge > 1:

@@ -1,4 +1,4 @@
-"""Contact sheets: pictures in rows, the first of each set apart, frames by whether they fit it."""
+"""Contact sheets: images in rows, the first of each set apart, frames by whether they fit it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from harmonium.report.figure import COLOURS, INK, headline, picture
 
-FRAME = 0.07  # of a picture's side
+FRAME = 0.07  # of an image's side
 ACROSS = 2  # sheets beside each other
-SIDE = 0.5  # of a picture, in inches
+SIDE = 0.5  # of an image, in inches
 
 
 class Sheet(NamedTuple):
-    """Rows of pictures."""
+    """Rows of images."""
 
     pixels: np.ndarray  # uint8 (rows, columns, height, width, channels); the first column asks
     fits: np.ndarray  # bool (rows, columns)
 
 
 def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
-    """Sheets side by side; a frame is blue where a picture is of its row's class, else orange.
+    """Sheets side by side; a frame is blue where an image is of its row's class, else orange.
 
     Args:
         path: where to, `.png`, `.pdf` or `.svg`.
@@ -52,7 +52,7 @@ def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
 
 
 def mosaic(sheet: Sheet) -> np.ndarray:
-    """All pictures of a sheet in one, `(height, width, 3)`, uint8, framed, the first set apart.
+    """All images of a sheet in one, `(height, width, 3)`, uint8, framed, the first set apart.
 
     >>> mosaic(Sheet(np.zeros((2, 3, 8, 8, 1), np.uint8), np.ones((2, 3), bool))).shape
     (24, 38, 3)
@@ -61,7 +61,7 @@ def mosaic(sheet: Sheet) -> np.ndarray:
     frame = max(1, round(FRAME * max(height, width)))
     gap = max(2, width // 2)
     tall, broad = height + 2 * frame, width + 2 * frame
-    step = frame  # between pictures
+    step = frame  # between images
     made = np.full(
         (rows * (tall + step) + step * 2, columns * (broad + step) + gap + step, 3), 255, np.uint8
     )

@@ -133,11 +133,11 @@ def plot_paths(path: str | Path) -> list[Path]:
     >>> [one.name for one in plot_paths("run.png")]
     ['run.png']
     """
-    path, kind = Path(path), picture_kind(path)
+    path, kind = Path(path), plot_format(path)
     return [path.with_suffix(f".{one}") for one in _chosen.get() or (kind,)]
 
 
-def picture_kind(path: str | Path) -> str:
+def plot_format(path: str | Path) -> str:
     """`png`, `pdf` or `svg`, by the ending of the path."""
     kind = Path(path).suffix.lower().lstrip(".")
     if kind not in FORMATS:

@@ -33,7 +33,7 @@ def heat_map(
 
     Args:
         console: where it will be printed: its width, and whether it has colour.
-        counts: pictures `(clients, classes)`.
+        counts: images `(clients, classes)`.
         names: names of the classes.
         what: what the columns are.
     """
@@ -61,7 +61,7 @@ def heat_map(
 
 
 def size_bars(console: Console, sizes: Counts) -> Group:
-    """A bar for each client's number of pictures; of many clients some, evenly spaced."""
+    """A bar for each client's number of images; of many clients some, evenly spaced."""
     from rich.console import Group
     from rich.text import Text
 
@@ -70,7 +70,7 @@ def size_bars(console: Console, sizes: Counts) -> Group:
     last = len(str(sizes.max())) + 1
     room = max(1, console.width - first - last - 1)
     mark, style = ("█", SHADES[1]) if colour(console) else ("#", "")
-    lines = [Text(f"{'client':>{first}} pictures", "bold", no_wrap=True)]
+    lines = [Text(f"{'client':>{first}} images", "bold", no_wrap=True)]
     for client in shown:
         length = math.ceil(room * sizes[client] / max(1, sizes.max()))
         bar = Text.assemble(f"{client:>{first}} ", (mark * length, style), f" {sizes[client]}")

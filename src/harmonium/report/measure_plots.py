@@ -1,4 +1,4 @@
-"""Pictures of measures: boxes and strips of runs side by side, and maps of pictures by class."""
+"""Images of measures: boxes and strips of runs side by side, and maps of images by class."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _dots(axes: Any, place: int, row: Strip, groups: Sequence[str]) -> None:
 
 
 def _dot(axes: Any, name: str, colour: Any, hollow: bool) -> Any:
-    """A dot for the legend, nowhere in the picture."""
+    """A dot for the legend, nowhere in the image."""
     inner = "white" if hollow else colour
     return axes.plot([], [], "o", markersize=5, color=inner, markeredgecolor=colour, label=name)[0]
 

@@ -207,7 +207,7 @@ def bars(
             add_legend(figure)
 
 
-def run_picture(
+def plot_run(
     path: str | Path,
     metrics: Sequence[Mapping[str, Any]],
     title: str = "",

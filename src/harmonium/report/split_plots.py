@@ -1,4 +1,4 @@
-"""Pictures of data: who holds how many pictures of what, and what the pictures look like."""
+"""Images of data: who holds how many images of what, and what the images look like."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.int64]
 BAR = "#9db8c9"
 NAMED = 100  # clients that have a place of their own; more are put in order
 NUMBERED = (20, 30)  # clients and classes up to which the cells carry their numbers
-SHEET = (20, 10)  # rows of a contact sheet and pictures in each
+SHEET = (20, 10)  # rows of a contact sheet and images in each
 
 
 def split_map(
@@ -28,14 +28,14 @@ def split_map(
     title: str = "Who holds what",
     what: str = "class",
 ) -> None:
-    """A heat map of who holds how many pictures of which class, with each client's total above.
+    """A heat map of who holds how many images of which class, with each client's total above.
 
     Beyond 100 clients they are ordered by their commonest class, for no order of so many columns
     can be read one by one.
 
     Args:
         path: where to, `.png`, `.pdf` or `.svg`.
-        counts: pictures `(clients, classes)`.
+        counts: images `(clients, classes)`.
         names: names of the classes; their numbers when left out.
         title: what the plot shows.
         what: what the rows are.
@@ -68,7 +68,7 @@ def split_map(
 
 
 def split_sizes(path: str | Path, sizes: Counts, title: str = "Who holds how many") -> None:
-    """Each client's number of pictures, for data of which nothing else is known.
+    """Each client's number of images, for data of which nothing else is known.
 
     Beyond 100 clients they are ordered from the largest to the smallest.
     """
@@ -88,11 +88,11 @@ def contact_sheet(
     title: str,
     note: str = "",
 ) -> None:
-    """A few pictures in each row, named at its left.
+    """A few images in each row, named at its left.
 
     Args:
         path: where to, `.png`, `.pdf` or `.svg`.
-        rows: names and pictures `(n, height, width, 1 or 3)`; rows may differ in length.
+        rows: names and images `(n, height, width, 1 or 3)`; rows may differ in length.
         title: what the plot shows.
         note: what is left out, below.
     """

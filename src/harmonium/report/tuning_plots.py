@@ -1,4 +1,4 @@
-"""The picture of a study: scores over rounds, and against kNN where labels exist."""
+"""The image of a study: scores over rounds, and against kNN where labels exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = len(PALETTE)  # settings up to which all are named; of more only the best
 LINE = 100  # signs of a name that fit beside each other
 
 
-def study_picture(
+def plot_study(
     path: str | Path,
     rows: Sequence[Mapping[str, Any]],
     curves: Mapping[str, Sequence[Mapping[str, Any]]],

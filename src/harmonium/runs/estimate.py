@@ -29,8 +29,8 @@ from harmonium.data.partition import make_split
 from harmonium.data.published import Published
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host, Task
-from harmonium.evaluation.evaluator import Judge
+from harmonium.engines.runtime import ClientRuntime, Task
+from harmonium.evaluation.evaluator import Evaluator
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -188,7 +188,7 @@ class _Trial:
     """A run's setup and two of its rounds, abridged, with a few of its clients."""
 
     def __init__(
-        self, recipe: Recipe, host: Host, examples: dict[ClientId, int], folder: Path
+        self, recipe: Recipe, host: ClientRuntime, examples: dict[ClientId, int], folder: Path
     ) -> None:
         self.recipe, self.method = recipe, host.method
         mean = float(np.mean(list(examples.values())))
@@ -246,7 +246,7 @@ class _Trial:
 class _TimedEngine(LocalEngine):
     """The local engine, with the seconds that every task would take in full."""
 
-    def __init__(self, host: Host, folder: Path, meter: _Meter) -> None:
+    def __init__(self, host: ClientRuntime, folder: Path, meter: _Meter) -> None:
         super().__init__(host, folder, workers=0)
         self.tasks: list[float] = []
         self.only: Sequence[ClientId] | None = None  # who answers for all that are asked
@@ -320,7 +320,7 @@ def _evaluation(
 ) -> tuple[float, float]:
     """Seconds of one evaluation during training, and of the verdict with all its probes."""
     encoder, settings = as_drawn(method, dataset), recipe.evaluate
-    judge = Judge(settings, dataset, method.views, recipe.seed, encoder)
+    judge = Evaluator(settings, dataset, method.views, recipe.seed, encoder)
     some = 64
     pace = _seconds(lambda: _features(encoder, judge, dataset.train, some)) / some
     some = int(min(1000, max(some, EVALUATED / pace)))
@@ -337,7 +337,7 @@ def _evaluation(
     return one * whole / max(1, looked), last * counts[0] / max(1, counts[1]) * kinds
 
 
-def _features(encoder: nn.Module, judge: Judge, images: Images, count: int) -> None:
+def _features(encoder: nn.Module, judge: Evaluator, images: Images, count: int) -> None:
     from harmonium.evaluation.features import embed
 
     embed(encoder, _first(images, count), judge.views.plain)

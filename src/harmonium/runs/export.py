@@ -24,9 +24,9 @@ from harmonium.core.errors import ConfigError, DataError, StoreError, counted
 from harmonium.core.registry import recipe_name
 from harmonium.core.settings import choose, plain
 from harmonium.data.augment.checks import for_channels, normalise
-from harmonium.data.augment.views import plain as plain_pictures
+from harmonium.data.augment.views import plain as plain_images
 from harmonium.data.cache import printable
-from harmonium.data.decoding.image_files import ENDINGS, is_picture
+from harmonium.data.decoding.image_files import ENDINGS, is_image_file
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Order
 from harmonium.data.images import Pixels
@@ -141,10 +141,10 @@ class LoadedEncoder(nn.Module):
         if isinstance(images, Tensor) and images.dtype == torch.uint8:
             pixels = channels_last(images, layout, "images", LAYOUT)
             if tuple(pixels.shape[1:]) == shape:  # stays where it is, e.g. on a GPU
-                return plain_pictures(pixels.contiguous(), self.mean, self.std, self._side)
+                return plain_images(pixels.contiguous(), self.mean, self.std, self._side)
         # Copied into the usual strides, for kernels are chosen by them and round differently.
         made = np.array(read_images(images, shape, layout, self.strict, self.depth), order="C")
-        return plain_pictures(torch.from_numpy(made), self.mean, self.std, self._side)
+        return plain_images(torch.from_numpy(made), self.mean, self.std, self._side)
 
     def _scaled(self, images: Tensor, layout: Layout | None) -> Tensor:
         """Floating-point images of a stated range, which are never resized."""
@@ -241,7 +241,7 @@ def image_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: there is no such file or folder")
     if folder.is_file():
         return [folder]
-    found = sorted(path for path in folder.rglob("*") if is_picture(path))
+    found = sorted(path for path in folder.rglob("*") if is_image_file(path))
     if not found:
         raise DataError(f"{folder} holds no images ({' '.join(ENDINGS)})")
     return found

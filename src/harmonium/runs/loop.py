@@ -24,7 +24,7 @@ from harmonium.core.threads import single_thread
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.images import Dataset, Images
 from harmonium.engines.unreliable import Unreliable
-from harmonium.evaluation.evaluator import Judge, average, figures_of
+from harmonium.evaluation.evaluator import Evaluator, average, figures_of
 from harmonium.evaluation.references import GIVEN, references, validation_levels
 from harmonium.evaluation.verdict import changes, reasons, verdict
 from harmonium.federation.batch_norm import measure
@@ -180,7 +180,7 @@ class Ground:
 
     method: Method
     examples: Mapping[ClientId, int]  # registered number of every client
-    dataset: Dataset | None  # to judge with; none: the server has no pictures
+    dataset: Dataset | None  # to judge with; none: the server has no images
     public: Images | None = None
     notes: tuple[str, ...] = ()
 
@@ -220,13 +220,13 @@ def _draw(
     levels: Mapping[str, float],
 ) -> None:
     """The plot of a run: loss and figures over rounds, and the validation kNN of references."""
-    from harmonium.report.plots import run_picture
+    from harmonium.report.plots import plot_run
 
     title = f"{recipe.method.name} on {recipe.data.name}, seed {recipe.seed}"
-    run_picture(path, rows, title, levels)
+    plot_run(path, rows, title, levels)
 
 
-class Life:
+class RunLoop:
     """One process's work on a run."""
 
     def __init__(self, folder: Path, recipe: Recipe, watcher: Callback) -> None:
@@ -262,7 +262,7 @@ class Life:
         if dataset is not None:
             first = as_drawn(method, dataset)
             warns = not method.reads_labels
-            judge = Judge(recipe.evaluate, dataset, method.views, recipe.seed, first, warns)
+            judge = Evaluator(recipe.evaluate, dataset, method.views, recipe.seed, first, warns)
         server = self._rounds(ground, engine, judge, simulate)
         shown: dict[str, Any] = {"figures": {}, "untrained": {}}
         white = whitening_of(server.memory, recipe.evaluate.directions)
@@ -283,7 +283,7 @@ class Life:
         told = {"round": server.round, **shown, "metrics": self.folder.read_log("metrics.jsonl")}
         engine.finish(server.model, server.memory.get("statistics", {}), told)
         with work("drawing run.png"):
-            self._picture()
+            self._plot()
         shutil.rmtree(path / "scratch", ignore_errors=True)
         text = json.dumps(shown, indent=1).encode()
         self._seal({**ends, RESULT: files.digest_of(text)})
@@ -303,7 +303,7 @@ class Life:
 
     def _judged(
         self,
-        judge: Judge,
+        judge: Evaluator,
         encoders: Sequence[nn.Module],
         ground: Ground,
         white: nn.Module | None = None,
@@ -336,7 +336,7 @@ class Life:
         return shown
 
     def _rounds(
-        self, ground: Ground, engine: RunEngine, judge: Judge | None, simulate: bool
+        self, ground: Ground, engine: RunEngine, judge: Evaluator | None, simulate: bool
     ) -> Server:
         """From the last committed round to the last of all."""
         recipe, watcher, method = self.recipe, self.watcher, ground.method
@@ -541,7 +541,7 @@ class Life:
         states = [engine.state_of(client) for client in clients or [0]]
         return [checked_encoder(method.represent(server, one), method) for one in states]
 
-    def _picture(self) -> None:
+    def _plot(self) -> None:
         rows = self.folder.read_log("metrics.jsonl")
         _draw(self.path / "run.png", self.recipe, rows, self._levels)
 

@@ -1,6 +1,6 @@
-"""From a run's folder to what its client tasks need: pictures, split and host.
+"""From a run's folder to what its client tasks need: images, split and host.
 
-Whoever performs tasks of a run, in this process or another, begins here, and gets the pictures that
+Whoever performs tasks of a run, in this process or another, begins here, and gets the images that
 the run began with or an error.
 """
 
@@ -16,7 +16,7 @@ from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreE
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split
 from harmonium.data.shift import as_held
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.presets import read_yaml
 from harmonium.recipe.schema import Recipe
@@ -95,7 +95,7 @@ def _lacking(held: Mapping[str, Any], whole: Mapping[str, Any], above: str = "")
             yield from _lacking(its, value, f"{above}{key}.")
 
 
-def open_host(folder: Path) -> Host:
+def open_host(folder: Path) -> ClientRuntime:
     """The host of a run's client tasks, built from its folder alone."""
     recipe = read_recipe(folder)
     dataset, public, split = opened(recipe, folder)
@@ -104,7 +104,7 @@ def open_host(folder: Path) -> Host:
 
 def make_host(
     recipe: Recipe, dataset: Dataset, split: Split, folder: Path, public: Dataset | None = None
-) -> Host:
+) -> ClientRuntime:
     """The host of client tasks for a recipe and its data.
 
     Labels that a task may not see are taken off here, so that no task can come by them.
@@ -118,7 +118,7 @@ def make_host(
         held, shared = split.seen(held), shared and shared.relabelled(shared.labels)
     else:
         held, shared = held.without_labels(), shared and shared.without_labels()
-    return Host(
+    return ClientRuntime(
         method=method,
         images=held,
         indices=split.indices,
@@ -132,7 +132,7 @@ def make_host(
 def load_public(
     recipe: Recipe, shape: tuple[int, int, int], key: str | None = None
 ) -> Dataset | None:
-    """The public pictures, brought to the shape of the clients'."""
+    """The public images, brought to the shape of the clients'."""
     if recipe.public is None:
         return None
     height, width, channels = shape
@@ -150,13 +150,13 @@ def missing(recipe: Recipe) -> list[str]:
 
 
 def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split]:
-    """The pictures and the split that a run began with, or an error if they are not the same."""
+    """The images and the split that a run began with, or an error if they are not the same."""
     about = read_about(folder)
     dataset = recipe.data.load(about["cache"]["data"])
     public = load_public(recipe, dataset.train.shape, about["cache"]["public"])
     split = read_split(folder)
     digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
-    words = {"data": "pictures", "public": "public pictures", "split": "shares of the clients"}
+    words = {"data": "pictures", "public": "public images", "split": "shares of the clients"}
     for what, digest in digests.items():
         if about[what] != digest:
             raise DataError(
@@ -183,10 +183,10 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:
-    """What a reader should know of the public pictures."""
+    """What a reader should know of the public images."""
     if public is None:
         return []
     notes = [f"public: {note}" for note in public.notes]
     if public.name == recipe.data.name:
-        notes.append("the public pictures come from the same set: some may be in its test part")
+        notes.append("the public images come from the same set: some may be in its test part")
     return notes

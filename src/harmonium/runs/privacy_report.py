@@ -32,9 +32,9 @@ from harmonium.storage.run_folder import ASKED, Folder
 MOST = 40  # points of the curves over rounds
 WORST = 10  # clients that a table shows, and whose epsilon a library counts as well
 NEIGHBOURS = {
-    "replace": "one picture of a client and another in its place",
-    "add-remove": "a client's pictures with and without one of them",
-    "client": "all of a client's pictures and any others in their place",
+    "replace": "one image of a client and another in its place",
+    "add-remove": "a client's images with and without one of them",
+    "client": "all of a client's images and any others in their place",
 }
 
 Made = tuple[tuple[tuple[str, Any], ...], ...]  # kinds of releases, as keys and values, sorted
@@ -345,7 +345,7 @@ def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) ->
             said.append(
                 f"delta {found.delta:g} is not below 1 / examples for {len(small)} of "
                 f"{len(found.clients)} clients, the smallest with {min(small)}: to publish one "
-                "picture as it is would be within it, so epsilon is not meaningful for them"
+                "image as it is would be within it, so epsilon is not meaningful for them"
             )
         if "simulated" in sources:
             said.append(
@@ -360,7 +360,7 @@ def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) ->
         if found.unprotected:
             said.append(
                 "epsilon covers the noisy fields only: what is open above was made from the same "
-                "pictures and is not in it"
+                "images and is not in it"
             )
     if unknown:
         said.append(
@@ -370,10 +370,10 @@ def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) ->
     rows = [one for one in found.unprotected if one.kind == "per-example"]
     if rows:
         names = ", ".join(sorted({one.field for one in rows}))
-        said.append(f"rows of single pictures left clients without noise: {names}")
+        said.append(f"rows of single images left clients without noise: {names}")
     said.append(
         "secure aggregation was on: the server saw sums over clients, which can still reveal "
-        "whether a picture was trained on"
+        "whether an image was trained on"
         if found.masked
         else "secure aggregation was off: the server saw every single answer"
     )

@@ -29,8 +29,8 @@ from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import as_held
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import Host
-from harmonium.evaluation.evaluator import Judge, figures_of
+from harmonium.engines.runtime import ClientRuntime
+from harmonium.evaluation.evaluator import Evaluator, figures_of
 from harmonium.evaluation.pixels import Pixels
 from harmonium.evaluation.references import RAW, references, validation_levels
 from harmonium.federation.card import card
@@ -40,7 +40,7 @@ from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.overrides import Change, changes_of
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.extend import check_further, extend
-from harmonium.runs.loop import Ground, Life, Result, RunEngine
+from harmonium.runs.loop import Ground, Result, RunEngine, RunLoop
 from harmonium.runs.open_run import (
     check_recipe,
     load_public,
@@ -90,7 +90,7 @@ def run(
     folder = Path(out) if out is not None else new_folder(recipe)
     with called(callbacks) as callback, locked(folder):
         _begin(folder, recipe)
-        return _complete(Life(folder, recipe, callback))
+        return _complete(RunLoop(folder, recipe, callback))
 
 
 def resume(
@@ -134,7 +134,7 @@ def resume(
         )
     with called(callbacks) as callback, locked(folder):
         go_further(folder, changed)
-        return _complete(Life(folder, changed, callback))
+        return _complete(RunLoop(folder, changed, callback))
 
 
 def go_further(folder: Path, changed: Recipe) -> None:
@@ -186,8 +186,8 @@ def changed_recipe(
     return changed
 
 
-def _complete(life: Life) -> Result:
-    """Do whatever is left of a run whose pictures are here."""
+def _complete(life: RunLoop) -> Result:
+    """Do whatever is left of a run whose images are here."""
     if life.is_complete():
         return life.result()
     recipe, path = life.recipe, life.path
@@ -205,7 +205,7 @@ def _complete(life: Life) -> Result:
 
 
 def judged_on(dataset: Dataset, split: Split) -> Dataset:
-    """What encoders are judged with: pictures as held, and those whose labels clients may see."""
+    """What encoders are judged with: images as held, and those whose labels clients may see."""
     held = as_held(dataset, split)
     if split.labelled is None or held.labelled is not None:
         return held
@@ -230,13 +230,13 @@ def reference_levels(recipe: Recipe, folder: Path) -> dict[str, float]:
     return validation_levels(_judge_of(recipe, folder))
 
 
-def _judge_of(recipe: Recipe, folder: Path) -> Judge:
+def _judge_of(recipe: Recipe, folder: Path) -> Evaluator:
     dataset, _, split = opened(recipe, folder)
     judged, views = judged_on(dataset, split), recipe.views.build()
-    return Judge(recipe.evaluate, judged, views, recipe.seed, Pixels())
+    return Evaluator(recipe.evaluate, judged, views, recipe.seed, Pixels())
 
 
-def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:
+def _engine(life: RunLoop, host: ClientRuntime) -> AbstractContextManager[RunEngine]:
     settings = life.recipe.engine
     workers = life.recipe.workers
     if settings.kind == "local":
@@ -250,7 +250,7 @@ def _engine(life: Life, host: Host) -> AbstractContextManager[RunEngine]:
 
 
 def _begin(folder: Path, recipe: Recipe) -> None:
-    """Read the pictures, share them out, and write down what the run begins with."""
+    """Read the images, share them out, and write down what the run begins with."""
     if holds(folder, recipe):
         return
     if recipe.init is not None:

@@ -20,7 +20,7 @@ from harmonium.core.errors import HarmoniumError
 from harmonium.core.progress import listening, seldom
 
 if TYPE_CHECKING:
-    from harmonium.engines.runtime import Host
+    from harmonium.engines.runtime import ClientRuntime
 
 
 def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
@@ -46,14 +46,14 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
 
 
 @cache
-def _host(folder: Path) -> Host:
+def _host(folder: Path) -> ClientRuntime:
     """Made for the first task, so that what prevents it is reported like any other fault."""
     from harmonium.runs.open_run import open_host
 
     return open_host(folder)
 
 
-def _perform(host: Host, message: Any) -> Any:
+def _perform(host: ClientRuntime, message: Any) -> Any:
     from harmonium.engines.runtime import StateRef, Task
 
     state = message.pop("state")

@@ -1,4 +1,4 @@
-"""The client of a federation: at a site, it answers the server with the pictures that are there."""
+"""The client of a federation: at a site, it answers the server with the images that are there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harmonium.core.types import ClientId
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.remote import NEEDS_FLOWER
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.method import Server
 from harmonium.federation.spending import paid_here, records
 from harmonium.privacy.budget import epsilon
@@ -44,17 +44,17 @@ KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run
 
 
 @dataclass(frozen=True)
-class Pictures:
+class SiteImages:
     """What a site takes part with."""
 
     spec: DataSpec
-    part: tuple[int, int] = (0, 1)  # for trials on one machine: every n-th picture from the k-th on
+    part: tuple[int, int] = (0, 1)  # for trials on one machine: every n-th image from the k-th on
 
     @classmethod
-    def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> Pictures:
+    def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> SiteImages:
         """From `name`, or `name:path`, and `data.key=value` settings.
 
-        All pictures of one's own are used; nothing is held out unless a setting says so. Files
+        All images of one's own are used; nothing is held out unless a setting says so. Files
         that cannot be read are left out unless `data.corrupt=refuse`, for a few of them must not
         cost a site the run.
         """
@@ -75,7 +75,7 @@ class Pictures:
                 raise ConfigError(f"'{change}' is no setting of the data: write data.key=value")
         spec = choose("data", datasets, apply_changes({"data": tree}, changes)["data"])
         if own and not getattr(spec, "path", ""):
-            raise ConfigError(f"--data {words}: say where the pictures are, --data {name}:PATH")
+            raise ConfigError(f"--data {words}: say where the images are, --data {name}:PATH")
         spec.check()
         spec.identity()  # looks at what is there, so that a mistake is told at once
         return cls(spec, _part(part))
@@ -92,7 +92,7 @@ class Pictures:
         note(f"{counted(len(images), 'image')} to take part with")
 
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
-        """The pictures, brought to a shape."""
+        """The images, brought to a shape."""
         dataset = replace(self.spec, size=size, channels=channels).load()
         first, step = self.part
         chosen = dataset.train
@@ -109,13 +109,13 @@ def _part(words: str) -> tuple[int, int]:
 
 
 def open_host(
-    pictures: Pictures,
+    pictures: SiteImages,
     plan: Recipe,
     folder: Path,
     client: ClientId,
     key: bytes = b"",
     note: Callable[[str], None] = lambda text: None,
-) -> Host:
+) -> ClientRuntime:
     """What performs a plan's tasks here, for the one client that this site is."""
     method = method_of(plan)
     dataset, images = pictures.load(plan.data.size, plan.data.channels)
@@ -126,7 +126,7 @@ def open_host(
     else:
         images = images.without_labels()
     public = load_public(plan, images.shape)
-    return Host(
+    return ClientRuntime(
         method=method,
         images=images,
         indices={client: np.arange(len(images))},
@@ -182,7 +182,7 @@ def budget_words(
 
 def take_home(
     plan: Recipe,
-    host: Host,
+    host: ClientRuntime,
     folder: Path,
     told: Mapping[str, Any],
     kept: Mapping[str, Any],
@@ -213,7 +213,7 @@ def take_home(
 
 def attend(
     kit: Kit,
-    pictures: Pictures,
+    pictures: SiteImages,
     note: Callable[[str], None],
     *,
     address: str | None = None,
@@ -246,7 +246,7 @@ def attend(
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
-    def finish(plan: Recipe, host: Host, folder: Path, told: Any, kept: Any) -> None:
+    def finish(plan: Recipe, host: ClientRuntime, folder: Path, told: Any, kept: Any) -> None:
         left = left_by_step(site.log.entries(), folder.name)
         path = take_home(plan, host, folder, told, kept, left)
         note(f"the run is over: the encoder is {path}")

@@ -19,7 +19,7 @@ from harmonium.engines.flower.link import Link, free_port
 from harmonium.engines.flower.node import attend
 from harmonium.engines.flower.post import FlowerPost
 from harmonium.engines.remote import Member, RemoteEngine, Waits
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import addressed
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of
@@ -56,7 +56,7 @@ class Together:
         """End both."""
         self._stack.close()
 
-    def engine(self, recipe: Recipe, host: Host, folder: Path) -> RemoteEngine:
+    def engine(self, recipe: Recipe, host: ClientRuntime, folder: Path) -> RemoteEngine:
         """An engine whose clients answer over Flower's messages."""
         run = secrets.token_hex(16)
         keys = {c: ec.generate_private_key(ec.SECP384R1()) for c in range(len(host.indices))}
@@ -83,7 +83,7 @@ class Together:
         return self._sites[header["run"], header["client"]].answer(sealed, bodies)
 
 
-def _always(host: Host) -> Callable[..., Host]:
+def _always(host: ClientRuntime) -> Callable[..., ClientRuntime]:
     return lambda *_: host
 
 

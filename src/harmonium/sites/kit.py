@@ -31,8 +31,8 @@ T = TypeVar("T")
 Fingerprint = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 Number = Annotated[int, pydantic.Field(ge=0)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
-Host = Annotated[str, pydantic.AfterValidator(made.checked_host)]
-Hosts = Annotated[tuple[Host, ...], pydantic.Field(min_length=1)]
+ClientRuntime = Annotated[str, pydantic.AfterValidator(made.checked_host)]
+Hosts = Annotated[tuple[ClientRuntime, ...], pydantic.Field(min_length=1)]
 NOTHING_ELSE: Any = pydantic.ConfigDict(extra="forbid")  # unknown keys of a file are refused
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no such files

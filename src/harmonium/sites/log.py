@@ -187,7 +187,7 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             f"{name} ({about['kind']}, {size_of(about['bytes'])})" for name, about in _left(entry)
         ]
         if told := entry.get("told"):
-            fields.append(f"the number of pictures ({told.get('examples')})")
+            fields.append(f"the number of images ({told.get('examples')})")
         outcome, why = entry.get("outcome", ""), entry.get("why", "")
         rows.append(
             {
@@ -202,7 +202,7 @@ def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """What left the site in all: answers, bytes by kind, and epsilon of its guarded releases.
 
-    Epsilon is for one picture in another's place, as the policy counts. A server counts an answer
+    Epsilon is for one image in another's place, as the policy counts. A server counts an answer
     once, so what left `again` is beside its bytes, and what is for `measuring` it counts apart from
     those of its rounds.
     """

@@ -1,7 +1,7 @@
 """A plan: the recipe of a federation, with all that server and sites must agree on in it.
 
-The pictures are at the sites. What a plan's `data` says is what the server judges with, or that it
-has no pictures (`data=sites`); either way it fixes the shape to which every site brings its own.
+The images are at the sites. What a plan's `data` says is what the server judges with, or that it
+has no images (`data=sites`); either way it fixes the shape to which every site brings its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def federated(what: str, changes: Iterable[str]) -> Recipe:
 
 
 def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
-    """The plan for so many sites, and the pictures that the server judges with, if it has any."""
+    """The plan for so many sites, and the images that the server judges with, if it has any."""
     if recipe.split.newcomers:
         raise ConfigError(
             "split.newcomers is for runs on one machine: in a federation, a newcomer is a site "
@@ -55,7 +55,7 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
         height, width, channels = dataset.train.shape
         if height != width:
             raise ConfigError(
-                f"{dataset.name} has pictures of {height} x {width}: name the side to which all "
+                f"{dataset.name} has images of {height} x {width}: name the side to which all "
                 "sites bring theirs, e.g. data.size=64"
             )
         fixed["data"] = {**plain(recipe.data), "size": height, "channels": channels}
@@ -63,7 +63,7 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
         fixed["evaluate"] = {**plain(recipe.evaluate), "objective": False}
     plan = recipe.changed(**fixed)
     if plan.clients != clients:
-        raise ConfigError(f"{plan.method.name} puts all pictures in one place: sites cannot")
+        raise ConfigError(f"{plan.method.name} puts all images in one place: sites cannot")
     if plan.init is not None:
         plan.init.weights()
     method = method_of(plan)
@@ -96,7 +96,7 @@ def method_of(plan: Recipe) -> Method:
     """
     size, channels = plan.data.size, plan.data.channels
     if size is None or channels is None:
-        raise ConfigError("the plan does not say to which shape sites bring their pictures")
+        raise ConfigError("the plan does not say to which shape sites bring their images")
     return plan.method_for((size, size, channels), len(classes_of(plan)), start=plan.init)
 
 
@@ -118,7 +118,7 @@ def classes_of(plan: Recipe) -> tuple[str, ...]:
 
 
 def public_digest(images: Images | None) -> str:
-    """SHA-256 of the public pictures, which must be the same everywhere; empty without any."""
+    """SHA-256 of the public images, which must be the same everywhere; empty without any."""
     if images is None:
         return ""
     pixels: Any = np.ascontiguousarray(images.pixels)

@@ -52,22 +52,22 @@ TEMPLATE = """\
 methods: none
 # Exchanges that may run here, e.g. [train, calibrate]; none: any of an allowed method.
 exchanges: none
-# Kinds of fields that may leave; per_example, rows of single pictures, is left out on purpose.
+# Kinds of fields that may leave; per_example, rows of single images, is left out on purpose.
 kinds: [weights, statistic, scalar, public]
 # Kinds that may leave only with noise of this site's own, e.g. [weights]; []: none has to.
 guarded: []
-# Most passes over the pictures in a round, of any kind; most rounds of a plan, and most answers
+# Most passes over the images in a round, of any kind; most rounds of a plan, and most answers
 # to each exchange in a run. none: no limit.
 epochs: none
 rounds: none
 # Most answers in one run, and in all runs of this site's log; none: no limit.
 answers: none
 answers_in_all: none
-# Fewest pictures with which this site takes part, and of a step of training.
-pictures: 1
+# Fewest images with which this site takes part, and of a step of training.
+images: 1
 batch: 2
 # Fewest steps behind trained weights, and the largest learning rate: what one step changes is a
-# gradient, from which pictures can be computed. none: no limit.
+# gradient, from which images can be computed. none: no limit.
 steps: 2
 lr: 1.0
 # Random changes that every view of a plan must have, e.g. [crop, jitter]; any: at least one.
@@ -78,8 +78,8 @@ initial_weights: []
 # true: a run's first model may reach this site after round 1, when it cannot be compared.
 join_late: false
 # Most that all noisy (guarded) releases of this site's log may reveal together: epsilon at delta,
-# for one picture in another's place.
-# none: no limit; 0: no guarded release at all. delta must be at most 1 / number of pictures.
+# for one image in another's place.
+# none: no limit; 0: no guarded release at all. delta must be at most 1 / number of images.
 epsilon: 10.0
 delta: 0.00001
 # true: noise that follows from the run's seed is enough. Whoever knows the seed can subtract it.
@@ -88,7 +88,7 @@ simulated_noise: false
 labels: false
 # Code of your own that a plan may name, e.g. [mypackage.mymethod:MyMethod].
 own_code: []
-# Data sets that a plan may read here as public pictures, e.g. [digits].
+# Data sets that a plan may read here as public images, e.g. [digits].
 public: []
 # The only plans that are accepted, by their digests; none: any that the other keys allow.
 plans: none
@@ -109,23 +109,23 @@ class Policy:
     exchanges: tuple[str, ...] | None = None  # that may run; none: any of an allowed method
     kinds: tuple[Kind, ...] = ("weights", "statistic", "scalar", "public")  # that may leave
     guarded: tuple[Kind, ...] = ()  # that may leave only with noise of this site's own
-    epochs: int | None = None  # most passes over the pictures in a round; none: no limit
+    epochs: int | None = None  # most passes over the images in a round; none: no limit
     rounds: int | None = None  # most of a plan, and answers to an exchange in a run; none: any
     answers: int | None = None  # most in one run; none: no limit
     answers_in_all: int | None = None  # most in all runs; none: no limit
     pictures: int = 1  # fewest with which this site takes part
-    batch: int = 2  # fewest pictures of a step
+    batch: int = 2  # fewest images of a step
     steps: int = 2  # fewest behind trained weights; 1: gradients may leave
     lr: float | None = 1.0  # largest learning rate; none: no limit
     views: tuple[str, ...] = ("crop",)  # random changes that every view must have
     initial_weights: tuple[str, ...] = ()  # digests or files that a plan may start from
     join_late: bool = False  # a run's first model may come after round 1, unseen by the seed
     epsilon: float | None = 10.0  # most that all guarded releases may spend; none: no limit
-    delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of pictures
+    delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of images
     simulated_noise: bool = False  # noise that follows from the run's seed is enough
     labels: bool = False  # methods that read labels may run
     own_code: tuple[str, ...] = ()  # `module:Class` names that a plan may use
-    public: tuple[str, ...] = ()  # data sets that a plan may read here as public pictures
+    public: tuple[str, ...] = ()  # data sets that a plan may read here as public images
     plans: tuple[str, ...] | None = None  # digests of the only plans accepted; none: any
     secure_aggregation: bool = False  # only plans whose answers the server sees as sums
 
@@ -228,12 +228,12 @@ class Policy:
         self._check_public(tree.get("public"))
 
     def _check_public(self, public: Any) -> None:
-        """Refuse public pictures of other sets than the site allows."""
+        """Refuse public images of other sets than the site allows."""
         if public is None:
             return
         settings = {"name": public} if isinstance(public, str) else public
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
-            _refuse("has public pictures without a name", _listed("public", self.public))
+            _refuse("has public images without a name", _listed("public", self.public))
         together = settings.get("sets")  # the set `styles` puts others together
         for name in [settings["name"], *(together if isinstance(together, list | tuple) else [])]:
             if name not in self.public:
@@ -248,9 +248,7 @@ class Policy:
             pictures: how many there are here; none: they have not been looked at yet.
         """
         if pictures is not None and pictures < self.pictures:
-            _refuse(
-                f"runs on {counted(pictures, 'picture')}", f"`pictures` asks for {self.pictures}"
-            )
+            _refuse(f"runs on {counted(pictures, 'image')}", f"`pictures` asks for {self.pictures}")
         if self.methods is not None and recipe.method.name not in self.methods:
             _refuse(f"runs the method {recipe.method.name}", _listed("methods", self.methods))
         if self.plans is not None and recipe.digest not in self.plans:
@@ -292,7 +290,7 @@ class Policy:
         passes = {step: method.passes_of(step) for step in exchanges}
         if self.epochs is not None and not sum(passes.values()) <= self.epochs:
             parts = " and ".join(f"{count:g} by {step}" for step, count in passes.items() if count)
-            _refuse(f"goes over the pictures {parts} in a round", f"`epochs` is {self.epochs}")
+            _refuse(f"goes over the images {parts} in a round", f"`epochs` is {self.epochs}")
         for number, view in enumerate(method.views.pipelines, 1):
             changes = changes_of(view)
             has = changes | {ANY} if changes else set()
@@ -305,7 +303,7 @@ class Policy:
         if method.local.batch < self.batch:
             _refuse(f"has local.batch={method.local.batch}", f"`batch` is {self.batch}")
         if pictures is not None and pictures < self.batch:
-            _refuse(f"takes steps of {counted(pictures, 'picture')}", f"`batch` is {self.batch}")
+            _refuse(f"takes steps of {counted(pictures, 'image')}", f"`batch` is {self.batch}")
         for step, one in exchanges.items():
             steps = method.local.steps(pictures) if pictures is not None else self.steps
             steps = 1 if step in MEASURING else steps  # a gradient is one step
@@ -323,7 +321,7 @@ class Policy:
     def check_answer(
         self, past: Callable[[], Iterable[Mapping[str, Any]]], run: str, round: int, step: str
     ) -> float:
-        """Refuse an answer by those before it; how many passes over the pictures it may take.
+        """Refuse an answer by those before it; how many passes over the images it may take.
 
         Args:
             past: gives the entries of the site's log, which are read only for limits.
@@ -356,7 +354,7 @@ class Policy:
             if self.exchanges is not None and name not in self.exchanges:
                 _refuse(f"asks for the exchange {name}", _listed("exchanges", self.exchanges))
             for field, about in declared.up.items():
-                alone = about.kind == "statistic" and pictures == 1  # which is of that one picture
+                alone = about.kind == "statistic" and pictures == 1  # which is of that one image
                 kind = "per_example" if alone else about.kind
                 wants = f"sends `{field}` of the kind {kind} by the exchange {name}"
                 if kind not in self.kinds:
@@ -374,7 +372,7 @@ class Policy:
             _refuse(f"has privacy.noise={noise}", "`simulated_noise` is false: it must be system")
         if pictures is not None and self.delta > 1 / pictures:
             _refuse(
-                f"guards {pictures} pictures",
+                f"guards {pictures} images",
                 f"`delta` is {self.delta}, above 1 / {pictures}: set it to {0.5 / pictures:.1g}",
             )
 

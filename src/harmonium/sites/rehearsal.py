@@ -1,4 +1,4 @@
-"""A rehearsal: all of a federation on one machine, for a run whose pictures are here.
+"""A rehearsal: all of a federation on one machine, for a run whose images are here.
 
 `engine=flower` plays a run over a real SuperLink on loopback, with node processes of which each
 answers for some of the clients, under keys that live as long as the run's process. Messages, seals,
@@ -28,7 +28,7 @@ from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.core.types import ClientId
 from harmonium.engines.local import environment
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
-from harmonium.engines.runtime import Host
+from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import addressed
 from harmonium.federation import arrival
 from harmonium.recipe.schema import Recipe
@@ -40,7 +40,7 @@ TRIES = 5  # how often one node may be started again
 
 @contextmanager
 def rehearsal(
-    folder: Path, recipe: Recipe, host: Host, nodes: int, note: Callable[[str], None]
+    folder: Path, recipe: Recipe, host: ClientRuntime, nodes: int, note: Callable[[str], None]
 ) -> Iterator[RemoteEngine]:
     """An engine whose clients answer over Flower's messages, on this machine."""
     try:

@@ -1,7 +1,7 @@
 """The server of a federation: it greets the sites, plays the run and hands the encoder out.
 
 A run of a federation lies in a folder like any other. Beside the recipe it has the roll: which
-sites take part, under which client's number, and with how many pictures. The roll is called before
+sites take part, under which client's number, and with how many images. The roll is called before
 the first round. A site that is away later is left out of rounds by name and continues with its
 state when it is back. A site that did not come, or refused, is greeted again when a round begins,
 and takes part from the round on before which it accepts. To a method it is a client whose answers
@@ -32,7 +32,7 @@ from harmonium.federation.sampling import Participation
 from harmonium.federation.secure_aggregation.client import STEPS
 from harmonium.federation.wire import Ask
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.loop import Ground, Life, Result
+from harmonium.runs.loop import Ground, Result, RunLoop
 from harmonium.runs.open_run import load_public, public_notes, read_about
 from harmonium.runs.start import changed_recipe, go_further, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, Site
@@ -42,7 +42,7 @@ from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
 
-MOST_PICTURES = 10**9  # of one site
+MOST_IMAGES = 10**9  # of one site
 AGAIN = 2.0  # seconds between two looks for sites that are not there yet
 JOINING = 3.0  # seconds that a round waits for a site that was just greeted
 SOONEST, LATEST = 5.0, 60.0  # seconds until a site that refused is asked again, twice as many each
@@ -73,7 +73,7 @@ class Enrolled:
     number: int  # in the federation
     name: str
     fingerprint: str  # of its key
-    examples: int = 0  # pictures it takes part with; 0: it does not take part yet
+    examples: int = 0  # images it takes part with; 0: it does not take part yet
 
 
 def start(
@@ -131,7 +131,7 @@ def _serve(
     watcher: Callback | None,
     listening: Listening | None,
 ) -> Result:
-    life = Life(path, plan, watcher or Callback())
+    life = RunLoop(path, plan, watcher or Callback())
     if held and life.is_complete():
         return life.result()
     with alone(federation.folder, SERVING, f"server of {federation.folder}"):
@@ -139,7 +139,7 @@ def _serve(
 
 
 def _play(
-    life: Life,
+    life: RunLoop,
     dataset: Dataset | None,
     federation: Federation,
     held: bool,
@@ -394,7 +394,7 @@ def _roll(
                 note(absent[-1])
                 continue
             roll.append(_enrolled(client, site, up))
-            note(f"{name} takes part with {up['examples']:,} pictures")
+            note(f"{name} takes part with {up['examples']:,} images")
         if waiting:
             time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))
     for client in waiting:
@@ -404,11 +404,11 @@ def _roll(
 
 
 def _unfit(up: Mapping[str, Any], public: str) -> str:
-    """Why a greeting cannot be accepted; nothing if it can. Pictures weigh averages."""
+    """Why a greeting cannot be accepted; nothing if it can. Images weigh averages."""
     count = up.get("examples")
-    if type(count) is not int or not 1 <= count <= MOST_PICTURES:
-        return f"it says that it has {str(count)[:20]} pictures"
-    return "" if up.get("public") == public else "its public pictures are not the server's"
+    if type(count) is not int or not 1 <= count <= MOST_IMAGES:
+        return f"it says that it has {str(count)[:20]} images"
+    return "" if up.get("public") == public else "its public images are not the server's"
 
 
 def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:

@@ -1,7 +1,7 @@
 """One site: a sealed ask comes in, a sealed answer goes out, and a line says what left.
 
 Before anything else the ask must be signed by the server, for this site, and new. The policy is
-read anew at every ask, and the plan must be within it before any picture is read. The first model
+read anew at every ask, and the plan must be within it before any image is read. The first model
 of a run must be the plan's own, later ones must be sane, and the work must be within what the log
 leaves of the policy's limits. What an answer releases is counted and written
 down before it is sent. The answer is kept until the next one: when the server asks for the same
@@ -35,7 +35,7 @@ from harmonium.core.errors import (
     one_line,
 )
 from harmonium.core.types import ClientId
-from harmonium.engines.runtime import Host, StateRef, Task
+from harmonium.engines.runtime import ClientRuntime, StateRef, Task
 from harmonium.engines.seal import seal, unseal
 from harmonium.federation.wire import STEPS, Exchange
 from harmonium.learning.client import Reading, counted_reading
@@ -80,7 +80,7 @@ class _Opened:
 
     tree: Any  # as it came
     recipe: Recipe
-    host: Host
+    host: ClientRuntime
     policy: Policy | None  # that let it in last
     seeded: str = ""  # digest of the model that it begins with, once somebody asked
 
@@ -91,11 +91,11 @@ class Site:
 
     identity: Identity
     folder: Path  # the site's own: its log, and what it keeps of each run
-    open_host: Callable[[Recipe, Path, ClientId], Host]  # for a plan, in a run's folder
+    open_host: Callable[[Recipe, Path, ClientId], ClientRuntime]  # for a plan, in a run's folder
     policy: Policy | Path | None = (
         None  # or its file; none: a rehearsal on the server's own machine
     )
-    finish: Callable[[Recipe, Host, Path, Mapping[str, Any], Mapping[str, Any]], None] = (
+    finish: Callable[[Recipe, ClientRuntime, Path, Mapping[str, Any], Mapping[str, Any]], None] = (
         lambda *_: None  # told the plan, the run's folder, what the server said, what was kept
     )
     note: Callable[[str], None] = lambda text: None
@@ -188,7 +188,7 @@ class Site:
             examples = len(host.indices[header["client"]])
             found = {"examples": examples, "public": public_digest(host.public)}
             what = f"{recipe.method.name} with {recipe.objective.name}"
-            pictures = counted(examples, "picture")
+            pictures = counted(examples, "image")
             rounds = counted(recipe.rounds, "round")
             self.note(
                 f"run {header['run'][:8]}: {what}, {rounds}, {pictures}, plan {header['plan']}"
@@ -209,7 +209,7 @@ class Site:
             turn = (header["run"], header["round"], header["step"])
             reading.most = policy.check_answer(self.log.entries, *turn)
             reading.beyond = (
-                "the site's policy refuses this task: it goes over the pictures more than "
+                "the site's policy refuses this task: it goes over the images more than "
                 f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
             )
             if declared is not None:
@@ -228,7 +228,7 @@ class Site:
         }
 
     def _open(self, header: Mapping[str, Any], plan: bytes, policy: Policy | None) -> _Opened:
-        """A plan that the policy lets in; pictures are read once a plan and run."""
+        """A plan that the policy lets in; images are read once a plan and run."""
         digest, client = header["plan"], header["client"]
         name = f"{header['run']}/{client}/{digest}/{files.digest_of(plan)}"
         if (held := self._hosts.get(name)) is not None:
@@ -249,7 +249,7 @@ class Site:
                 f"the ask names client {client}, but its plan has {recipe.clients}: a site that "
                 "was added after a run began takes part in the next one"
             )
-        if policy is not None:  # before any picture is read
+        if policy is not None:  # before any image is read
             policy.check_plan(recipe, method_of(recipe))
         try:
             host = self.open_host(recipe, self._run(header), client)
@@ -258,7 +258,7 @@ class Site:
         if policy is not None:
             policy.check_plan(recipe, host.method, len(host.indices[client]))
         opened = _Opened(tree, recipe, host, policy)
-        self._hosts = {name: opened}  # one at a time: pictures may be many
+        self._hosts = {name: opened}  # one at a time: images may be many
         return opened
 
     def _check_late(self, header: Mapping[str, Any], policy: Policy | None) -> None:
@@ -313,7 +313,7 @@ class Site:
                 "the plan begins with, and `join_late` is false"
             )
 
-    def _task(self, header: Mapping[str, Any], bodies: list[bytes], host: Host) -> Task:
+    def _task(self, header: Mapping[str, Any], bodies: list[bytes], host: ClientRuntime) -> Task:
         facts = codec.decode(bodies[2])
         state, keep = facts["state"], [str(file) for file in facts["keep"]]
         reference = StateRef(**state) if state else None

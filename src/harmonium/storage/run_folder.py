@@ -4,7 +4,7 @@
     about.json             the run's name, SHA-256 of every file that is written once, digests of
                            recipe, data and split; versions; the card; and a seal of all this
     init.safetensors       a copy of the weights that the run starts from, if it was given any
-    split.npz              who holds which pictures
+    split.npz              who holds which images
     metrics.jsonl          one line a round: loss, bytes, and figures of evaluations
     ledger.jsonl           one line a client and ask: what crossed, and what was refused
     timings.jsonl          seconds a round; apart, because no two runs agree on them

@@ -2,9 +2,9 @@
 
 If clients differ only by changes that content does not see (turns, mirrors, colour, brightness,
 contrast), their content has the same distribution. So clients are compared twice, in all that
-describes their pictures and in content alone, and content's share of the distance decides. A style
+describes their images and in content alone, and content's share of the distance decides. A style
 that content does see can still give itself away: clients with different shares of the same classes
-lie apart along directions in which the pictures of one client vary, too. A foreign style does not
+lie apart along directions in which the images of one client vary, too. A foreign style does not
 vary within a client.
 """
 
@@ -47,7 +47,7 @@ class Finding:
     verdict: Verdict
     clients: int  # that answered
     pictures: int
-    whole: Spread  # how far clients lie apart in pictures as they are
+    whole: Spread  # how far clients lie apart in images as they are
     content: Spread  # and when style is taken off
     sent: Mapping[int, int]  # client -> bytes up
     silent: Mapping[int, str]  # client -> why it did not answer
@@ -91,12 +91,12 @@ class Finding:
             lines = ["Clients differ by no more than chance, in content as in style."]
             if self.verdict == "unclear":
                 lines.append(
-                    "But pictures are few: clients would have to lie "
+                    "But images are few: clients would have to lie "
                     f"{least:.1f} standard deviations apart to be told from chance."
                 )
             return lines
         lines = [
-            f"As they are, a client's pictures lie {apart:.2f} standard deviations from the mean "
+            f"As they are, a client's images lie {apart:.2f} standard deviations from the mean "
             f"of all; with turns, mirrors, colour, brightness and contrast taken off, {left:.2f}."
         ]
         lines.append(f"Content holds {self.share:.0%} of the squared distance. {self._why()}")
@@ -106,14 +106,14 @@ class Finding:
         some = "content differs, too, but style drowns it" if self.content.score > CHANCE else ""
         if self.verdict == "unclear" and (self.share or 0) >= SHARE:
             return (
-                f"But clients lie apart where the pictures of one client vary little (width below "
+                f"But clients lie apart where the images of one client vary little (width below "
                 f"{WIDTH:g}), as with styles such as a texture, or single classes far apart."
             )
         return {
             "alike": "",
             "content": f"At least {SHARE:.0%} is taken as a sign that content tells them apart.",
             "style": f"Below {SHARE:.0%}, style tells them apart{some and f'; {some}'}.",
-            "unclear": "It may be more or less than it seems: pictures are too few for so little.",
+            "unclear": "It may be more or less than it seems: images are too few for so little.",
         }[self.verdict]
 
 
@@ -128,7 +128,7 @@ ADVICE: Mapping[Verdict, str] = {
 def share(whole: Spread, content: Spread) -> float | None:
     """Content's share of the distance, between 0 and 1; none where nothing is beyond chance.
 
-    What content shows is also in the pictures as they are, so the larger distance is the whole.
+    What content shows is also in the images as they are, so the larger distance is the whole.
     """
     if max(whole.score, content.score) < CHANCE:
         return None

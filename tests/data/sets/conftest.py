@@ -1,4 +1,4 @@
-"""Published sets for tests: a few pictures in the exact official layout, as if fetched."""
+"""Published sets for tests: a few images in the exact official layout, as if fetched."""
 
 import json
 

@@ -31,7 +31,7 @@ def records(labels, pixels):
 
 
 def cifar10():
-    """Two pictures a file, ten for training."""
+    """Two images a file, ten for training."""
     return {
         f"cifar-10-batches-bin/{stem}.bin": records(LABELS[2 * n : 2 * n + 2], PIXELS[2 * n :][:2])
         for n, stem in enumerate(STEMS)
@@ -39,7 +39,7 @@ def cifar10():
 
 
 def cifar100():
-    """Four pictures for training, two for testing."""
+    """Four images for training, two for testing."""
     return {
         "cifar-100-binary/train.bin": records(LABELS_100[:4], PIXELS[:4]),
         "cifar-100-binary/test.bin": records(LABELS_100[4:], PIXELS[4:6]),
@@ -47,7 +47,7 @@ def cifar100():
 
 
 def package():
-    """The same pictures as PNG files of one picture a row, as the package has them."""
+    """The same images as PNG files of one image a row, as the package has them."""
     files = {"package/package.json": b"{}"}
     for n, stem in enumerate(STEMS):
         png = io.BytesIO()
@@ -77,7 +77,7 @@ def small(monkeypatch, home):
 
 
 def order(images):
-    """Which pictures they are."""
+    """Which images they are."""
     known = {picture.tobytes(): number for number, picture in enumerate(PIXELS)}
     return [known[picture.tobytes()] for picture in images.pixels]
 

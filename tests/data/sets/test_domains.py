@@ -21,7 +21,7 @@ def photo(value, size):
 
 
 def tree(styles, classes, count=5, base=""):
-    """Pictures of many sizes; their level is 50 for each style, 25 for a class, 4 for a picture."""
+    """Images of many sizes; their level is 50 for each style, 25 for a class, 4 for an image."""
     return {
         f"{base}{style}/{name}/{number:05d}.jpg": photo(
             50 * row + 25 * label + 4 * number, (30 + 7 * number, 40)

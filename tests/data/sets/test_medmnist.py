@@ -13,7 +13,7 @@ COUNTS = {"train": 24, "val": 5, "test": 7}
 
 
 def content(name):
-    """Few pictures in the form of this set; the last class is missing."""
+    """Few images in the form of this set; the last class is missing."""
     row, rng = ROWS[name], np.random.default_rng(0)
     arrays = {}
     for part, count in COUNTS.items():
@@ -84,7 +84,7 @@ WRONG = {
     "grey": ({"val_images": BLOOD["val_images"][..., 0]}, "'val_images' of "),
     "real": ({"test_images": BLOOD["test_images"] / 255}, "is float64 (7, 28, 28, 3)"),
     "larger": ({"train_images": np.zeros((24, 64, 64, 3), np.uint8)}, "expected uint8 ('n', 28,"),
-    "no pictures": ({"train_images": BLOOD["train_images"][:0]}, "(0, 28, 28, 3)"),
+    "no images": ({"train_images": BLOOD["train_images"][:0]}, "(0, 28, 28, 3)"),
     "fewer labels": ({"test_labels": BLOOD["test_labels"][1:]}, "(6, 1); expected integers (7, 1)"),
     "many labels": ({"test_labels": np.zeros((7, 14), np.uint8)}, "is uint8 (7, 14)"),
     "real labels": ({"test_labels": np.zeros((7, 1))}, "is float64 (7, 1)"),

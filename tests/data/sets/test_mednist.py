@@ -1,4 +1,4 @@
-"""MedNIST: a folder for each kind, small grey pictures."""
+"""MedNIST: a folder for each kind, small grey images."""
 
 import io
 
@@ -42,10 +42,10 @@ def test_the_tree_is_read(fetched):
     assert datasets["mednist"](size=28, channels=3).load().train.shape == (28, 28, 3)
 
 
-def test_odd_pictures(fetched, refused):
+def test_odd_images(fetched, refused):
     odd = {"CXR/000009.jpeg": scan(0, side=32), "Hand/000009.jpeg": scan((9, 9, 9), "RGB")}
     fetched("mednist", {**tree(), **odd})
-    assert "1 of 32 pictures differ in size from most, which are 64x64: CXR/0" in refused("mednist")
+    assert "1 of 32 images differ in size from most, which are 64x64: CXR/0" in refused("mednist")
     data = datasets["mednist"](mixed="skip", validation=0, test=0).load()
     assert len(data.train) == 30
     assert "1 of 32" in refused("mednist")  # also now that the others are decoded

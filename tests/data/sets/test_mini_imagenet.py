@@ -1,4 +1,4 @@
-"""mini-ImageNet: both layouts that are handed round give the same pictures."""
+"""mini-ImageNet: both layouts that are handed round give the same images."""
 
 import io
 
@@ -24,7 +24,7 @@ def photo(value):
 
 
 def pictures():
-    """Part, class, file name and content of six pictures of each of the four classes."""
+    """Part, class, file name and content of six images of each of the four classes."""
     names = [(part, name) for part, some in CLASSES.items() for name in some]
     for row, (part, name) in enumerate(names):
         for number in range(6):

@@ -1,4 +1,4 @@
-"""STL-10: planes by columns, the three choices of training pictures, files that are refused."""
+"""STL-10: planes by columns, the three choices of training images, files that are refused."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from harmonium.data.datasets import datasets
 
 rng = np.random.default_rng(0)
 COUNTS = {"train": 3, "test": 2, "unlabeled": 4}
-PICTURES = {part: rng.integers(0, 256, (n, 96, 96, 3), np.uint8) for part, n in COUNTS.items()}
+IMAGES = {part: rng.integers(0, 256, (n, 96, 96, 3), np.uint8) for part, n in COUNTS.items()}
 LABELS = {"train": np.array([0, 9, 4]), "test": np.array([7, 1])}
 
 
@@ -25,7 +25,7 @@ def binary(pictures):
 
 
 def files(**changed):
-    found = {f"{part}_X": binary(pictures) for part, pictures in PICTURES.items()}
+    found = {f"{part}_X": binary(pictures) for part, pictures in IMAGES.items()}
     found |= {f"{part}_y": bytes(int(n) + 1 for n in labels) for part, labels in LABELS.items()}
     found |= changed
     return {f"stl10_binary/{name}.bin": body for name, body in found.items() if body is not None}
@@ -39,10 +39,10 @@ def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, use, pie
     stored = datasets["stl10"](use=use).stored()
     names = {"labelled": ("train",), "unlabelled": ("unlabeled",)}.get(use, ("train", "unlabeled"))
     labels = [n for name in names for n in LABELS.get(name, [-1] * COUNTS[name])]
-    pixels = np.concatenate([PICTURES[name] for name in names])
+    pixels = np.concatenate([IMAGES[name] for name in names])
     np.testing.assert_array_equal(stored.parts["train"].pixels, pixels)
     np.testing.assert_array_equal(stored.parts["train"].labels, labels)
-    np.testing.assert_array_equal(stored.parts["test"].pixels, PICTURES["test"])
+    np.testing.assert_array_equal(stored.parts["test"].pixels, IMAGES["test"])
     np.testing.assert_array_equal(stored.parts["test"].labels, LABELS["test"])
     assert stored.classes[0] == "airplane" and stored.classes[7] == "monkey"
 
@@ -56,16 +56,16 @@ def test_each_choice_is_kept_apart_from_the_others(fetched):
     assert sizes == {"labelled": 3, "unlabelled": 4, "both": 7}
 
 
-def test_probes_learn_from_the_labelled_pictures_where_clients_hold_the_others(fetched):
+def test_probes_learn_from_the_labelled_images_where_clients_hold_the_others(fetched):
     fetched("stl10", files())
     data = datasets["stl10"](use="unlabelled").load()
-    np.testing.assert_array_equal(data.labelled.pixels, PICTURES["train"])
+    np.testing.assert_array_equal(data.labelled.pixels, IMAGES["train"])
     np.testing.assert_array_equal(data.labelled.labels, LABELS["train"])
     assert not data.train.labelled
     assert datasets["stl10"]().load().labelled is None
 
 
-def test_labelled_pictures_do_not_need_the_others(fetched, refused):
+def test_labelled_images_do_not_need_the_others(fetched, refused):
     folder = fetched("stl10", files(unlabeled_X=None))
     assert len(datasets["stl10"](validation=0).load().train) == 3
     message = refused("stl10", use="both")
@@ -78,14 +78,14 @@ def test_another_choice_is_refused():
 
 
 WRONG = {
-    "cut": ({"train_X": binary(PICTURES["train"])[:-1]}, "X.bin has 82943 bytes; expected 82944"),
+    "cut": ({"train_X": binary(IMAGES["train"])[:-1]}, "X.bin has 82943 bytes; expected 82944"),
     "more labels": ({"test_y": b"\1\2\3"}, "test_X.bin has 55296 bytes; expected 82944"),
     "label 0": ({"test_y": b"\0\2"}, "test_y.bin run from 0 to 2; expected 1 to 10"),
     "label 11": ({"train_y": b"\1\2\x0b"}, "train_y.bin run from 1 to 11"),
     "no labels": ({"train_y": b""}, "train_y.bin holds an empty array"),
     "no label file": ({"test_y": None}, "test_y.bin cannot be read"),
     "unlabelled cut": (
-        {"unlabeled_X": binary(PICTURES["unlabeled"])[:-5]},
+        {"unlabeled_X": binary(IMAGES["unlabeled"])[:-5]},
         "unlabeled_X.bin has 110587 bytes; expected 82944",
     ),
     "unlabelled empty": ({"unlabeled_X": b""}, "unlabeled_X.bin has 0 bytes; expected 27648"),
@@ -99,7 +99,7 @@ def test_wrong_files_are_refused(fetched, refused, changed, says):
 
 
 def test_an_archive_in_its_place_has_no_such_choice(fetched, refused, tmp_path):
-    np.savez(tmp_path / "x.npz", train_x=PICTURES["train"], train_y=LABELS["train"])
+    np.savez(tmp_path / "x.npz", train_x=IMAGES["train"], train_y=LABELS["train"])
     fetched("stl10", {"given.npz": (tmp_path / "x.npz").read_bytes()})
     assert "leave data.use out" in refused("stl10", use="unlabelled")
     assert len(datasets["stl10"](validation=0).stored().parts["train"]) == 3

@@ -10,7 +10,7 @@ from harmonium.data.sets.styles import Styles
 
 
 def member(name, shape, count, classes=("0", "1", "2")):
-    """A registered data set of random pictures."""
+    """A registered data set of random images."""
     rng = np.random.default_rng(count)
     train = rng.integers(0, 256, (count, *shape), np.uint8)
     test = rng.integers(0, 256, (4, *shape), np.uint8)
@@ -41,7 +41,7 @@ def sets(monkeypatch, home):
     return made
 
 
-def test_members_keep_their_pictures_labels_and_style(sets):
+def test_members_keep_their_images_labels_and_style(sets):
     data = Styles(sets=("small", "large"), size=8, validation=0.0).load()
     assert data.names == {"style": ("small", "large")}
     assert data.classes == ("0", "1", "2")
@@ -85,7 +85,7 @@ def test_digit_is_the_default():
 
 
 def archive(folder, name, count=12, labels=3, shade=0):
-    """A file of grey pictures whose classes are numbers."""
+    """A file of grey images whose classes are numbers."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(shade)
     parts = {"train": count, "test": 6}
@@ -125,7 +125,7 @@ def test_an_archive_with_other_classes_is_no_style(sets, tmp_path):
         Styles(sets=("small", path)).load()
 
 
-def test_as_many_pictures_of_every_style_and_class_as_are_asked_for(sets, tmp_path):
+def test_as_many_images_of_every_style_and_class_as_are_asked_for(sets, tmp_path):
     path, _ = archive(tmp_path / "a", "post.npz", count=15)
     wanted = {"sets": ("large", path), "each": 7, "test_each": 3, "size": 8, "validation": 0.0}
     data, again, moved = (Styles(**wanted, seed=seed).load() for seed in (0, 0, 1))

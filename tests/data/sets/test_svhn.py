@@ -66,7 +66,7 @@ def files(make=by_scipy, **changed):
     [by_scipy, by_hand, lambda *what: by_hand(*what, ">")],
     ids=["scipy", "little", "big"],
 )
-@pytest.mark.parametrize("piece", [svhn.PICTURE, 3 * svhn.PICTURE, 1 << 20])
+@pytest.mark.parametrize("piece", [svhn.IMAGE, 3 * svhn.IMAGE, 1 << 20])
 def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, make, piece):
     monkeypatch.setattr(svhn, "PIECE", piece)
     fetched("svhn", files(make))
@@ -153,7 +153,7 @@ class Collected:
 
 
 def test_any_damage_is_one_error_or_none(tmp_path):
-    """Cut anywhere, or a few bytes changed: never a crash, never other pictures."""
+    """Cut anywhere, or a few bytes changed: never a crash, never other images."""
     whole, dice, refused = by_scipy(TEST, TEST_DIGITS), random.Random(0), 0
     (tmp_path / "train_32x32.mat").write_bytes(whole)
     for turn in range(400):

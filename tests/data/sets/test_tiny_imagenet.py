@@ -1,4 +1,4 @@
-"""Tiny ImageNet: its tree, its list of validation pictures, and its grey pictures."""
+"""Tiny ImageNet: its tree, its list of validation images, and its grey images."""
 
 import io
 import re
@@ -23,7 +23,7 @@ def jpeg(value, mode="RGB"):
 
 
 def tree():
-    """Two classes with three training pictures each, one of them grey, and three for testing."""
+    """Two classes with three training images each, one of them grey, and three for testing."""
     wnids = ("n02124075", "n01443537")
     files = {
         "wnids.txt": "\n".join(wnids).encode() + b"\n",
@@ -54,7 +54,7 @@ def test_the_tree_is_read(fetched):
     assert data.test.pixels[:, 0, 0, 0].tolist() == [200, 210, 220]
     assert data.test.labels.tolist() == [1, 0, 1]
     (note,) = data.notes
-    assert note.startswith("converted to colour: 1 grey among 9 pictures: train/n01443537/images/")
+    assert note.startswith("converted to colour: 1 grey among 9 images: train/n01443537/images/")
 
 
 def test_classes_of_the_same_name_keep_their_numbers(fetched):
@@ -70,7 +70,7 @@ def test_classes_of_the_same_name_keep_their_numbers(fetched):
         ({"val/val_annotations.txt": b"val_0.JPEG\tn05\t1\n"}, "line 1: 'n05' is none of the"),
         (
             {"val/val_annotations.txt": b"val_7.JPEG\tn01443537\t1\n"},
-            r"1 of 7 pictures cannot be read: val/images/val_7.JPEG \(no such file",
+            r"1 of 7 images cannot be read: val/images/val_7.JPEG \(no such file",
         ),
         ({"val/val_annotations.txt": b"../../../x.JPEG\tn01443537\t1\n"}, "lies outside of it"),
         ({"val/val_annotations.txt": b"/etc/x.JPEG\tn01443537\t1\n"}, "lies outside of it"),

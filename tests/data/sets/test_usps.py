@@ -1,4 +1,4 @@
-"""USPS: two forms of the same pictures that give the same bytes, and files that are refused."""
+"""USPS: two forms of the same images that give the same bytes, and files that are refused."""
 
 import bz2
 import math
@@ -113,7 +113,7 @@ def test_wrong_hdf5_is_refused(fetched, refused, tmp_path, changed, says):
     assert says in message and str(folder / "usps.h5") in message
 
 
-def test_hdf5_that_only_claims_to_hold_pictures_is_refused(fetched, refused, tmp_path):
+def test_hdf5_that_only_claims_to_hold_images_is_refused(fetched, refused, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("train/data", (1 << 40, 256), "f4", chunks=(16, 256))
         file.create_dataset("train/target", (1 << 40,), "i8", chunks=(16,))

@@ -6,7 +6,7 @@ from harmonium.data.images import Images
 
 @pytest.fixture(scope="session")
 def pictures():
-    """Pictures of no size worth mentioning: splits look at labels and columns only."""
+    """Images of no size worth mentioning: splits look at labels and columns only."""
 
     def make(labels, **factors):
         labels = np.asarray(labels, np.int64)

@@ -50,7 +50,7 @@ def named(pair):
 
 @pytest.fixture(scope="module")
 def many(pictures):
-    """20,000 pictures: 10 unequal classes of 2 coarse ones, 4 unequal styles, 200 clients."""
+    """20,000 images: 10 unequal classes of 2 coarse ones, 4 unequal styles, 200 clients."""
     rng = np.random.default_rng(5)
     labels = rng.choice(10, 20_000, p=np.arange(1, 11) / 55)
     owner = np.concatenate([np.arange(200), rng.integers(0, 200, 19_800)])
@@ -113,7 +113,7 @@ def test_a_split_is_right_and_quick_for_every_concentration(many, rule_of, pair)
     except DataError as error:
         # Without balance a class may go to few clients, and the others would have nothing.
         assert pair[1]["balance"] is False and pair[1]["alpha"] <= 0.1
-        assert "of 200 clients without a picture: use split.balance=true" in str(error)
+        assert "of 200 clients without an image: use split.balance=true" in str(error)
         split = None
     assert time.perf_counter() - start < 2
     if split is not None:
@@ -157,7 +157,7 @@ def test_small_data_are_shared_out_or_refused_in_one_line(pictures, data):
 
 
 @pytest.mark.parametrize("pair", FEW, ids=named)
-def test_pictures_without_labels_work_or_are_refused_in_one_line(many, pictures, rule_of, pair):
+def test_images_without_labels_work_or_are_refused_in_one_line(many, pictures, rule_of, pair):
     images = pictures(np.full(len(many), -1), **many.factors)
     rule = rule_of(*pair)
     if not rule.needs_labels and getattr(rule, "beta", None) is None:

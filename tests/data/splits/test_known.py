@@ -33,9 +33,9 @@ def test_another_number_of_clients_is_refused(pictures):
         make_split(Column(), images, "d", 7, 0)
 
 
-def test_pictures_of_nobody_are_refused_or_dropped(pictures):
+def test_images_of_nobody_are_refused_or_dropped(pictures):
     images = pictures(np.zeros(5), client=[1, -1, 0, 1, -1])
-    with pytest.raises(DataError, match=r"2 of 5 pictures have no value there: set split.missing="):
+    with pytest.raises(DataError, match=r"2 of 5 images have no value there: set split.missing="):
         make_split(Column(), images, "d", 2, 0)
     split = make_split(Column(missing="drop"), images, "d", 2, 0)
     assert [own.tolist() for own in split.indices] == [[2], [0, 3]]
@@ -93,7 +93,7 @@ def test_other_data_and_other_clients_are_refused(images, pictures, saved):
         make_split(rule, images, "abc", 4, 0)
     with pytest.raises(DataError, match=r"clients times split.merge must be 5$"):
         make_split(File(str(saved), merge=2), images, "abc", 2, 0)
-    with pytest.raises(DataError, match="shares out picture .* there are 20 training pictures"):
+    with pytest.raises(DataError, match="shares out image .* there are 20 training images"):
         make_split(rule, pictures(np.zeros(20)), "abc", 5, 0)
     with pytest.raises(DataError, match="made for data abc, but this data set as set is other"):
         make_split(rule, images, "other", 5, 0)
@@ -118,7 +118,7 @@ def test_a_file_that_is_none_is_refused(images, tmp_path):
         ({"indices": [[-1, 3], [4, 5]]}, "does not fit"),
         ({"indices": [[3, 1], [4, 5]]}, "does not fit"),
         ({"indices": [[], [4, 5]]}, "does not fit"),
-        ({"indices": [[1, 4], [4, 5]]}, "two clients hold the same picture"),
+        ({"indices": [[1, 4], [4, 5]]}, "two clients hold the same image"),
         ({"angles": [[1.0], [2.0, 3.0]]}, "does not fit"),
         ({"angles": [[1.0, np.nan], [2.0, 3.0]]}, "does not fit"),
         ({"labelled": [[2], [0]]}, "does not fit"),

@@ -97,11 +97,11 @@ def test_what_is_too_much_of_a_class_moves_to_those_who_mind_least():
     assert counts.tolist() == [[4, 0], [4, 0], [1, 3]]
 
 
-def test_a_client_without_pictures_is_refused_with_what_would_help(pictures):
+def test_a_client_without_images_is_refused_with_what_would_help(pictures):
     images = pictures(np.arange(100) % 10)
     with pytest.raises(DataError, match=r"20 of 20 clients.*use split.rounding=largest or fewer"):
-        make_split(Orchestra(1e5), images, "d", 20, 0)  # half a picture of each class
-    with pytest.raises(DataError, match=r"clients without a picture: use split.balance=true or"):
+        make_split(Orchestra(1e5), images, "d", 20, 0)  # half an image of each class
+    with pytest.raises(DataError, match=r"clients without an image: use split.balance=true or"):
         make_split(Orchestra(1e-3, False, "largest"), images, "d", 20, 0)
 
 

@@ -1,4 +1,4 @@
-"""The two-level split: coarse classes, then fine ones, as one picture after another would be."""
+"""The two-level split: coarse classes, then fine ones, as one image after another would be."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_data_without_coarse_classes_are_refused(pictures):
         make_split(Pachinko(), pictures(fine, group=fine), "d", 2, 0)
     with pytest.raises(DataError, match="has no such column: use another split"):
         make_split(Pachinko(), pictures(fine), "d", 2, 0)
-    with pytest.raises(DataError, match=r"3 of 10 pictures have no value.*use split=dirichlet"):
+    with pytest.raises(DataError, match=r"3 of 10 images have no value.*use split=dirichlet"):
         images = pictures(fine, coarse=np.where(np.arange(10) < 3, -1, 0))
         make_split(Pachinko(), images, "d", 2, 0)
     with pytest.raises(ConfigError, match="split.beta is 0"):

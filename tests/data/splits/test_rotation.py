@@ -1,4 +1,4 @@
-"""Turned pictures: as many occupied bins as the distribution promises, shares as without angles."""
+"""Turned images: as many occupied bins as the distribution promises, shares as without angles."""
 
 from math import exp, lgamma
 
@@ -13,7 +13,7 @@ from harmonium.data.splits.rotation import Joint, Rotation
 
 
 def occupied(split, bins=10):
-    """Bins that a client has a picture in, mean over the clients."""
+    """Bins that a client has an image in, mean over the clients."""
     return np.mean([len(np.unique(own // np.float32(360 / bins))) for own in split.angles])
 
 

@@ -62,7 +62,7 @@ def test_the_largest_give_until_nobody_is_short():
     assert np.array_equal(np.sort(np.concatenate(made.indices)), np.arange(33))
     assert set(made.indices[0]) < set(range(20)) and 20 in made.indices[1]
     assert all((np.diff(own) > 0).all() for own in made.indices)
-    assert "2 of 4 clients" in made.notes[0] and "took 4 pictures" in made.notes[0]
+    assert "2 of 4 clients" in made.notes[0] and "took 4 images" in made.notes[0]
 
 
 def test_what_is_given_is_drawn_from_all_that_the_giver_holds():
@@ -101,7 +101,7 @@ def test_sizes_vary_as_the_distribution_says(pictures):
     assert (np.stack(made) / 20_000).var() == pytest.approx(wanted, rel=0.1)
 
 
-def test_pictures_are_drawn_at_random(pictures):
+def test_images_are_drawn_at_random(pictures):
     labels = np.repeat([0, 1], 5000)
     counts = counts_of(make_split(Quantity(5.0), pictures(labels), "d", 4, 0), labels)
     np.testing.assert_allclose(counts[:, 0] / counts.sum(1), 0.5, atol=0.05)
@@ -113,7 +113,7 @@ def test_pictures_are_drawn_at_random(pictures):
 @pytest.mark.parametrize("rule", [Lda(), Quantity()], ids=["lda", "quantity"])
 def test_too_many_clients_for_the_least_size_are_refused(pictures, rule):
     says = (
-        "^clients=300 with split.min_size=10 need 3000 pictures, but this data set has 1437: "
+        "^clients=300 with split.min_size=10 need 3000 images, but this data set has 1437: "
         "use at most 143 clients$"
     )
     with pytest.raises(DataError, match=says):

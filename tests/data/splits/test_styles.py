@@ -10,7 +10,7 @@ from harmonium.data.splits.styles import Styles, supplied
 
 @pytest.fixture
 def digits(pictures):
-    """A hundredth of MNIST, USPS and SVHN: 600, 73 and 733 pictures; SVHN's ones are many."""
+    """A hundredth of MNIST, USPS and SVHN: 600, 73 and 733 images; SVHN's ones are many."""
     labels = [np.arange(600) % 10, np.arange(73) % 10]
     labels.append(np.repeat(np.arange(10), [49, 139, 106, 85, 75, 69, 57, 56, 50, 47]))
     style = np.repeat([0, 1, 2], [600, 73, 733])
@@ -36,8 +36,8 @@ def test_every_style_is_brought_to_the_mean(digits, beta):
     distinct = [len(np.unique(own)) for own in split.indices]
     assert max(distinct[2:4]) <= 73 and sum(distinct[2:4]) <= 73
     held = np.concatenate([np.unique(own) for own in split.indices])
-    assert len(np.unique(held)) == len(held)  # no two clients hold the same picture
-    assert f"{1404 - sum(distinct)} of 1404 pictures are repeats" in split.notes[0]
+    assert len(np.unique(held)) == len(held)  # no two clients hold the same image
+    assert f"{1404 - sum(distinct)} of 1404 images are repeats" in split.notes[0]
     assert f"{1406 - sum(distinct)} of 1406 training images are held by no client" in split.notes[1]
 
 
@@ -45,7 +45,7 @@ def test_iid_is_the_same_number_of_every_class_for_every_client(digits):
     split = make_split(Styles(), digits, "d", 6, 0)
     counts = np.stack([np.bincount(digits.labels[own], minlength=10) for own in split.indices])
     assert (counts == counts[0]).all() and np.ptp(counts[0]) <= 1  # USPS repeats, SVHN is even
-    for own in split.indices[2:4]:  # 3 or 4 pictures of a class for 23 or 24 places
+    for own in split.indices[2:4]:  # 3 or 4 images of a class for 23 or 24 places
         assert set(repeats(own)) <= {5, 6, 7, 8}
     assert sum(len(np.unique(own)) for own in split.indices[2:4]) == 73  # all there are
 
@@ -63,7 +63,7 @@ def test_class_weights_are_drawn_for_each_client(pictures, beta, short):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_everyone_is_supplied_however_scarce_the_pictures(seed):
+def test_everyone_is_supplied_however_scarce_the_images(seed):
     rng = np.random.default_rng(seed)
     clients, classes, each = int(rng.integers(1, 9)), int(rng.integers(1, 5)), 6
     sizes = rng.integers(1, 4, classes)
@@ -103,7 +103,7 @@ def test_another_column_can_be_the_style(pictures):
     [
         (7, {}, "clients=7, .* has 3 styles.*: use 6 or 9 clients"),
         (2, {}, "has 3 styles.*: use 3 clients"),
-        (300, {}, "style 1 .* has 73 pictures for 100 clients: use at most 219 clients"),
+        (300, {}, "style 1 .* has 73 images for 100 clients: use at most 219 clients"),
         (6, {"column": "domain"}, "split.column=domain.*choose split.column from: style"),
     ],
 )
@@ -112,8 +112,8 @@ def test_what_cannot_be_done_is_refused(digits, clients, settings, says):
         make_split(Styles(**settings), digits, "d", clients, 0)
 
 
-def test_pictures_without_a_style_or_a_label_are_refused(pictures):
-    with pytest.raises(DataError, match="2 of 6 pictures have no value there"):
+def test_images_without_a_style_or_a_label_are_refused(pictures):
+    with pytest.raises(DataError, match="2 of 6 images have no value there"):
         make_split(Styles(), pictures([0] * 6, style=[0, 1, -1, 0, 1, -1]), "d", 2, 0)
     with pytest.raises(DataError, match=r"split.beta=0.2 needs .* 3 of 6 have none: leave split.b"):
         images = pictures([0, 1, 2, -1, -1, -1], style=[0, 1, 0, 1, 0, 1])

@@ -18,7 +18,7 @@ from harmonium.core.errors import NotEnoughReplies, WireError
 from harmonium.data.images import Images
 from harmonium.data.partition import make_split
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.runtime import KEYS, Host
+from harmonium.engines.runtime import KEYS, ClientRuntime
 from harmonium.federation.card import card
 from harmonium.federation.driver import Driver, Engine, Reply, Turn
 from harmonium.federation.ledger import Ledger
@@ -150,7 +150,7 @@ class Federation:
         ends = np.cumsum(self.sizes)
         indices = [np.arange(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         images = Images(np.zeros((int(ends[-1]), 2, 2, 1), np.uint8), np.full(int(ends[-1]), -1))
-        host = Host(method, images, indices, folder / "clients", masks=self.masks)
+        host = ClientRuntime(method, images, indices, folder / "clients", masks=self.masks)
         self.engine, self.method = LocalEngine(host, folder, workers=0), method
         self.ledger, self.taken = Ledger(), list[int]()
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.learning.encoders.cct import CCT, Attention, Layer, SequencePool, drop_pictures
+from harmonium.learning.encoders.cct import CCT, Attention, Layer, SequencePool, drop_images
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_layers_are_skipped_ever_more_often() -> None:
     assert [layer.attention.dropout for layer in layers] == [0.1] * 4
 
 
-def test_skipped_pictures_are_whole_and_made_up_for() -> None:
+def test_skipped_images_are_whole_and_made_up_for() -> None:
     torch.manual_seed(0)
-    found = drop_pictures(torch.ones(4000, 3, 2), 0.2)
+    found = drop_images(torch.ones(4000, 3, 2), 0.2)
     assert (found == found[:, :1, :1]).all()
     assert set(found.unique().tolist()) == {0.0, 1.25}
     assert found.mean() == pytest.approx(1, abs=0.03)

@@ -43,14 +43,14 @@ def test_all_convolutional_encoders_choose_their_norm() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("side", [8, 11, 12, 28, 32, 64])
-def test_pictures_become_features(name: str, channels: int, side: int) -> None:
+def test_images_become_features(name: str, channels: int, side: int) -> None:
     encoder = narrow(name)
     found = seeded(encoder, channels, side)(pictures(2, channels, side))
     assert found.shape == (2, encoder.features) and found.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)
-def test_a_picture_is_judged_on_its_own(name: str, settings: dict[str, Any]) -> None:
+def test_an_image_is_judged_on_its_own(name: str, settings: dict[str, Any]) -> None:
     network, x = seeded(narrow(name, **settings)).double().eval(), pictures().double()
     alone = torch.cat([network(x[i : i + 1]) for i in range(len(x))])
     assert torch.allclose(network(x), alone, atol=1e-8)

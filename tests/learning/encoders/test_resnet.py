@@ -86,12 +86,12 @@ def by_hand(x: Tensor, weights: dict[str, Tensor], encoder: ResNet) -> Tensor:
     ("stem", "side", "after"),
     [("auto", 127, 127), ("auto", 128, 32), ("small", 128, 128), ("large", 32, 8)],
 )
-def test_large_pictures_are_quartered_at_once(stem: str, side: int, after: int) -> None:
+def test_large_images_are_quartered_at_once(stem: str, side: int, after: int) -> None:
     network = ResNet18(width=2, stem=stem).build(3, side)  # type: ignore[arg-type]
     assert network.stem(torch.zeros(1, 3, side, side)).shape[-2:] == (after, after)
 
 
-def test_pictures_of_224_pixels() -> None:
+def test_images_of_224_pixels() -> None:
     features = ResNet50(width=2).build(3, 224)(torch.randn(1, 3, 224, 224))
     assert features.shape == (1, 64) and features.isfinite().all()
 

@@ -37,7 +37,7 @@ class Practice:
         return self.method.fit(self.parts, self.client, **given).loss
 
     def see(self) -> Seen:
-        """All pictures in one batch."""
+        """All images in one batch."""
         everything = torch.arange(len(self.client.examples))
         batch = Batch(everything, self.client.examples, self.client.views, self.client.rng)
         return self.method.objective.see(self.parts, batch)

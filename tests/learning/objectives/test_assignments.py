@@ -130,7 +130,7 @@ def test_one_more_pass_changes_statistics_and_nothing_else(practise: Practise, e
 
 
 @pytest.mark.parametrize("view", ["augmented", "raw"])
-def test_the_target_sees_the_first_view_or_the_picture(practise: Practise, view: str) -> None:
+def test_the_target_sees_the_first_view_or_the_image(practise: Practise, view: str) -> None:
     practice = practise(Assignments(target_view=view))  # type: ignore[arg-type]
     batch, target = batch_of(practice), practice.parts.eval()["target"]
     with torch.no_grad():

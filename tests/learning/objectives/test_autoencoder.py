@@ -17,7 +17,7 @@ from harmonium.learning.world import World
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("side", [*range(1, 34), 64, 84, 96, 99, 224])
-def test_a_decoder_rebuilds_pictures_of_any_side(channels: int, side: int) -> None:
+def test_a_decoder_rebuilds_images_of_any_side(channels: int, side: int) -> None:
     made = decoder(5, channels, side, width=2)(torch.randn(2, 5))
     assert made.shape == (2, channels, side, side)
     assert made.min() >= 0 and made.max() <= 1
@@ -38,7 +38,7 @@ def test_it_mirrors_an_encoder_of_strided_convolutions() -> None:
     assert halved == [14, 7, 4]
 
 
-def test_large_pictures_do_not_need_a_large_decoder() -> None:
+def test_large_images_do_not_need_a_large_decoder() -> None:
     sizes = [sum(p.numel() for p in decoder(256, 3, s, 32).parameters()) for s in (32, 224)]
     assert sizes[0] < 700_000 and sizes[1] < 3_000_000
 
@@ -70,7 +70,7 @@ def test_what_is_rebuilt_is_resized_like_what_is_seen() -> None:
     objective = Autoencoder(width=2)
 
     class Memory(nn.Module):
-        """Rebuilds what Pillow makes of the pictures."""
+        """Rebuilds what Pillow makes of the images."""
 
         def forward(self, h: torch.Tensor) -> torch.Tensor:
             small = [Image.fromarray(p).resize((10, 10), Image.Resampling.BILINEAR) for p in pixels]
@@ -85,7 +85,7 @@ def test_what_is_rebuilt_is_resized_like_what_is_seen() -> None:
     assert rounding < 1 / 255
 
 
-def test_pictures_that_are_not_square_are_refused(practise) -> None:  # type: ignore[no-untyped-def]
+def test_images_that_are_not_square_are_refused(practise) -> None:  # type: ignore[no-untyped-def]
     practice = practise(Autoencoder(width=2))
     wide = Examples(Images(np.zeros((3, 8, 12, 1), np.uint8), np.zeros(3, int)), np.arange(3))
     batch = Batch(torch.arange(3), wide, preset("none"), torch.Generator())
@@ -94,16 +94,16 @@ def test_pictures_that_are_not_square_are_refused(practise) -> None:  # type: ig
         practice.method.objective.score(practice.parts, seen, {})
 
 
-def test_training_moves_everything_and_beats_the_mean_picture(practise) -> None:  # type: ignore[no-untyped-def]
-    """What collapsed features can do at best is to show the mean picture."""
+def test_training_moves_everything_and_beats_the_mean_image(practise) -> None:  # type: ignore[no-untyped-def]
+    """What collapsed features can do at best is to show the mean image."""
     settings = {"optimiser": "adam", "lr": 0.01, "schedule": "constant", "epochs": 40}
     practice = practise(Autoencoder(width=8), encoder=CnnSmall(width=4, norm="none"), **settings)
     assert math.isfinite(practice.learn())
     assert practice.moved() == {"encoder", "decoder"}
     assert practice.parts.rules == {"encoder": "mean", "decoder": "mean"}
     pixels = practice.client.examples.pixels().double() / 255
-    mean_picture = (pixels - pixels.mean(0)).square().mean()
-    assert practice.method.objective.score(practice.parts, practice.see(), {}) < 0.6 * mean_picture
+    mean_image = (pixels - pixels.mean(0)).square().mean()
+    assert practice.method.objective.score(practice.parts, practice.see(), {}) < 0.6 * mean_image
 
 
 def test_the_decoder_follows_the_world() -> None:

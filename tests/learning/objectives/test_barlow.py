@@ -66,7 +66,7 @@ def test_collapse_costs_the_most_that_aligned_views_can_cost() -> None:
     assert cross_correlation(spread, spread).item() < 0.01
 
 
-def test_constant_dimensions_and_one_picture_have_finite_gradients() -> None:
+def test_constant_dimensions_and_one_image_have_finite_gradients() -> None:
     for n in (1, 2, 5):
         a = torch.ones(n, 4, requires_grad=True)
         cross_correlation(a, a * 2).backward()

@@ -52,7 +52,7 @@ def test_collapse_costs_log_of_all_keys_and_spread_rows_less(n: int) -> None:
 
 
 def test_random_rows_do_not_tell_collapse_from_spread() -> None:
-    """Why negatives are pictures: with a queue not yet filled the published loss sees nothing."""
+    """Why negatives are images: with a queue not yet filled the published loss sees nothing."""
     random = unit(torch.randn(4096, 64, generator=torch.Generator().manual_seed(0)))
     same, apart = torch.eye(64)[:1].repeat(16, 1), torch.eye(64)[:16]
     blind = [contrast(x, x, random, 0.2).item() for x in (same, apart)]

@@ -33,7 +33,7 @@ def test_guessing_costs_log_four(practise, turns, head) -> None:  # type: ignore
     assert loss.item() == pytest.approx(1.3863, abs=1e-4)
 
 
-def test_all_turns_are_four_views_of_every_picture(practise) -> None:  # type: ignore[no-untyped-def]
+def test_all_turns_are_four_views_of_every_image(practise) -> None:  # type: ignore[no-untyped-def]
     practice = practise(Rotation())
     batch, encoder = batch_of(practice, 5), practice.parts["encoder"]
     seen = practice.method.objective.see(practice.parts, batch)
@@ -44,7 +44,7 @@ def test_all_turns_are_four_views_of_every_picture(practise) -> None:  # type: i
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_one_turn_is_drawn_for_every_picture(practise, augment: bool) -> None:  # type: ignore[no-untyped-def]
+def test_one_turn_is_drawn_for_every_image(practise, augment: bool) -> None:  # type: ignore[no-untyped-def]
     practice = practise(Rotation(turns="one", augment=augment), encoder=PLAIN)
     batch, encoder = batch_of(practice), practice.parts["encoder"]
     seen = practice.method.objective.see(practice.parts, batch)
@@ -133,7 +133,7 @@ def test_a_preset_with_one_view_will_do_but_not_turned_twice(practise) -> None: 
         Rotation(augment=True).check_views(turned)
 
 
-def test_pictures_that_are_not_square_are_refused(practise) -> None:  # type: ignore[no-untyped-def]
+def test_images_that_are_not_square_are_refused(practise) -> None:  # type: ignore[no-untyped-def]
     practice = practise(Rotation())
     wide = Examples(Images(np.zeros((3, 8, 12, 1), np.uint8), np.zeros(3, int)), np.arange(3))
     batch = Batch(torch.arange(3), wide, preset("none"), torch.Generator())

@@ -34,7 +34,7 @@ from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-CALM: dict[str, Any] = {"norm": "none"}  # no BatchNorm, so that a picture's loss is its own
+CALM: dict[str, Any] = {"norm": "none"}  # no BatchNorm, so that an image's loss is its own
 PAIRS: list[tuple[Objective, Objective]] = [
     (SemiInfoNCE(**CALM), InfoNCE(**CALM)),
     (SemiSpectral(**CALM), Spectral(**CALM)),
@@ -162,7 +162,7 @@ def test_batches_of_two_have_finite_gradients(
 
 
 @pytest.mark.parametrize("objective", [SemiInfoNCE(), SemiSpectral(), SemiSimSiam()])
-def test_labels_are_learned_and_unlabelled_pictures_take_part(objective: Objective) -> None:
+def test_labels_are_learned_and_unlabelled_images_take_part(objective: Objective) -> None:
     target = load_digits(n_class=4).target[:60]
     labels = [int(t) if k % 2 else -1 for k, t in enumerate(target)]
     steps = {"epochs": 60, "batch": 20, "optimiser": "adam", "lr": 0.01}
@@ -177,7 +177,7 @@ def test_labels_are_learned_and_unlabelled_pictures_take_part(objective: Objecti
     assert not torch.equal(parts["projector"][0].weight, before)
 
 
-def test_verification_can_leave_labelled_pictures_out() -> None:
+def test_verification_can_leave_labelled_images_out() -> None:
     for on, count in (("all", 9), ("unlabelled", 3)):
         term = Verification(pictures=on)  # type: ignore[arg-type]
         objective = SemiInfoNCE(**CALM)
@@ -200,7 +200,7 @@ def test_the_label_head_is_the_only_part_more() -> None:
     made = SemiInfoNCE(hidden=2048).build({}, 512, World(classes=10))
     assert set(made) == {"projector", "classifier"}
     assert sum(p.numel() for p in made["classifier"].module.parameters()) == 512 * 10 + 10
-    with pytest.raises(ConfigError, match="semi-infonce needs labelled pictures"):
+    with pytest.raises(ConfigError, match="semi-infonce needs labelled images"):
         SemiInfoNCE().build({}, 512, World(classes=0))
 
 

@@ -14,7 +14,7 @@ def rows(n: int, seed: int = 0) -> Tensor:
 
 
 def by_definition(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> float:
-    """Equations 1 and 2 of the paper, picture by picture."""
+    """Equations 1 and 2 of the paper, image by image."""
     total = 0.0
     for a, b, c, d in zip(p1, p2, z1, z2, strict=True):
         total -= float(a @ d / a.norm() / d.norm()) / 2 + float(b @ c / b.norm() / c.norm()) / 2

@@ -23,7 +23,7 @@ def cut(z: Tensor, mu: float) -> Tensor:
 
 
 def haochen(first: Tensor, second: Tensor, mu: float) -> float:
-    """Pair by pair: partners attract, pairs of different pictures across views repel."""
+    """Pair by pair: partners attract, pairs of different images across views repel."""
     a, b = [cut(z, mu) for z in first], [cut(z, mu) for z in second]
     n = len(a)
     near = sum(float(a[i] @ b[i]) for i in range(n)) / n
@@ -33,7 +33,7 @@ def haochen(first: Tensor, second: Tensor, mu: float) -> float:
 
 
 def fedsc(views: list[Tensor], mu: float, alpha: float, others: Tensor) -> float:
-    """Equation 80 from the empirical matrices of section 5.2, formed picture by picture."""
+    """Equation 80 from the empirical matrices of section 5.2, formed image by image."""
     half, n, dim = len(views) // 2, len(views[0]), views[0].shape[1]
     positive, plain = torch.zeros(2, dim, dim, dtype=torch.float64)
     for v, view in enumerate(views):

@@ -48,7 +48,7 @@ def test_without_known_labels_nothing_is_lost_and_nothing_moves(n: int) -> None:
     assert loss.item() == 0 and torch.equal(logits.grad, torch.zeros(n, 3, dtype=torch.float64))
 
 
-def test_gradients_are_right_and_unknown_pictures_have_none() -> None:
+def test_gradients_are_right_and_unknown_images_have_none() -> None:
     labels, logits = torch.tensor([1, -1, 0]), rows(3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: known_cross_entropy(x, labels), (logits,))
     known_cross_entropy(logits, labels).backward()
@@ -114,12 +114,12 @@ def test_the_classifier_has_one_row_a_class() -> None:
     assert sum(p.numel() for p in part.module.parameters()) == 5_130
 
 
-def test_unlabelled_pictures_are_refused() -> None:
-    with pytest.raises(ConfigError, match="objective=supervised needs labelled pictures"):
+def test_unlabelled_images_are_refused() -> None:
+    with pytest.raises(ConfigError, match="objective=supervised needs labelled images"):
         Supervised().build({}, 512, World(classes=0))
 
 
-def test_only_labelled_pictures_make_steps() -> None:
+def test_only_labelled_images_make_steps() -> None:
     labels = np.array([-1, 2, -1, 1, 0, -1])
     images = Images(np.zeros((6, 4, 4, 1), np.uint8), labels)
     known = Supervised().among(Examples(images, np.arange(6), uses_labels=True))
@@ -133,7 +133,7 @@ def test_only_labelled_pictures_make_steps() -> None:
     assert all((batch >= 0).all() for batch in batches)
 
 
-def test_the_reported_loss_is_that_of_labelled_pictures(
+def test_the_reported_loss_is_that_of_labelled_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {

@@ -132,7 +132,7 @@ def batch_of(practice, views: Views) -> Batch:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("queue", [0, 16])
 def test_the_score_is_made_of_the_parts(practise, views: int, queue: int) -> None:  # type: ignore[no-untyped-def]
-    """Written out, with a queue that joins the assignment once pictures have filled it."""
+    """Written out, with a queue that joins the assignment once images have filled it."""
     settings = replace(SMALL, queue=queue, norm="none")
     practice = practise(settings, count=8)
     parts, batch = practice.parts, batch_of(practice, Views(preset("digits").pipelines[:1] * views))

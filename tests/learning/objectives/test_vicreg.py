@@ -65,7 +65,7 @@ def test_repeating_a_dimension_costs_covariance() -> None:
     assert overlap(once).item() == 0
 
 
-def test_one_picture_has_no_variance_and_finite_gradients() -> None:
+def test_one_image_has_no_variance_and_finite_gradients() -> None:
     a, b = torch.randn(2, 1, 4, requires_grad=True, generator=torch.Generator().manual_seed(0))
     loss = vicreg(a, b)
     assert loss.item() == pytest.approx(25 * (a - b).square().mean().item() + 25 * 0.99)

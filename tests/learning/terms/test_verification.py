@@ -291,7 +291,7 @@ def test_bounds_keep_their_age_and_say_whose_are_missing() -> None:
     assert stop.value.value is server
 
 
-def test_clients_count_by_their_pictures_unless_all_alike() -> None:
+def test_clients_count_by_their_images_unless_all_alike() -> None:
     found = trial()
     held = {
         "rounds": torch.tensor([2, 2, -1, 1]),
@@ -310,8 +310,8 @@ def test_clients_count_by_their_pictures_unless_all_alike() -> None:
     assert even["local"] == pytest.approx(3.0) and even["entropy"] == pytest.approx(math.log(4))
 
 
-def test_the_model_is_measured_in_evaluation_mode_picture_by_picture() -> None:
-    """BatchNorm keeps to its statistics; a smaller last batch counts by its pictures."""
+def test_the_model_is_measured_in_evaluation_mode_image_by_image() -> None:
+    """BatchNorm keeps to its statistics; a smaller last batch counts by its images."""
     found = trial(
         objective={"name": "infonce", "norm": "batch"}, local={"epochs": 1, "batch": 5, "lr": 0.1}
     )

@@ -212,9 +212,9 @@ def test_what_methods_have_beside_is_told():
         "ditto trains for 2.5 passes where others have one",
         "fedrep trains for 2 passes where others have one",
     ]
-    assert "fedca also has public pictures (shapes)" in told
-    assert "semifed is trained with labels (split.labels=0.1) of its clients' pictures" in told
-    assert "supervised is trained with all labels of its clients' pictures" in told
+    assert "fedca also has public images (shapes)" in told
+    assert "semifed is trained with labels (split.labels=0.1) of its clients' images" in told
+    assert "supervised is trained with all labels of its clients' images" in told
 
 
 @pytest.mark.parametrize("asked", [0, -1, [], [-1], 1.5, True, "five", [1.5]])
@@ -287,7 +287,7 @@ def test_references_that_see_more_are_told():
     assert plan(["fedavg", *DIGITS]).remarks == ()
     some = plan(["fedavg", "clients=10", "participation.number=2", "data=digits"])
     assert some.remarks == (
-        "centralised, supervised: trained on all pictures in every round, the methods on those of "
+        "centralised, supervised: trained on all images in every round, the methods on those of "
         "2 of 10 clients",
     )
     none = ["fedavg", "clients=10", "participation.number=2", "compare.references=none"]

@@ -11,7 +11,7 @@ from harmonium.core import files
 from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError
 from harmonium.data.partition import Split, make_split
-from harmonium.runs.loop import Life, Result
+from harmonium.runs.loop import Result, RunLoop
 from harmonium.runs.open_run import read_recipe
 from harmonium.storage.run_folder import Folder
 from harmonium.studies.comparison import study
@@ -31,7 +31,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HARMONIUM_HOME", str(folder.parent / "home"))
-        patch.setattr(Life, "_picture", lambda life: None)
+        patch.setattr(RunLoop, "_plot", lambda life: None)
         found = harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=folder)
     assert [row["encoder"] for row in found.rows] == [
         *BELOW, "alone", "fedavg", "fedprox", "centralised", "supervised",
@@ -50,7 +50,7 @@ def test_what_is_complete_is_not_run_again(compared: Path, monkeypatch: pytest.M
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a complete run was played again")
 
-    monkeypatch.setattr(Life, "play", never)
+    monkeypatch.setattr(RunLoop, "play", never)
     harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     assert (compared / "compare.json").read_bytes() == before
 
@@ -155,15 +155,13 @@ def test_a_run_that_ended_early_is_named(compared: Path, monkeypatch: pytest.Mon
     ]
 
 
-def test_seeds_on_other_pictures_are_refused(compared: Path):
+def test_seeds_on_other_images_are_refused(compared: Path):
     abouts = list(compared.glob("*/seed-1/about.json"))
     kept = {path: path.read_bytes() for path in abouts}
     try:
         for path in kept:
             Folder(path.parent).tell({**Folder(path.parent).about(), "data": "other"})
-        with pytest.raises(
-            DataError, match="some seeds ran on different pictures than others, for"
-        ):
+        with pytest.raises(DataError, match="some seeds ran on different images than others, for"):
             harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     finally:
         for path, text in kept.items():
@@ -178,10 +176,10 @@ def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path
     assert not (tmp_path / "o").exists()
 
 
-def test_pixels_are_judged_anew_where_pictures_or_probes_are_others(
+def test_pixels_are_judged_anew_where_images_or_probes_are_others(
     compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Life, "_picture", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
     monkeypatch.setattr("harmonium.studies.comparison.plots.draw", lambda *_: [])
 
     def pixels(label: str, *words: str) -> Any:

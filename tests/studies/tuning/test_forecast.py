@@ -8,7 +8,7 @@ import pytest
 
 from harmonium.cli.main import main
 from harmonium.core.errors import ConfigError
-from harmonium.evaluation.evaluator import Judge
+from harmonium.evaluation.evaluator import Evaluator
 from harmonium.studies.tuning import forecast
 from harmonium.studies.tuning.forecast import forecast_study
 from harmonium.studies.tuning.study import tune
@@ -22,11 +22,11 @@ GRID = [*SMALL, "rounds=4", "evaluate.every=1", "grid.local.lr=0.1,0.01,-1"]
 def _no_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """No study looks at test images, not even to measure how long that takes."""
 
-    def refused(judge: Judge, *given: object) -> None:
+    def refused(judge: Evaluator, *given: object) -> None:
         raise AssertionError("test images were judged")
 
-    monkeypatch.setattr(Judge, "verdict", refused)
-    monkeypatch.setattr(Judge, "tested", refused)
+    monkeypatch.setattr(Evaluator, "verdict", refused)
+    monkeypatch.setattr(Evaluator, "tested", refused)
 
 
 def test_it_lists_settings_and_what_they_take(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What settings and pictures of a view must be like, and normalisation."""
+"""What settings and images of a view must be like, and normalisation."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def check_normalisation(mean: Any, std: Any) -> None:
 
 
 def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
-    """The shape of a batch of pictures, or an error that says what a batch looks like."""
+    """The shape of a batch of images, or an error that says what a batch looks like."""
     shape = tuple(pixels.shape)
     if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:3]:
         raise DataError(
-            f"pictures are {pixels.dtype} of shape {shape}: views need torch.uint8 of shape "
+            f"images are {pixels.dtype} of shape {shape}: views need torch.uint8 of shape "
             "(n, height, width, channels) with 1 or 3 channels"
         )
     return shape

@@ -44,10 +44,10 @@ def crop_weights(
     Pixels outside the box have no influence, and shrinking averages (antialiasing).
 
     Args:
-        points: where the pixels of the result lie in the picture, `(n, target)`.
+        points: where the pixels of the result lie in the image, `(n, target)`.
         start: first pixel of each box, `(n, 1)`.
         length: pixels of each box, `(n, 1)`.
-        source: the side of the picture.
+        source: the side of the image.
         interpolation: the filter.
 
     Returns:

@@ -1,7 +1,7 @@
 """From uniform numbers to the parameters of a view: boxes, sampling points, colour coefficients.
 
 These arrays hold a few numbers per image. NumPy needs a fifth of torch's time to call, and for a
-batch of sixteen pictures calling is most of the cost, so chance is turned into parameters here and
+batch of sixteen images calling is most of the cost, so chance is turned into parameters here and
 `view_ops` turns parameters into pixels. One row is one image throughout.
 """
 
@@ -52,8 +52,8 @@ def crop_boxes(
 
     Args:
         draws: uniform numbers, `(n, CROP_DRAWS)`.
-        sides: height and width of the picture.
-        area: least and greatest share of the picture's area.
+        sides: height and width of the image.
+        area: least and greatest share of the image's area.
         aspect: least and greatest width / height.
 
     Returns:
@@ -81,7 +81,7 @@ def crop_boxes(
 
 
 def crop_points(start: Floats, length: Floats, flip: NDArray[Any], target: int) -> Floats:
-    """Where the pixels of a resized crop lie in the picture: `(n, target)`.
+    """Where the pixels of a resized crop lie in the image: `(n, target)`.
 
     Args:
         start: first pixel of each box, `(n,)`.
@@ -99,15 +99,15 @@ def crop_points(start: Floats, length: Floats, flip: NDArray[Any], target: int) 
 def pad_points(
     draws: Floats, flip: NDArray[Any], source: int, target: int, pad: int, reflect: bool
 ) -> Floats:
-    """Where the pixels of a random window of a padded picture lie: whole numbers, `(n, target)`.
+    """Where the pixels of a random window of a padded image lie: whole numbers, `(n, target)`.
 
     Args:
         draws: uniform numbers, `(n,)`.
         flip: which images to walk through from the far end, bool `(n,)`.
-        source: the side of the picture.
+        source: the side of the image.
         target: the side of the window.
         pad: pixels added at either end.
-        reflect: mirror the picture beyond its edge; otherwise the points lie outside it.
+        reflect: mirror the image beyond its edge; otherwise the points lie outside it.
     """
     start = whole_number(draws, source + 2 * pad - target + 1) - pad
     places: Floats = np.add(start[:, None], np.arange(target, dtype=np.float32))
@@ -153,7 +153,7 @@ def _ranges(strengths: tuple[float, float, float, float]) -> tuple[Floats, Float
 def slot_shares(scales: Floats, order: Floats) -> Floats:
     """What brightness, contrast and saturation do in each slot of a random order.
 
-    Each moves a picture x away from (or towards) another one: black, its mean luma, or its luma.
+    Each moves an image x away from (or towards) another one: black, its mean luma, or its luma.
     So all three are `scale * x + mean_share * mean luma(x) + luma_share * luma(x)`.
 
     Args:

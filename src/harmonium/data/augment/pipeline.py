@@ -55,7 +55,7 @@ class View:
     mode: Mode = "faithful"  # 'fast' folds all colour changes into one matrix per image
     size: int | None = None  # side of the result in pixels; None keeps height and width
     crop_min: float = 0.2  # least share of the area that a random resized crop keeps
-    crop_max: float = 1.0  # greatest share; crop_min = crop_max = 1 takes the whole picture
+    crop_max: float = 1.0  # greatest share; crop_min = crop_max = 1 takes the whole image
     aspect: tuple[float, float] = (3 / 4, 4 / 3)  # least and greatest width / height of a crop
     interpolation: Interpolation = "bilinear"  # filter of the resize, as Pillow defines it
     pad_crop: int = 0  # instead of the resized crop: pad by so many pixels and cut a window
@@ -64,8 +64,8 @@ class View:
     jitter: float = 0.8  # probability of changing the colours
     brightness: float = 0.4  # factor within 1 -+ this
     contrast: float = 0.4  # factor within 1 -+ this, about the mean luma of the crop
-    saturation: float = 0.4  # factor within 1 -+ this; no effect on grey pictures
-    hue: float = 0.1  # greatest shift in turns, at most 0.5; no effect on grey pictures
+    saturation: float = 0.4  # factor within 1 -+ this; no effect on grey images
+    hue: float = 0.1  # greatest shift in turns, at most 0.5; no effect on grey images
     gray: float = 0.2  # probability of dropping the colours
     blur: float = 0.0  # probability of a Gaussian blur
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # least and greatest, in pixels
@@ -111,7 +111,7 @@ class View:
         check_normalisation(self.mean, self.std)
 
     def __call__(self, pixels: Tensor, rng: torch.Generator) -> Tensor:
-        """One random view of every picture.
+        """One random view of every image.
 
         Args:
             pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.
@@ -154,28 +154,28 @@ class View:
         }
 
     def _strengths(self, channels: int) -> tuple[float, float, float, float]:
-        """Brightness, contrast, saturation, hue; a grey picture has no colour to change."""
+        """Brightness, contrast, saturation, hue; a grey image has no colour to change."""
         colour = (self.saturation, self.hue) if channels == 3 else (0.0, 0.0)
         return (self.brightness, self.contrast, *colour)
 
     def _new_sides(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the views of pictures of this size."""
+        """Height and width of the views of images of this size."""
         new = (height, width) if self.size is None else (self.size, self.size)
         if self.quarter_turn and new[0] != new[1]:
             raise ConfigError(
-                f"views.quarter_turn needs square views but pictures are {height} x {width}: "
+                f"views.quarter_turn needs square views but images are {height} x {width}: "
                 "set view.size"
             )
         if self.pad_crop:
             pad = self.pad_crop
             if self.pad_mode == "reflect" and pad >= min(height, width):
                 raise ConfigError(
-                    f"views.pad_crop is {pad} but pictures are {height} x {width}: "
+                    f"views.pad_crop is {pad} but images are {height} x {width}: "
                     "give fewer pixels than a side, or pad_mode=zero"
                 )
             if max(new[0] - height, new[1] - width) > 2 * pad:
                 raise ConfigError(
-                    f"views.size is {self.size} but pictures of {height} x {width} padded by {pad} "
+                    f"views.size is {self.size} but images of {height} x {width} padded by {pad} "
                     "are smaller: give a smaller size or a larger pad_crop"
                 )
         if self.blur > 0 and self._taps(new) // 2 >= min(new):

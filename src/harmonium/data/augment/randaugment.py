@@ -1,7 +1,7 @@
-"""RandAugment: a few random operations of one common strength, on a whole batch of pictures.
+"""RandAugment: a few random operations of one common strength, on a whole batch of images.
 
 Cubuk et al., RandAugment: Practical Automated Data Augmentation with a Reduced Search Space, 2020.
-Each picture draws its own operations, with repetition, out of fourteen, and a sign for those that
+Each image draws its own operations, with repetition, out of fourteen, and a sign for those that
 have two directions. A magnitude of 30 is the end of AutoAugment's range of every operation. All of
 them work on bytes, as Pillow defines them: whole numbers from 0 to 255 go in and come out.
 """
@@ -27,7 +27,7 @@ Operation = Callable[[Tensor, float, Tensor], Tensor]
 
 
 def randaugment(pixels: Tensor, draws: draw.Floats, magnitude: int) -> Tensor:
-    """Apply the operations that each picture drew, one after the other.
+    """Apply the operations that each image drew, one after the other.
 
     Args:
         pixels: uint8 `(n, height, width, channels)`.
@@ -128,18 +128,18 @@ def brightness(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
 
 
 def colour(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """From or towards grey; a picture without colours keeps its bytes."""
+    """From or towards grey; an image without colours keeps its bytes."""
     return _blend(planes, ops.luma(planes).round(), strength, signs)
 
 
 def contrast(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """From or towards the mean luma of the picture."""
+    """From or towards the mean luma of the image."""
     mean = ops.luma(planes).round().mean((1, 2), keepdim=True).round()
     return _blend(planes, mean, strength, signs)
 
 
 def sharpness(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """From or towards the picture smoothed over 3 x 3 pixels; its border stays."""
+    """From or towards the image smoothed over 3 x 3 pixels; its border stays."""
     smooth = planes.clone()
     kernel = planes.new_ones(1, 1, 3, 3)
     kernel[0, 0, 1, 1] = 5

@@ -1,4 +1,4 @@
-"""Sobel's filter: pictures reduced to their edges, a style that all pictures can have."""
+"""Sobel's filter: images reduced to their edges, a style that all images can have."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LUMA = (299.0, 587.0, 114.0)  # thousandths, so that sums are whole numbers and
 
 
 def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
-    """How steep every picture is at every pixel, over its own maximum; bytes, as pictures are.
+    """How steep every image is at every pixel, over its own maximum; bytes, as images are.
 
     The magnitude of the gradient by Sobel's 3 x 3 kernels, with pixels repeated beyond the border.
-    A picture without edges is black. The same bits everywhere: sums are whole numbers.
+    An image without edges is black. The same bits everywhere: sums are whole numbers.
 
     Args:
         pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.

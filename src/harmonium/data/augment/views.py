@@ -1,4 +1,4 @@
-"""Random views of pictures: what self-supervised learning compares, made for a batch at a time.
+"""Random views of images: what self-supervised learning compares, made for a batch at a time.
 
 A `View` is one random pipeline whose fields are settings of a recipe; a `Views` is the two or more
 pipelines that a method compares; `preset` gives the ones of the published systems by name, as
@@ -47,7 +47,7 @@ class Views:
         return made
 
     def plain(self, pixels: Tensor) -> Tensor:
-        """The pictures themselves, normalised and sized like the first pipeline's views."""
+        """The images themselves, normalised and sized like the first pipeline's views."""
         first = self.pipelines[0]
         return plain(pixels, first.mean, first.std, first.size)
 
@@ -58,7 +58,7 @@ def plain(
     std: tuple[float, ...] | None = (0.5,),
     size: int | None = None,
 ) -> Tensor:
-    """The pictures themselves in the layout of views: resized if `size` says so, normalised.
+    """The images themselves in the layout of views: resized if `size` says so, normalised.
 
     Args:
         pixels: uint8 `(n, height, width, channels)`.

@@ -1,4 +1,4 @@
-"""One picture as bytes: any mode, any size, brought to what a data set asks for."""
+"""One image as bytes: any mode, any size, brought to what a data set asks for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def kind_of(image: Image.Image) -> str:
-    """What sort of picture it is, in words, known before its pixels are read."""
+    """What sort of image it is, in words, known before its pixels are read."""
     if image.has_transparency_data:
         return "with transparency"
     words = {"RGB": "colour", "RGBX": "colour", "L": "grey", "1": "black and white"}
@@ -45,7 +45,7 @@ Size = int | Sequence[int] | None
 """What an image is scaled to: a square's side, height and width, or None for as it is."""
 
 
-def read_picture(image: Image.Image, size: Size, channels: int, depth: int = 16) -> Pixels:
+def read_image(image: Image.Image, size: Size, channels: int, depth: int = 16) -> Pixels:
     """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked.
 
     Grey with 16 bits uses the lowest `depth` of them; what is brighter is white.
@@ -97,5 +97,5 @@ def shaped(pixels: Pixels, size: Size, channels: int | None) -> Pixels:
     height, width = sides or pixels.shape[1:3]
     made = np.empty((len(pixels), height, width, channels), np.uint8)
     for row, one in enumerate(squeezed):
-        made[row] = read_picture(Image.fromarray(one), sides, channels)
+        made[row] = read_image(Image.fromarray(one), sides, channels)
     return made

@@ -1,4 +1,4 @@
-"""Data sets made of picture files: one listing, decoded once, with one way to treat odd files.
+"""Data sets made of image files: one listing, decoded once, with one way to treat odd files.
 
 Every such set lists its files; `write_pictures` does the rest. Heads are read first where sizes or
 modes have to agree, so that everything that is wrong with the files is said in one line before any
@@ -32,21 +32,21 @@ ENDINGS = (
 NAMED = 5  # files that a message names; the others it counts
 BROKEN = 20  # the same of files that cannot be read
 HEADS = 256  # files whose heads are read at once
-CHUNK, CHUNK_BYTES = 16, 8 << 20  # pictures decoded at once, at most so many of either
+CHUNK, CHUNK_BYTES = 16, 8 << 20  # images decoded at once, at most so many of either
 
 
 class File(NamedTuple):
-    """One picture of a data set."""
+    """One image of a data set."""
 
     path: Path
     name: str  # what messages call it
     label: int = UNKNOWN
-    factors: Mapping[str, int] = {}  # the same columns for all pictures
+    factors: Mapping[str, int] = {}  # the same columns for all images
 
 
 @dataclass(frozen=True)
-class PictureSpec(DataSpec):
-    """Settings of data that are picture files."""
+class ImageFileSpec(DataSpec):
+    """Settings of data that are image files."""
 
     corrupt: Literal["refuse", "skip"] = "refuse"  # files that cannot be read
     mixed: Literal["convert", "refuse", "skip"] = "convert"  # size or mode unlike most others
@@ -70,8 +70,8 @@ class PictureSpec(DataSpec):
 
 
 @dataclass(frozen=True)
-class PublishedPictures(PictureSpec, Published):
-    """A published set of picture files."""
+class PublishedImageFiles(ImageFileSpec, Published):
+    """A published set of image files."""
 
     def identity(self) -> dict[str, Any]:
         """The sums of the fetched files, and what is done about odd ones."""
@@ -82,13 +82,13 @@ class PublishedPictures(PictureSpec, Published):
 
 
 def class_folders(root: Path) -> list[tuple[Path, str | None]]:
-    """The pictures below a folder, sorted, each with its class: the first subfolder on the way.
+    """The images below a folder, sorted, each with its class: the first subfolder on the way.
 
-    Pictures that lie directly in the folder have no class.
+    Images that lie directly in the folder have no class.
     """
     try:
         entries = sorted(root.iterdir(), key=lambda entry: entry.name)
-        flat = [(entry, None) for entry in entries if is_picture(entry)]
+        flat = [(entry, None) for entry in entries if is_image_file(entry)]
         below = [
             (file, entry.name)
             for entry in entries
@@ -99,7 +99,7 @@ def class_folders(root: Path) -> list[tuple[Path, str | None]]:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     if flat and below:
         raise DataError(
-            f"{root} has pictures both directly in it ({flat[0][0].name}) and in subfolders "
+            f"{root} has images both directly in it ({flat[0][0].name}) and in subfolders "
             f"({below[0][1]}): put all of them into class folders, or none"
         )
     return [*flat, *below]
@@ -111,11 +111,11 @@ def _walk(root: Path) -> Iterator[Path]:
 
     for folder, subfolders, files in os.walk(root, onerror=refuse):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield from (path for name in sorted(files) if is_picture(path := Path(folder, name)))
+        yield from (path for name in sorted(files) if is_image_file(path := Path(folder, name)))
 
 
-def is_picture(path: Path) -> bool:
-    """Whether a path looks like a picture file; pipes and hidden files do not."""
+def is_image_file(path: Path) -> bool:
+    """Whether a path looks like an image file; pipes and hidden files do not."""
     hidden = path.name.startswith(".")
     return not hidden and path.suffix.lower() in ENDINGS and path.is_file()
 
@@ -188,16 +188,16 @@ def listing_digest(files: Mapping[str, Sequence[File]]) -> str:
 # ---- decoding them -------------------------------------------------------------------------------
 
 
-def write_pictures(
+def write_images(
     writer: Writer,
     files: Mapping[str, Sequence[File]],
-    spec: PictureSpec,
+    spec: ImageFileSpec,
     workers: int | None = None,
 ) -> None:
     """Decode all files of every part into the writer, or say in one line what is wrong with them.
 
     Args:
-        writer: receives the pictures in the order of the listing, and notes about odd ones.
+        writer: receives the images in the order of the listing, and notes about odd ones.
         files: the listing, by part.
         spec: size, channels, and what is done about odd files.
         workers: how many processes decode; as many as there are cores unless told. Changes nothing.
@@ -211,10 +211,10 @@ class _Task:
     """The decoding of one data set: what was found out about its files so far."""
 
     writer: Writer
-    spec: PictureSpec
+    spec: ImageFileSpec
     count: int
     bad: list[tuple[File, str]] = field(default_factory=list)  # unreadable, with the reason
-    kinds: dict[str, list[File]] = field(default_factory=dict)  # of the pictures written
+    kinds: dict[str, list[File]] = field(default_factory=dict)  # of the images written
 
     def run(self, files: Mapping[str, Sequence[File]], workers: int | None) -> None:
         rows = [(part, file) for part, some in files.items() for file in some]
@@ -272,7 +272,7 @@ class _Task:
         if not odd:
             return found
         named = _named([(file, _words(getattr(head, what))) for file, head in odd])
-        said = f"{len(odd)} of {self.count} pictures differ in {_SAID[what]} from most, which are "
+        said = f"{len(odd)} of {self.count} images differ in {_SAID[what]} from most, which are "
         said += f"{_words(usual)}: {named}"
         if self.spec.mixed == "skip":
             self.writer.notes.append(f"left out: {said}")
@@ -303,7 +303,7 @@ class _Task:
     def _decode(
         self, rows: list[tuple[str, File]], shape: tuple[int, int] | None, decoders: Decoders
     ) -> None:
-        """Write every picture; nothing is kept in memory but a few chunks."""
+        """Write every image; nothing is kept in memory but a few chunks."""
         side = self.spec.size
         area = side * side if side else shape[0] * shape[1] if shape else 1
         chunk = max(1, min(CHUNK, CHUNK_BYTES // (area * self.channels)))
@@ -353,7 +353,7 @@ class _Task:
             self.writer.notes.append(f"left out: {self._unreadable()}")
         if wide := len(self.kinds.get("16-bit grey", ())):
             self.writer.notes.append(
-                f"{wide} of {self.count} pictures have 16-bit grey, read as data.depth="
+                f"{wide} of {self.count} images have 16-bit grey, read as data.depth="
                 f"{self.spec.depth} bits: where they use fewer, e.g. 12, say so"
             )
         native = "grey" if self.channels == 1 else "colour"
@@ -362,13 +362,11 @@ class _Task:
             counts = ", ".join(f"{len(some)} {kind}" for kind, some in odd.items())
             named = _named([(file, kind) for kind, some in odd.items() for file in some])
             self.writer.notes.append(
-                f"converted to {native}: {counts} among {self.count} pictures: {named}"
+                f"converted to {native}: {counts} among {self.count} images: {named}"
             )
 
     def _unreadable(self) -> str:
-        return (
-            f"{len(self.bad)} of {self.count} pictures cannot be read: {_named(self.bad, BROKEN)}"
-        )
+        return f"{len(self.bad)} of {self.count} images cannot be read: {_named(self.bad, BROKEN)}"
 
 
 _SAID = {"size": "size", "kind": "mode"}

@@ -1,7 +1,7 @@
-"""Decoding many picture files in several processes, with the same result for any number of them.
+"""Decoding many image files in several processes, with the same result for any number of them.
 
-One thread attends to each process. A process that dies costs at most the picture it was on, and
-that only when it dies of the same picture again; another goes on with the next.
+One thread attends to each process. A process that dies costs at most the image it was on, and
+that only when it dies of the same image again; another goes on with the next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from harmonium.core.errors import EngineError
 from harmonium.data.decoding.worker import SECONDS, Answer, Order, perform
 
-TRIES = 2  # how often a picture may end its process before it counts as unreadable
+TRIES = 2  # how often an image may end its process before it counts as unreadable
 
 
 class Decoders:
@@ -53,7 +53,7 @@ class Decoders:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process now, also in the middle of a picture."""
+        """End every process now, also in the middle of an image."""
         with self._lock:
             self._closing = True
         for process in list(self._all):
@@ -81,7 +81,7 @@ class Decoders:
     def _perform(self, paths: Sequence[str], order: Order) -> list[Answer]:
         """One chunk, in this thread's process and its successors."""
         answers: list[Answer] = []
-        deaths = 0  # in a row, of the same picture
+        deaths = 0  # in a row, of the same image
         while len(answers) < len(paths):
             process, before = self._process(), len(answers)
             try:

@@ -1,8 +1,8 @@
-"""A process that decodes picture files: `python -m harmonium.data.decoding.worker`.
+"""A process that decodes image files: `python -m harmonium.data.decoding.worker`.
 
 A damaged or hostile file may crash a decoder, eat its memory or never let it end; here it harms
-nobody. An order is one line of JSON with paths; every picture is answered by a line of JSON and
-then its pixels, as soon as it is done, so that whoever asked knows at which picture it ended.
+nobody. An order is one line of JSON with paths; every image is answered by a line of JSON and
+then its pixels, as soon as it is done, so that whoever asked knows at which image it ended.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-from harmonium.data.decoding.image import Size, kind_of, read_picture, upright
+from harmonium.data.decoding.image import Size, kind_of, read_image, upright
 from harmonium.data.images import Pixels
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")  # no others: some run programs
-SECONDS = 120.0  # of processor time for one picture
-MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed picture needs
+SECONDS = 120.0  # of processor time for one image
+MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed image needs
 
 
 class Order(NamedTuple):
-    """What is wanted of a picture."""
+    """What is wanted of an image."""
 
     head: bool = False  # only its kind and size, without decoding it
     size: Size = None
@@ -40,7 +40,7 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a picture."""
+    """What became of an image."""
 
     error: str = ""  # why it cannot be read
     kind: str = ""  # see `picture.kind_of`
@@ -66,7 +66,7 @@ def _read(image: Image.Image, order: Order) -> Answer:
     kind = kind_of(image)
     if not order.head:
         image.load()
-        pixels = read_picture(image, order.size, order.channels, order.depth)
+        pixels = read_image(image, order.size, order.channels, order.depth)
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
     width, height = image.size
     if width != height and upright(image).size != image.size:
@@ -76,7 +76,7 @@ def _read(image: Image.Image, order: Order) -> Answer:
 
 def _reason(path: str, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "no picture" if os.path.getsize(path) else "empty"
+        return "no image" if os.path.getsize(path) else "empty"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     line = " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the official binary files.
 
 A record is one label byte (CIFAR-100: two, coarse and fine) and then 32x32 red, green and blue
-bytes. A package holds the pictures of CIFAR-10 as PNG files, from which the very same bytes are
+bytes. A package holds the images of CIFAR-10 as PNG files, from which the very same bytes are
 made. The editions for Python are pickled and therefore refused.
 """
 
@@ -67,7 +67,7 @@ def _archive(name: str, md5: str) -> Remote:
 
 
 def rebuild(packed: Path, folder: Path) -> None:
-    """The official files of CIFAR-10 from PNGs of one picture a row, pixels in reading order."""
+    """The official files of CIFAR-10 from PNGs of one image a row, pixels in reading order."""
     place = folder / "cifar-10-batches-bin"
     place.mkdir()
     for part, stems in _STEMS.items():
@@ -138,7 +138,7 @@ class Cifar10(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Bring the records into pictures."""
+        """Bring the records into images."""
         for part, stems in _STEMS.items():
             for stem in stems:
                 path = folder / "cifar-10-batches-bin" / f"{stem}.bin"
@@ -170,7 +170,7 @@ class Cifar100(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Bring the records into pictures; the label that is not the class becomes a factor."""
+        """Bring the records into images; the label that is not the class becomes a factor."""
         names = {"coarse": COARSE, "fine": FINE}
         other = "coarse" if self.target == "fine" else "fine"
         for part in ("train", "test"):
@@ -185,7 +185,7 @@ class Cifar100(Published):
 
 
 def _records(path: Path, labels: int) -> Iterator[tuple[Pixels, Pixels]]:
-    """Label bytes (n, labels) and pictures (n, 32, 32, 3) of a file, some thousand at a time."""
+    """Label bytes (n, labels) and images (n, 32, 32, 3) of a file, some thousand at a time."""
     length = labels + PIXELS
     records = map_bytes(path, (max(1, size_of(path) // length), length))
     for start in range(0, len(records), PIECE):

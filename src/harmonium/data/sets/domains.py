@@ -12,16 +12,16 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     File,
-    PublishedPictures,
+    PublishedImageFiles,
     class_folders,
     numbered,
-    write_pictures,
+    write_images,
 )
 from harmonium.data.published import Source
 
 
 @dataclass(frozen=True)
-class Domains(PublishedPictures, UnsplitSpec):
+class Domains(PublishedImageFiles, UnsplitSpec):
     """What the sets below share; 224 pixels and a 70/30 split are FedStyle's."""
 
     size: int | None = 224  # shorter side scaled to this, centre cut out as a square
@@ -44,7 +44,7 @@ class Domains(PublishedPictures, UnsplitSpec):
             for path, name, row in found
         ]
         writer.names["style"] = tuple(spellings[0] for spellings in self.styles)
-        write_pictures(writer, {"train": files}, self)
+        write_images(writer, {"train": files}, self)
         return classes
 
 

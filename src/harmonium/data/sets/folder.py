@@ -1,4 +1,4 @@
-"""Pictures in a folder, as they come from a camera or another program."""
+"""Images in a folder, as they come from a camera or another program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from harmonium.data.datasets import UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     ENDINGS,
     File,
-    PictureSpec,
+    ImageFileSpec,
     class_folders,
-    is_picture,
+    is_image_file,
     listing_digest,
     numbered,
     unread,
-    write_pictures,
+    write_images,
 )
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their folders are called
@@ -39,10 +39,10 @@ class _Listing(NamedTuple):
 
 @datasets("folder")
 @dataclass(frozen=True)
-class Folder(PictureSpec, UnsplitSpec):
+class Folder(ImageFileSpec, UnsplitSpec):
     """A folder of image files.
 
-    Subfolders are classes; pictures lying directly in the folder have no labels. With `styles` the
+    Subfolders are classes; images lying directly in the folder have no labels. With `styles` the
     first subfolder is a style and the second, if there is one, the class. With `train/` and `test/`
     inside, each is such a folder; `val/` is the validation part and then replaces the share
     `validation`, and where there is no `test/` it is the test part. Transparent pixels are laid on
@@ -84,7 +84,7 @@ class Folder(PictureSpec, UnsplitSpec):
         listing = self._listing()
         if self.styles:
             writer.names["style"] = listing.styles
-        write_pictures(writer, listing.files, self)
+        write_images(writer, listing.files, self)
         if others := unread(self._root()):
             writer.notes.append(f"{self.path} also has files that are not read as images: {others}")
         return listing.classes
@@ -95,7 +95,7 @@ class Folder(PictureSpec, UnsplitSpec):
         if not found.get("train"):
             others = unread(self._root())
             beside = f", but {others}, which are not read: convert them first" if others else ""
-            raise DataError(f"{self.path} holds no pictures ({' '.join(ENDINGS)}){beside}")
+            raise DataError(f"{self.path} holds no images ({' '.join(ENDINGS)}){beside}")
         classes, class_number = numbered(one.class_name for one in everything)
         styles, style_number = numbered(one.style for one in everything)
         root = self._root()
@@ -132,7 +132,7 @@ class Folder(PictureSpec, UnsplitSpec):
             entries = sorted(root.iterdir(), key=lambda entry: entry.name)
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-        if stray := [entry.name for entry in entries if is_picture(entry)]:
+        if stray := [entry.name for entry in entries if is_image_file(entry)]:
             raise DataError(
                 f"{root} has images directly in it ({stray[0]}), but with ",
                 Key("data", "styles"),

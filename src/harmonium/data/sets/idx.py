@@ -1,7 +1,7 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017), which come as IDX files.
 
 An IDX file is a magic number that says how many axes there are, the length of each axis, and the
-bytes. Four of them make a set: pictures and labels, for training and for testing.
+bytes. Four of them make a set: images and labels, for training and for testing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MedMNIST v2 (Yang et al., 2023): twelve sets of medical pictures, all of one form.
+"""MedMNIST v2 (Yang et al., 2023): twelve sets of medical images, all of one form.
 
-Each is an archive of pictures and labels for training, validation and testing. One row below says
+Each is an archive of images and labels for training, validation and testing. One row below says
 all that differs between them.
 """
 
@@ -39,9 +39,9 @@ class Row(NamedTuple):
     shows: str
     md5: str
     channels: int
-    counts: tuple[int, int, int]  # pictures for training, validation and testing
+    counts: tuple[int, int, int]  # images for training, validation and testing
     classes: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()  # instead of classes: each is there or not in every picture
+    findings: tuple[str, ...] = ()  # instead of classes: each is there or not in every image
     licence: str = "CC BY 4.0"
 
 
@@ -156,7 +156,7 @@ class MedMnist(Published):
 
 
 def _pixels(path: Path, key: str, archive: Any, channels: int) -> Pixels:
-    """The pictures (n, 28, 28, channels); the axis of channels is left out of grey ones."""
+    """The images (n, 28, 28, channels); the axis of channels is left out of grey ones."""
     found: Pixels = archive[key]
     shape = (SIDE, SIDE) if channels == 1 else (SIDE, SIDE, channels)
     if found.dtype != np.uint8 or found.shape[1:] != shape or not found.size:

@@ -1,4 +1,4 @@
-"""MedNIST: six kinds of medical pictures, collected by B. Erickson and handed out by MONAI."""
+"""MedNIST: six kinds of medical images, collected by B. Erickson and handed out by MONAI."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     File,
-    PublishedPictures,
+    PublishedImageFiles,
     class_folders,
-    write_pictures,
+    write_images,
 )
 from harmonium.data.published import Remote, Source
 
@@ -22,7 +22,7 @@ CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 
 @datasets("mednist")
 @dataclass(frozen=True)
-class Mednist(PublishedPictures, UnsplitSpec):
+class Mednist(PublishedImageFiles, UnsplitSpec):
     """MedNIST: 58,954 medical images of 6 kinds, 64x64 in grey."""
 
     about: ClassVar[About] = About((64, 64, 1), 6, 58_954, 0, "CC BY-SA 4.0")
@@ -48,5 +48,5 @@ class Mednist(PublishedPictures, UnsplitSpec):
             for label, name in enumerate(CLASSES)
             for path, _ in class_folders(folder / name)
         ]
-        write_pictures(writer, {"train": files}, self)
+        write_images(writer, {"train": files}, self)
         return CLASSES

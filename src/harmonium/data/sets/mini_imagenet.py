@@ -1,9 +1,9 @@
-"""mini-ImageNet (Vinyals et al., 2016): 100 classes of ImageNet with 600 pictures each.
+"""mini-ImageNet (Vinyals et al., 2016): 100 classes of ImageNet with 600 images each.
 
 It has no official archive. Two layouts are handed round and both are read: `images/` beside the
 `train.csv`, `val.csv` and `test.csv` of Ravi and Larochelle (2017), or folders `train/`, `val/` and
 `test/` of class folders. These parts hold different classes, which suits few-shot learning only:
-here all 100 classes are joined and a share of the pictures is held out for testing.
+here all 100 classes are joined and a share of the images is held out for testing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     File,
-    PublishedPictures,
+    PublishedImageFiles,
     class_folders,
     inside,
     numbered,
-    write_pictures,
+    write_images,
 )
 from harmonium.data.published import Source
 from harmonium.data.sets.table import read_table
@@ -31,7 +31,7 @@ PARTS = ("train", "val", "test")
 
 @datasets("mini-imagenet")
 @dataclass(frozen=True)
-class MiniImagenet(PublishedPictures, UnsplitSpec):
+class MiniImagenet(PublishedImageFiles, UnsplitSpec):
     """mini-ImageNet: 60,000 images of 100 classes, in colour, usually scaled to 84x84."""
 
     size: int | None = 84  # shorter side scaled to this, centre cut out as a square
@@ -53,12 +53,12 @@ class MiniImagenet(PublishedPictures, UnsplitSpec):
         found = [pair for part in PARTS for pair in _part(folder, part)]
         classes, number = numbered(name for _, name in found)
         files = [File(path, str(path.relative_to(folder)), number[name]) for path, name in found]
-        write_pictures(writer, {"train": files}, self)
+        write_images(writer, {"train": files}, self)
         return classes
 
 
 def _part(root: Path, part: str) -> list[tuple[Path, str | None]]:
-    """The pictures of one part with their classes."""
+    """The images of one part with their classes."""
     if (table := root / f"{part}.csv").is_file():
         rows = [row.values for row in read_table(table, "filename")]
         return [(inside(root, "images", row["filename"]), row.get("label")) for row in rows]

@@ -1,4 +1,4 @@
-"""Pictures in a NumPy archive (`.npz`), as many benchmarks are handed round."""
+"""Images in a NumPy archive (`.npz`), as many benchmarks are handed round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
 from harmonium.data.images import UNKNOWN, Integers, Pixels
 from harmonium.data.inputs import image_set
 
-CHUNK = 4096  # pictures handed on at once
+CHUNK = 4096  # images handed on at once
 
 _KEYS = (("x", "y"), ("images", "labels"))  # what the pixels and the labels are called
 _PREFIXES = {"train": "train_", "validation": "val_", "test": "test_"}
@@ -49,7 +49,7 @@ class Npz(UnsplitSpec):
     `train_labels` and so on; and plain `x`, `y` (or `images`, `labels`) without a test part. Labels
     may be missing. `val_…` is the validation part and then replaces the share `validation`; where
     there is no `test_…`, it is the test part. `classes` names the labels. Any other integer array
-    or text with one value for each picture becomes a column for `split.column`.
+    or text with one value for each image becomes a column for `split.column`.
     """
 
     path: str = ""  # the .npz file
@@ -95,7 +95,7 @@ def read_archive(path: Path, writer: Writer, known: int | None = None) -> tuple[
 
     Args:
         path: the archive.
-        writer: receives the pictures.
+        writer: receives the images.
         known: how many classes there are, where that is known: labels below it stay as they are.
     """
     with open_archive(path) as archive:
@@ -143,7 +143,7 @@ class _Reader:
         for part, column in labels.items():
             if 0 < (missing := int((column == UNKNOWN).sum())) < len(column):
                 writer.notes.append(
-                    f"{missing} of {len(column)} {part} pictures are labelled -1, which means that "
+                    f"{missing} of {len(column)} {part} images are labelled -1, which means that "
                     "their class is not known"
                 )
         names = self._class_names(parts, labels)
@@ -227,7 +227,7 @@ class _Reader:
             what = f"have shape {shape}" if fits else "are neither whole numbers nor text"
             raise DataError(
                 f"the labels '{columns.labels}' of {self.path} {what}; expected one whole number "
-                f"or text for each of the {count} pictures"
+                f"or text for each of the {count} images"
             )
         if kind == "U":
             return self._factor(columns.labels, self._label_texts)
@@ -248,7 +248,7 @@ class _Reader:
         for key, (shape, kind) in self.shapes.items():
             if key in used or key in _CLASS_NAMES:
                 continue
-            why = f"its shape {shape} is not one value for each picture of a part"
+            why = f"its shape {shape} is not one value for each image of a part"
             if kind == "O":
                 why = "it holds Python objects; save it as text, e.g. with .astype(str)"
             elif kind not in "iuU":

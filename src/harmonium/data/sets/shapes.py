@@ -1,4 +1,4 @@
-"""Drawn pictures whose content and style are known: made here, so they need no download.
+"""Drawn images whose content and style are known: made here, so they need no download.
 
 Content is a shape with a place, a size and an angle. Style is a palette, a paper texture, a way of
 painting and an amount of grain. The two are drawn independently, so that a representation can be
@@ -21,9 +21,9 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import DataSpec, check_at_least, datasets, no_labels
 from harmonium.data.images import Integers, Pixels
 
-Field = npt.NDArray[Any]  # (pictures, height, width) float32: one number for every pixel
-RENDERING = 2  # raise when the pictures change, so that old caches are not used
-CHUNK = 512  # pictures drawn at once: large enough for NumPy, small enough for little memory
+Field = npt.NDArray[Any]  # (images, height, width) float32: one number for every pixel
+RENDERING = 2  # raise when the images change, so that old caches are not used
+CHUNK = 512  # images drawn at once: large enough for NumPy, small enough for little memory
 CHUNK_PIXELS = CHUNK * 64 * 64  # fewer where they are larger than 64x64
 
 
@@ -114,7 +114,7 @@ TEXTURES: dict[str, Callable[[Field, Field], Field]] = {
 
 
 class Style(NamedTuple):
-    """How a picture is made, whatever it shows."""
+    """How an image is made, whatever it shows."""
 
     ink: tuple[float, float, float]  # red, green, blue of the shape, 0 to 1
     paper: tuple[float, float, float]  # of the background
@@ -143,11 +143,11 @@ class Shapes(DataSpec):
     """Drawn shapes with known content and style; labels are the shape, factors say the rest.
 
     Factors: `style` (number in the order of `STYLES`), `angle` (degrees), `size` (radius in
-    thousandths of the picture's width), `x` and `y` (centre, likewise).
+    thousandths of the image's width), `x` and `y` (centre, likewise).
     """
 
-    count: int = 10_000  # pictures in the training part, validation included
-    test_count: int = 2_000  # pictures in the test part
+    count: int = 10_000  # images in the training part, validation included
+    test_count: int = 2_000  # images in the test part
     size: int = 32  # height and width in pixels
     classes: int = 8  # how many of the shapes, in the order of SHAPES
     styles: int = 4  # how many of the styles, in the order of STYLES
@@ -205,7 +205,7 @@ class Shapes(DataSpec):
         return tuple(SHAPES)[: self.classes]
 
     def scene(self, part: str, count: int) -> dict[str, Integers]:
-        """What `count` pictures show: every column is drawn independently of all others.
+        """What `count` images show: every column is drawn independently of all others.
 
         The centre is the one exception, as it must leave room for the size.
         """
@@ -220,7 +220,7 @@ class Shapes(DataSpec):
         return {"shape": shape, "style": style, "angle": angle, "size": size, "x": x, "y": y}
 
     def draw(self, scene: dict[str, Integers], rng: np.random.Generator) -> Pixels:
-        """The pictures (n, size, size, channels) of a scene.
+        """The images (n, size, size, channels) of a scene.
 
         >>> shapes = Shapes(size=16)
         >>> shapes.draw(shapes.scene("train", 5), np.random.default_rng(0)).shape
@@ -254,7 +254,7 @@ def _turned(x: Field, y: Field, radians: npt.NDArray[Any]) -> tuple[Field, Field
 
 
 def _distances(scene: dict[str, Integers], size: int) -> Field:
-    """Signed distance in pixels of every pixel from its picture's shape, one pass per class."""
+    """Signed distance in pixels of every pixel from its image's shape, one pass per class."""
     x, y = _grid(size)
     distance = np.empty((len(scene["shape"]), size, size), np.float32)
     for number, shape in enumerate(SHAPES.values()):
@@ -276,7 +276,7 @@ def _styled(
     """Paper (n, size, size, 3), how far ink covers it (n, size, size), ink colour (n, 3)."""
     count, size = distance.shape[:2]
     x, y = _grid(size)
-    # Drawn for all pictures before the loop: a picture must not depend on the styles of others.
+    # Drawn for all images before the loop: an image must not depend on the styles of others.
     turns = np.asarray(rng.uniform(0, 2 * np.pi, count))
     shifts: Field = rng.uniform(-0.15, 0.15, (2, count, 1, 1)).astype(np.float32)
     tints = rng.normal(0, 0.035, (2, count, 3)).astype(np.float32)

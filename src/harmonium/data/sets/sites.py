@@ -1,4 +1,4 @@
-"""Pictures that are at the sites of a federation, and not here."""
+"""Images that are at the sites of a federation, and not here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harmonium.data.datasets import About, DataSpec, datasets
 class Sites(DataSpec):
     """The images of a federation's sites, for a server that has none to judge with.
 
-    Only the shape is known: every site scales its own pictures to `size`, cuts out the centre and
+    Only the shape is known: every site scales its own images to `size`, cuts out the centre and
     brings them to `channels`. Used by `harmonium server start`; see docs/federation.md.
     """
 
-    size: int = 32  # side to which every site brings its pictures
+    size: int = 32  # side to which every site brings its images
     channels: int = 3  # 3: colour, 1: grey
     classes: tuple[str, ...] = ()  # all classes by name, for methods that read labels
 
@@ -28,6 +28,6 @@ class Sites(DataSpec):
     def stored(self) -> Stored:
         """There is nothing here to read."""
         raise ConfigError(
-            "data=sites: the pictures are at the sites of a federation; start it with `harmonium "
+            "data=sites: the images are at the sites of a federation; start it with `harmonium "
             "server start`, or name a data set that is here"
         )

@@ -1,4 +1,4 @@
-"""STL-10 (Coates et al., 2011): few labelled pictures and many without labels."""
+"""STL-10 (Coates et al., 2011): few labelled images and many without labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harmonium.data.images import Integers, Pixels
 from harmonium.data.published import Published, Remote, Source
 
 SIDE, CHANNELS = 96, 3
-PICTURE = SIDE * SIDE * CHANNELS  # bytes
+IMAGE = SIDE * SIDE * CHANNELS  # bytes
 CLASSES = (
     *("airplane", "bird", "car", "cat", "deer"),
     *("dog", "horse", "monkey", "ship", "truck"),
@@ -41,17 +41,17 @@ class Stl10(Published):
     With `use=unlabelled` the 5,000 are the labelled part, from which probes learn.
     """
 
-    use: Literal["labelled", "unlabelled", "both"] = "labelled"  # of the training pictures
+    use: Literal["labelled", "unlabelled", "both"] = "labelled"  # of the training images
 
     choice: ClassVar[str] = "use"
     about: ClassVar[About] = About(
-        (SIDE, SIDE, CHANNELS), 10, 5_000, 8_000, "not stated; the pictures are from ImageNet"
+        (SIDE, SIDE, CHANNELS), 10, 5_000, 8_000, "not stated; the images are from ImageNet"
     )
     source: ClassVar[Source] = Source(
         page="https://cs.stanford.edu/~acoates/stl10/",
         layouts=(
             {**_LABELLED, _UNLABELLED: "5242ba1fed5e4be9e1e742405eb56ca4"},
-            _LABELLED,  # enough where the unlabelled pictures are not used
+            _LABELLED,  # enough where the unlabelled images are not used
         ),
         remotes=(
             Remote(
@@ -67,7 +67,7 @@ class Stl10(Published):
         """Map the files and copy them piece by piece."""
         labels = _labels(folder / _FOLDER / "train_y.bin")
         part = "labelled" if self.use == "unlabelled" else "train"  # for probes all the same
-        append(writer, part, _pictures(folder / _FOLDER / "train_X.bin", labels), labels)
+        append(writer, part, _images(folder / _FOLDER / "train_X.bin", labels), labels)
         if self.use != "labelled":
             path = folder / _UNLABELLED
             if not path.is_file():
@@ -75,10 +75,10 @@ class Stl10(Published):
                     Key("data", "use"),
                     f"={self.use} needs {path}: run `harmonium data fetch stl10`",
                 )
-            labels = no_labels(max(1, size_of(path) // PICTURE))
-            append(writer, "train", _pictures(path, labels), labels)
+            labels = no_labels(max(1, size_of(path) // IMAGE))
+            append(writer, "train", _images(path, labels), labels)
         labels = _labels(folder / _FOLDER / "test_y.bin")
-        append(writer, "test", _pictures(folder / _FOLDER / "test_X.bin", labels), labels)
+        append(writer, "test", _images(folder / _FOLDER / "test_X.bin", labels), labels)
         return CLASSES
 
 
@@ -89,7 +89,7 @@ def _labels(path: Path) -> Integers:
     return labels.astype(np.int64) - 1
 
 
-def _pictures(path: Path, labels: Integers) -> Pixels:
-    """As many pictures as labels; on disk each is three planes whose columns follow one another."""
+def _images(path: Path, labels: Integers) -> Pixels:
+    """As many images as labels; on disk each is three planes whose columns follow one another."""
     planes = map_bytes(path, (len(labels), CHANNELS, SIDE, SIDE))
     return planes.transpose(0, 3, 2, 1)

@@ -18,7 +18,7 @@ from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
 from harmonium.data.splits.drawing import levelled
 
-CHUNK = 1024  # pictures handed on at once
+CHUNK = 1024  # images handed on at once
 
 
 @datasets("styles")
@@ -26,16 +26,16 @@ CHUNK = 1024  # pictures handed on at once
 class Styles(DataSpec):
     """Several data sets with the same classes, each one style; FedStyle's Digit unless told.
 
-    The factor `style` says which set a picture comes from. `split=styles` gives every client one
+    The factor `style` says which set an image comes from. `split=styles` gives every client one
     style, and brings the styles to equal sizes as FedStyle does. A set may be an archive as
     `data=npz` takes it; its style is called as the file is. Sets without a test part hold theirs
     out by their own default share and `seed`.
     """
 
     sets: tuple[str, ...] = ("mnist", "usps", "svhn")  # names of data sets, or .npz files
-    each: int | None = None  # training pictures of every style, its classes level; none: all
-    test_each: int | None = None  # and test pictures
-    size: int = 32  # side that all pictures are brought to
+    each: int | None = None  # training images of every style, its classes level; none: all
+    test_each: int | None = None  # and test images
+    size: int = 32  # side that all images are brought to
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class Styles(DataSpec):
         return classes
 
     def _chosen(self, images: Images, setting: str, name: str, part: str) -> Integers:
-        """All pictures of a style's part, or as many as are asked for, of every class alike."""
+        """All images of a style's part, or as many as are asked for, of every class alike."""
         count = getattr(self, setting)
         if count is None:
             return np.arange(len(images))

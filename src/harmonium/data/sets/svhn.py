@@ -24,7 +24,7 @@ from harmonium.data.images import Integers, Pixels
 from harmonium.data.published import Published, Remote, Source
 
 SIDE, CHANNELS = 32, 3
-PICTURE = SIDE * SIDE * CHANNELS  # bytes
+IMAGE = SIDE * SIDE * CHANNELS  # bytes
 
 _PLACE = "http://ufldl.stanford.edu/housenumbers/"
 _FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
@@ -53,13 +53,13 @@ class Svhn(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Read the labels of each file, then its pictures piece by piece."""
+        """Read the labels of each file, then its images piece by piece."""
         for part, name in _FILES.items():
             path = folder / name
             try:
                 labels = _labels(path)
                 start = 0
-                for pixels in _pictures(path, len(labels)):
+                for pixels in _images(path, len(labels)):
                     writer.append(part, pixels, labels[start : start + len(pixels)])
                     start += len(pixels)
             except (zlib.error, struct.error) as error:
@@ -79,17 +79,17 @@ def _labels(path: Path) -> Integers:
     return labels.astype(np.int64) % 10
 
 
-def _pictures(path: Path, count: int) -> Iterator[Pixels]:
-    """All pictures, in pieces; on disk each is three planes whose columns follow one another."""
+def _images(path: Path, count: int) -> Iterator[Pixels]:
+    """All images, in pieces; on disk each is three planes whose columns follow one another."""
     with _open(path) as file:
         variable = _find(path, file, "X")
         expected = (SIDE, SIDE, CHANNELS, count)
         if variable.shape != expected:
             raise DataError(f"{path}: 'X' has shape {variable.shape}; expected {expected}")
-        step = PIECE // PICTURE
+        step = PIECE // IMAGE
         for start in range(0, count, step):
             length = min(step, count - start)
-            planes = np.frombuffer(variable.read(length * PICTURE), np.uint8)
+            planes = np.frombuffer(variable.read(length * IMAGE), np.uint8)
             yield planes.reshape(length, CHANNELS, SIDE, SIDE).transpose(0, 3, 2, 1)
         variable.finish()
 

@@ -1,4 +1,4 @@
-"""Pictures listed in a table (CSV): who holds them, what they show, where they come from."""
+"""Images listed in a table (CSV): who holds them, what they show, where they come from."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     File,
-    PictureSpec,
+    ImageFileSpec,
     is_whole,
     listing_digest,
     numbered,
-    write_pictures,
+    write_images,
 )
 from harmonium.data.images import UNKNOWN
 
@@ -45,18 +45,18 @@ class _Listing(NamedTuple):
 
 @datasets("csv")
 @dataclass(frozen=True)
-class Table(PictureSpec, UnsplitSpec):
+class Table(ImageFileSpec, UnsplitSpec):
     """A CSV file that lists image files, with their clients, labels and domains.
 
     Only the column of paths must be there; a value that is left empty is not known. Clients and
     domains become the factors `client` and `style`, other columns of whole numbers factors of
-    their own. A column `part` says train, validation or test; where it names no test pictures,
+    their own. A column `part` says train, validation or test; where it names no test images,
     the validation part is the test part. Commas, semicolons and tabs are understood.
     """
 
     path: str = ""  # the CSV file
     root: str = ""  # the folder that paths in it start from; its own folder if left out
-    path_column: str = "path"  # the picture file
+    path_column: str = "path"  # the image file
     client_column: str = "client"  # who holds it
     label_column: str = "label"  # its class
     domain_column: str = "domain"  # its style
@@ -103,7 +103,7 @@ class Table(PictureSpec, UnsplitSpec):
         listing = self._listing()
         writer.names |= listing.names
         writer.notes += listing.notes
-        write_pictures(writer, listing.files, self)
+        write_images(writer, listing.files, self)
         return listing.classes
 
     # ---- from rows to files ----
@@ -181,7 +181,7 @@ class Table(PictureSpec, UnsplitSpec):
             f"{what} {_some(lines)}"
             for what, lines in (
                 ("no path in line", empty),
-                ("the same picture twice, in line", again),
+                ("the same image twice, in line", again),
                 ("neither train, validation nor test in line", strange),
             )
             if lines
@@ -217,7 +217,7 @@ def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> lis
     if long := [f"{line} ({len(v)})" for line, v in lines[1:] if len(v) > len(header)]:
         raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
     if not lines[1:]:
-        raise DataError(f"{path} lists no pictures: it has only a line of column names")
+        raise DataError(f"{path} lists no images: it has only a line of column names")
     return [
         Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
         for line, values in lines[1:]
@@ -240,7 +240,7 @@ def _missing(values: Iterable[str], column: str) -> list[str]:
     if all(held) or not any(held):
         return []
     count = len(held) - sum(held)
-    return [f"{count} of {len(held)} pictures have no {column}, which is then -1"]
+    return [f"{count} of {len(held)} images have no {column}, which is then -1"]
 
 
 def _some(lines: list[str], most: int = 5) -> str:

@@ -1,6 +1,6 @@
 """Tiny ImageNet (Le and Yang, 2015): 200 classes of ImageNet at 64x64, as handed out at Stanford.
 
-The pictures of its folder `test` have no published labels and are not used: its validation pictures
+The images of its folder `test` have no published labels and are not used: its validation images
 are the test part, as in most papers.
 """
 
@@ -17,17 +17,17 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
 from harmonium.data.decoding.image_files import (
     File,
-    PublishedPictures,
+    PublishedImageFiles,
     inside,
-    is_picture,
-    write_pictures,
+    is_image_file,
+    write_images,
 )
 from harmonium.data.published import Remote, Source
 
 
 @datasets("tiny-imagenet")
 @dataclass(frozen=True)
-class TinyImagenet(PublishedPictures):
+class TinyImagenet(PublishedImageFiles):
     """Tiny ImageNet: 100,000 training and 10,000 test images, 64x64 in colour, 200 classes."""
 
     about: ClassVar[About] = About(
@@ -47,20 +47,20 @@ class TinyImagenet(PublishedPictures):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Training pictures by their folders, validation pictures by their list."""
+        """Training images by their folders, validation images by their list."""
         synsets = sorted(_lines(folder / "wnids.txt"))
         number = {synset: row for row, synset in enumerate(synsets)}
         train = [file for synset in synsets for file in _of_class(folder, synset, number[synset])]
-        write_pictures(writer, {"train": train, "test": _annotated(folder, number)}, self)
+        write_images(writer, {"train": train, "test": _annotated(folder, number)}, self)
         return _names(folder / "words.txt", synsets)
 
 
 def _of_class(root: Path, synset: str, label: int) -> list[File]:
-    """Every class has a folder with a list of boxes and a folder of pictures."""
+    """Every class has a folder with a list of boxes and a folder of images."""
     folder = inside(root, "train", synset) / "images"
     if not folder.is_dir():
         raise DataError(f"{folder} is missing, but wnids.txt names {synset}")
-    paths = sorted(path for path in folder.iterdir() if is_picture(path))
+    paths = sorted(path for path in folder.iterdir() if is_image_file(path))
     return [File(path, str(path.relative_to(root)), label) for path in paths]
 
 

@@ -22,7 +22,7 @@ from harmonium.data.images import Pixels
 from harmonium.data.published import Published, Remote, Source
 
 SIDE = 16
-MOST = 100_000  # pictures in one part: an HDF5 file can claim any number without holding them
+MOST = 100_000  # images in one part: an HDF5 file can claim any number without holding them
 SLACK = 1e-4  # how far a value may lie outside its range: far less than half a byte
 
 _PLACE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/"
@@ -112,7 +112,7 @@ def _hdf5(path: Path) -> Iterator[_Part]:
                         f"numbers; it has {values.shape} and {digits.shape}"
                     )
                 if not 0 < count <= MOST:
-                    raise DataError(f"{path} claims to hold {count} {part} pictures")
+                    raise DataError(f"{path} claims to hold {count} {part} images")
                 yield _checked(path, part, values[:].astype(np.float64), digits[:], 0, 0)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error

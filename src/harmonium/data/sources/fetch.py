@@ -5,7 +5,7 @@ official sums where those are known, beside a record of what they were. What was
 way only to something complete and right.
 
 A set that is here already is checked by its sums, not by sizes: that takes seconds even for 100,000
-pictures, and only so does fetching again mend a file that decoding refused.
+images, and only so does fetching again mend a file that decoding refused.
 """
 
 from __future__ import annotations

@@ -82,12 +82,12 @@ def _is_official(source: Source, archive: Path) -> bool:
 
 
 def is_npz(source: Source, path: Path) -> bool:
-    """Whether a path is an archive of pictures, and not a file of the official layout."""
+    """Whether a path is an archive of images, and not a file of the official layout."""
     return path.suffix == ".npz" and path.is_file() and path.name not in official_names(source)
 
 
 def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
-    """Lay an archive into `folder` in place of the official files, if its pictures fit."""
+    """Lay an archive into `folder` in place of the official files, if its images fit."""
     _refuse_bomb(path, spec.source.most_bytes)
     seen = _Glance(folder)
     classes = read_archive(path, seen, spec.about.classes)
@@ -98,12 +98,12 @@ def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
     height, width, channels = seen.shape
     return [
         f"{spec.name} here is not the official set but {path.name} given with --from: "
-        f"{seen.counts['train']:,} training pictures of {height}x{width}x{channels}"
+        f"{seen.counts['train']:,} training images of {height}x{width}x{channels}"
     ]
 
 
 class _Glance(Writer):
-    """Counts pictures instead of writing them."""
+    """Counts images instead of writing them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -119,21 +119,21 @@ class _Glance(Writer):
     ) -> None:
         self.counts[part] = self.counts.get(part, 0) + len(pixels)
         if self.shape and self.shape != pixels.shape[1:]:
-            raise DataError(f"the {part} pictures are {pixels.shape[1:]}, others {self.shape}")
+            raise DataError(f"the {part} images are {pixels.shape[1:]}, others {self.shape}")
         self.shape = pixels.shape[1:]
 
 
 def _misfit(spec: type[Published], seen: _Glance, classes: int) -> str | None:
     about = spec.about
     if "train" not in seen.counts:
-        return "it holds no training pictures"
+        return "it holds no training images"
     if about.shape and about.shape[2] != seen.shape[2]:
         kinds = {1: "grey", 3: "in colour"}
-        return f"its pictures are {kinds[seen.shape[2]]}, those of the set {kinds[about.shape[2]]}"
+        return f"its images are {kinds[seen.shape[2]]}, those of the set {kinds[about.shape[2]]}"
     if about.classes and classes > about.classes:
         return f"it has {classes} classes, the set {about.classes}"
     if about.test and "test" not in seen.counts:
-        return "it has no test pictures (test_x, test_y), which the set has"
+        return "it has no test images (test_x, test_y), which the set has"
     return None
 
 

@@ -61,7 +61,7 @@ class ByClass(SplitRule):
         if len(short):
             row = short[0]
             raise DataError(
-                f"class {values[row]} has {counts[row]} pictures, but {parts[row]} clients "
+                f"class {values[row]} has {counts[row]} images, but {parts[row]} clients "
                 "would hold it: use fewer clients or a smaller split.classes_per_client"
             )
 

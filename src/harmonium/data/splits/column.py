@@ -18,8 +18,8 @@ from harmonium.data.splits.drawing import check_complete, column_of, held
 class Column(SplitRule):
     """Natural clients: one for each value of a column of the data, in the order of the values."""
 
-    column: str = "client"  # the column that says whose a picture is
-    missing: Literal["refuse", "drop"] = "refuse"  # pictures without a value there
+    column: str = "client"  # the column that says whose an image is
+    missing: Literal["refuse", "drop"] = "refuse"  # images without a value there
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
         """Refuse another number of clients than there are."""
@@ -33,7 +33,7 @@ class Column(SplitRule):
             if self.merge > 1:
                 way = f"clients times split.merge must be {found}"
             raise DataError(
-                f"split.column={self.column} names {found} clients among the training pictures of "
+                f"split.column={self.column} names {found} clients among the training images of "
                 f"{called}: {way}"
             )
 

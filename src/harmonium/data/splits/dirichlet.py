@@ -17,7 +17,7 @@ from harmonium.data.splits.drawing import check_positive, dealt, draw_clients
 class Dirichlet(SplitRule):
     """Class proportions from a Dirichlet distribution, equal sizes (Hsu et al., 2019).
 
-    Each client draws its proportions, then its pictures one after another without replacement; a
+    Each client draws its proportions, then its images one after another without replacement; a
     class that has run out is left out and the others keep their ratios.
     """
 
@@ -32,7 +32,7 @@ class Dirichlet(SplitRule):
         check_positive("alpha", self.alpha, 0.1)
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Client by client, as many as possible of the wanted pictures at a time."""
+        """Client by client, as many as possible of the wanted images at a time."""
         pools = pools_by_class(images.labels, rng)
         left = np.array([len(pool) for pool in pools])
         concentration = self.alpha * (left / left.sum() if self.prior else np.ones(len(left)))

@@ -1,4 +1,4 @@
-"""What several rules share: proportions drawn, numbers rounded, pictures dealt out."""
+"""What several rules share: proportions drawn, numbers rounded, images dealt out."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check_at_least(key: str, value: int, least: int) -> None:
 
 
 def check_sizes(images: Images, clients: int, least: int, called: str) -> None:
-    """Refuse more clients than can hold `least` pictures each."""
+    """Refuse more clients than can hold `least` images each."""
     if clients * least > len(images):
         most = len(images) // least
         way = f"at most {most} clients" if most else f"split.min_size={len(images) // clients}"
         raise DataError(
-            f"clients={clients} with split.min_size={least} need {clients * least} pictures, but "
+            f"clients={clients} with split.min_size={least} need {clients * least} images, but "
             f"{called} has {len(images)}: use {way}"
         )
 
@@ -60,8 +60,7 @@ def check_complete(values: Integers, name: str, way: str) -> None:
     """Refuse a column whose value is not known everywhere; `way` is what to do about it."""
     if missing := int((values < 0).sum()):
         raise DataError(
-            f"split.column={name}, but {missing} of {len(values)} pictures have no value "
-            f"there: {way}"
+            f"split.column={name}, but {missing} of {len(values)} images have no value there: {way}"
         )
 
 
@@ -149,7 +148,7 @@ def draw_clients(
 ) -> Integers:
     """How many of each class the clients get (clients, classes), one client after another.
 
-    Each draws its own shares from a Dirichlet distribution and then `each` pictures out of `left`
+    Each draws its own shares from a Dirichlet distribution and then `each` images out of `left`
     without replacement (Hsu et al., 2019).
     """
     left, made = left.copy(), np.empty((clients, len(left)), np.int64)
@@ -160,11 +159,11 @@ def draw_clients(
     return made
 
 
-# ---- pictures ------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------
 
 
 def held(holder: Integers, clients: int) -> list[Integers]:
-    """The sorted positions of every client, from who holds each picture; -1 is nobody.
+    """The sorted positions of every client, from who holds each image; -1 is nobody.
 
     >>> [own.tolist() for own in held(np.array([1, 0, -1, 1]), 2)]
     [[1], [0, 3]]
@@ -175,7 +174,7 @@ def held(holder: Integers, clients: int) -> list[Integers]:
 
 
 def dealt(pools: Sequence[Integers], counts: Integers) -> list[Integers]:
-    """Pictures out of shuffled pools, no picture to two: `counts` is (clients, pools)."""
+    """Images out of shuffled pools, no image to two: `counts` is (clients, pools)."""
     clients = len(counts)
     holder = np.full(sum(len(pool) for pool in pools), -1, np.int64)
     for pool, column in zip(pools, counts.T, strict=True):

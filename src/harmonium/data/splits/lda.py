@@ -20,7 +20,7 @@ from harmonium.data.splits.drawing import (
     shares_of,
 )
 
-TRIES = 20  # draws of the whole split before pictures are handed over instead
+TRIES = 20  # draws of the whole split before images are handed over instead
 
 
 @splits("lda")
@@ -28,13 +28,13 @@ TRIES = 20  # draws of the whole split before pictures are handed over instead
 class Lda(SplitRule):
     """Each class cut among the clients by Dirichlet draws, sizes unequal (as FedX and EasyFL do).
 
-    Clients that already hold their equal share of all pictures get nothing of the classes after.
+    Clients that already hold their equal share of all images get nothing of the classes after.
     Where a client stays below `min_size` everything is drawn again, a few times; then those who
-    are short take pictures from the largest clients, and a note tells how many. Nothing is dropped.
+    are short take images from the largest clients, and a note tells how many. Nothing is dropped.
     """
 
     alpha: float = 0.5  # concentration: small is a class to few clients, large is iid
-    min_size: int = 10  # pictures that every client has at least
+    min_size: int = 10  # images that every client has at least
 
     needs_labels: ClassVar[bool] = True
 
@@ -91,6 +91,6 @@ def _topped_up(indices: Sequence[Integers], least: int, rng: np.random.Generator
         made,
         notes=[
             f"{len(takers)} of {len(sizes)} clients were below split.min_size={least} in each of "
-            f"{TRIES} draws and took {short.sum()} pictures from the largest"
+            f"{TRIES} draws and took {short.sum()} images from the largest"
         ],
     )

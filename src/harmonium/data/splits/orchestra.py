@@ -30,7 +30,7 @@ class Orchestra(SplitRule):
     """Each class cut among the clients by Dirichlet draws, then made equal in size (Orchestra).
 
     There is no prior: alpha is the concentration of each client. As published, fractions are cut
-    off, so sizes differ a little and a few pictures are held by nobody; a note tells how many.
+    off, so sizes differ a little and a few images are held by nobody; a note tells how many.
     Where classes are unequal, each keeps its own size.
     """
 
@@ -46,7 +46,7 @@ class Orchestra(SplitRule):
         check_positive("alpha", self.alpha, 0.1)
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Draw, balance, round, and deal out; a client without pictures is refused."""
+        """Draw, balance, round, and deal out; a client without images is refused."""
         pools = pools_by_class(images.labels, rng)
         sizes = np.array([len(pool) for pool in pools])
         logs = log_dirichlet(np.full((len(pools), clients), self.alpha), rng).T
@@ -55,7 +55,7 @@ class Orchestra(SplitRule):
             ways = [] if self.balance else ["split.balance=true"]
             ways += ["split.rounding=largest"] if self.rounding == "floor" else []
             raise DataError(
-                f"split 'orchestra' would leave {empty} of {clients} clients without a picture: "
+                f"split 'orchestra' would leave {empty} of {clients} clients without an image: "
                 f"use {', '.join(ways)} or fewer clients"
             )
         return Shares(dealt(pools, counts))
@@ -65,7 +65,7 @@ class Orchestra(SplitRule):
 
         Args:
             logs: logarithms of how a class is cut (clients, classes), up to a constant a class.
-            sizes: how many pictures each class has.
+            sizes: how many images each class has.
         """
         total, clients = int(sizes.sum()), len(logs)
         logs = logs - log_sum(logs, 0) + np.log(sizes / total)

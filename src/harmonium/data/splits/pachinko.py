@@ -25,7 +25,7 @@ class Pachinko(SplitRule):
     """Coarse classes, then fine ones within them, by Dirichlet draws (Reddi et al., 2021).
 
     Each client draws proportions of the coarse classes and, within each, of its fine classes; then
-    its pictures one after another without replacement. A fine or coarse class that has run out is
+    its images one after another without replacement. A fine or coarse class that has run out is
     left out and the others keep their ratios. Made for CIFAR-100: 500 clients with 100 each.
     """
 
@@ -65,7 +65,7 @@ class Pachinko(SplitRule):
 def _tree(
     coarse: Integers, fine: Integers, rng: np.random.Generator
 ) -> tuple[Integers, list[Integers], tuple[Integers, Integers]]:
-    """How many pictures hang where, the shuffled pictures of each leaf, and where each leaf is.
+    """How many images hang where, the shuffled images of each leaf, and where each leaf is.
 
     The numbers are (coarse classes, most fine classes of one), zero where one has fewer.
     """

@@ -1,4 +1,4 @@
-"""Clients of unequal size whose pictures are alike."""
+"""Clients of unequal size whose images are alike."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harmonium.data.splits.drawing import (
 class Quantity(SplitRule):
     """Unequal sizes from a Dirichlet distribution, images drawn at random; needs no labels.
 
-    Every client has `min_size` pictures; what is left is shared out in the drawn proportions, and
+    Every client has `min_size` images; what is left is shared out in the drawn proportions, and
     nothing is dropped.
     """
 
     alpha: float = 0.5  # concentration: small is one large client, large is equal sizes
-    min_size: int = 10  # pictures that every client has at least
+    min_size: int = 10  # images that every client has at least
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

@@ -1,4 +1,4 @@
-"""Pictures turned by angles that a client prefers: covariate shift, alone or with label skew."""
+"""Images turned by angles that a client prefers: covariate shift, alone or with label skew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rotation(SplitRule):
     """Equal random shares, each client's images turned by its own angles (Federated SimCLR).
 
     A full turn is cut into bins. Each client draws how much it likes each bin, and each of its
-    pictures a bin and an angle within it, once and for all. Test pictures stay upright.
+    images a bin and an angle within it, once and for all. Test images stay upright.
     """
 
     alpha: float = 0.1  # concentration over all bins together: small is one or two bins a client
@@ -70,7 +70,7 @@ class Joint(SplitRule):
 def draw_angles(
     indices: Sequence[Integers], alpha: float, bins: int, rng: np.random.Generator
 ) -> list[npt.NDArray[np.float32]]:
-    """Degrees for every picture of every client; bin weights are Dir(alpha / bins)."""
+    """Degrees for every image of every client; bin weights are Dir(alpha / bins)."""
     weights = shares_of(log_dirichlet(np.full((len(indices), bins), alpha / bins), rng))
     angles = []
     for own, shares in zip(indices, weights, strict=True):

@@ -1,4 +1,4 @@
-"""Clients that hold pictures of one style each."""
+"""Clients that hold images of one style each."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from harmonium.data.splits.drawing import (
 class Styles(SplitRule):
     """Every client has one style, every style as many clients, all the same size (FedStyle).
 
-    The first clients have the first style, and so on. Every style gives as many pictures as the
+    The first clients have the first style, and so on. Every style gives as many images as the
     mean of all styles, the same number of each class or, with `beta`, in proportions that each
-    client draws. Where a class has too few, pictures repeat. FedStyle says only "duplicate sampling
-    if necessary"; here the pictures of a class are first divided among the clients that want it,
-    and each then repeats its own, so that no two clients hold the same picture.
+    client draws. Where a class has too few, images repeat. FedStyle says only "duplicate sampling
+    if necessary"; here the images of a class are first divided among the clients that want it,
+    and each then repeats its own, so that no two clients hold the same image.
     """
 
     column: str = "style"  # the column that holds the style
@@ -49,7 +49,7 @@ class Styles(SplitRule):
         """Refuse clients that the styles cannot share."""
         super().check(images, clients, called)
         column = column_of(images, self.column, called)
-        check_complete(column, self.column, "leave these pictures out of the data")
+        check_complete(column, self.column, "leave these images out of the data")
         values, counts = np.unique(column, return_counts=True)
         styles = len(values)
         if clients % styles:
@@ -61,18 +61,18 @@ class Styles(SplitRule):
         each = clients // styles
         if counts.min() < each:
             raise DataError(
-                f"style {values[counts.argmin()]} of {called} has {counts.min()} pictures for "
+                f"style {values[counts.argmin()]} of {called} has {counts.min()} images for "
                 f"{each} clients: use at most {counts.min() * styles} clients"
             )
         missing = int((images.labels < 0).sum())
         if self.beta is not None and missing:
             raise DataError(
-                f"split.beta={self.beta} needs a label for every picture; {missing} of "
+                f"split.beta={self.beta} needs a label for every image; {missing} of "
                 f"{len(images)} have none: leave split.beta out"
             )
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Style by style: how many of each class, which pictures, and how often."""
+        """Style by style: how many of each class, which images, and how often."""
         column = images.factors[self.column]
         styles = np.unique(column)
         each, holders = len(images) // clients, clients // len(styles)
@@ -88,13 +88,13 @@ class Styles(SplitRule):
             indices += [np.sort(rows[own]) for own in made]
         total = sum(len(own) for own in indices)
         distinct = sum(len(np.unique(own)) for own in indices)
-        note = f"{total - distinct} of {total} pictures are repeats: their classes are too small"
+        note = f"{total - distinct} of {total} images are repeats: their classes are too small"
         return Shares(indices, notes=[note] if total > distinct else [])
 
     def _distinct(
         self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
     ) -> list[Integers]:
-        """As many pictures for each of the clients of one style, none twice."""
+        """As many images for each of the clients of one style, none twice."""
         sizes = np.array([len(pool) for pool in pools])
         if self.beta is not None:
             concentration = np.full(len(pools), self.beta)
@@ -128,13 +128,13 @@ class Styles(SplitRule):
 
 
 def supplied(wanted: Integers, sizes: Integers) -> tuple[Integers, Integers]:
-    """How many different pictures of each class the clients get, both (clients, classes).
+    """How many different images of each class the clients get, both (clients, classes).
 
-    A class that is wanted more often than it has pictures is divided in proportion, one picture at
+    A class that is wanted more often than it has images is divided in proportion, one image at
     least to each who wants it while there are any. Who gets none of a class has more of another.
 
     Returns:
-        What is wanted, changed where there was nothing to be had, and the different pictures.
+        What is wanted, changed where there was nothing to be had, and the different images.
     """
     wanted, distinct = wanted.copy(), wanted.copy()
     for row in np.flatnonzero(wanted.sum(0) > sizes):

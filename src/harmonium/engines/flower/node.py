@@ -1,6 +1,6 @@
 """A site's node: connected to a SuperLink, it answers one message after another.
 
-It is warm: one process with the method, the pictures and torch loaded, where Flower would start a
+It is warm: one process with the method, the images and torch loaded, where Flower would start a
 process for every message. And it is deaf to code: it never asks for the app of a run.
 """
 

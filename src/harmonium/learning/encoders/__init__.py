@@ -1,4 +1,4 @@
-"""Networks from a picture to a feature: settings with a `build`, found by name."""
+"""Networks from an image to a feature: settings with a `build`, found by name."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ encoders: Registry[Encoder] = Registry(
 class Convolutional(Encoder):
     """Settings that convolutional encoders share: how wide they are and how they normalise.
 
-    GroupNorm is the default because it is safe in a federation: it looks at one picture at a time
-    and keeps no running statistics, which would differ between clients with different pictures.
+    GroupNorm is the default because it is safe in a federation: it looks at one image at a time
+    and keeps no running statistics, which would differ between clients with different images.
     """
 
     width: int = 64  # channels of the first layer
@@ -86,7 +86,7 @@ class Convolutional(Encoder):
             )
 
     def build(self, channels: int, side: int) -> nn.Module:
-        """The network, its groups wide enough for what is left of small pictures."""
+        """The network, its groups wide enough for what is left of small images."""
         network = self.network(channels, side)
         if self.norm == "group" and self.groups is None:
             _widen_groups(network, torch.zeros(1, channels, side, side))
@@ -119,7 +119,7 @@ def normalise(kind: Norm, channels: int, groups: int | None = None) -> nn.Module
 def groups_of(channels: int, pixels: int = 64) -> int:
     """Groups for GroupNorm: the largest divisor up to 32 that leaves 2 channels and 16 values each.
 
-    Where a small picture ends as one pixel, a group of 2 channels would hold two numbers, of which
+    Where a small image ends as one pixel, a group of 2 channels would hold two numbers, of which
     normalising leaves nothing but the order.
 
     >>> [groups_of(c) for c in (512, 64, 32, 16)]
@@ -136,7 +136,7 @@ def groups_of(channels: int, pixels: int = 64) -> int:
 
 @torch.no_grad()
 def _widen_groups(network: nn.Module, picture: Tensor) -> None:
-    """Set the groups of every GroupNorm by the pixels that a picture leaves there."""
+    """Set the groups of every GroupNorm by the pixels that an image leaves there."""
 
     def look(norm: nn.GroupNorm, given: tuple[Tensor, ...]) -> None:
         norm.num_groups = groups_of(norm.num_channels, given[0].shape[2:].numel())

@@ -23,7 +23,7 @@ from harmonium.learning.encoders import Encoder, encoders
 class CCT(Encoder):
     """Compact convolutional transformer of four layers, CCT-4/3x2 (Hassani et al., 2021).
 
-    Federated SimCLR uses it on pictures of 64 pixels. A picture becomes a token for every 4x4
+    Federated SimCLR uses it on images of 64 pixels. An image becomes a token for every 4x4
     pixels, and positions are learned, so the number of parameters depends on the side.
 
     >>> sum(p.numel() for p in CCT().build(channels=3, side=32).parameters())
@@ -106,8 +106,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, tokens, dim) to the same."""
         skip = self.skip if self.training else 0.0
-        x = self.norm2(x + drop_pictures(self.attention(self.norm1(x)), skip))
-        return x + drop_pictures(self.mlp(x), skip)
+        x = self.norm2(x + drop_images(self.attention(self.norm1(x)), skip))
+        return x + drop_images(self.mlp(x), skip)
 
 
 class Attention(nn.Module):
@@ -146,8 +146,8 @@ class SequencePool(nn.Module):
         return torch.einsum("nt,ntd->nd", self.weights(x), x)
 
 
-def drop_pictures(x: Tensor, rate: float) -> Tensor:
-    """Set whole pictures of (n, tokens, dim) to zero at `rate`; the others make up for them."""
+def drop_images(x: Tensor, rate: float) -> Tensor:
+    """Set whole images of (n, tokens, dim) to zero at `rate`; the others make up for them."""
     if rate == 0:
         return x
     return x * functional.dropout(x.new_ones(len(x), 1, 1), rate)

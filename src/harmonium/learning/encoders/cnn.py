@@ -31,7 +31,7 @@ class Plain(Convolutional):
 class CnnSmall(Plain):
     """Four 3x3 convolutions, average pooling and one linear layer; made for CPUs.
 
-    The default width has 0.45 million parameters; any picture side from 1 pixel up works.
+    The default width has 0.45 million parameters; any image side from 1 pixel up works.
 
     >>> sum(p.numel() for p in CnnSmall().build(channels=3, side=32).parameters())
     454688
@@ -40,7 +40,7 @@ class CnnSmall(Plain):
     width: int = 32  # channels of the first layer; each further layer doubles them
 
     def network(self, channels: int, side: int) -> nn.Module:
-        """Strides 1, 2, 2, 2, so a 32-pixel picture ends as a 4x4 map before pooling."""
+        """Strides 1, 2, 2, 2, so a 32-pixel image ends as a 4x4 map before pooling."""
         layers: list[nn.Module] = []
         for depth, stride in enumerate((1, 2, 2, 2)):
             wide = self.width * 2**depth
@@ -57,7 +57,7 @@ class Cnn5(Plain):
 
     FedCA says no more than "5-layer CNN" with 2,048 features, so widths and pooling are ours:
     64-128-256-256-256 channels, max-pooling after the first, the second and the fifth, then a
-    2x2 map whatever the picture's side, of which 8 pixels are the least.
+    2x2 map whatever the image's side, of which 8 pixels are the least.
 
     >>> sum(p.numel() for p in Cnn5().build(channels=3, side=32).parameters())
     3651136
@@ -66,9 +66,9 @@ class Cnn5(Plain):
     out: int = 2048  # size of a feature
 
     def network(self, channels: int, side: int) -> nn.Module:
-        """A 32-pixel picture ends as a 4x4 map, which is averaged to 2x2."""
+        """A 32-pixel image ends as a 4x4 map, which is averaged to 2x2."""
         if side < 8:
-            raise ConfigError(f"encoder=cnn5 needs pictures of 8 pixels or more; these have {side}")
+            raise ConfigError(f"encoder=cnn5 needs images of 8 pixels or more; these have {side}")
         layers: list[nn.Module] = []
         for depth, times in enumerate((1, 2, 4, 4, 4)):
             wide = self.width * times

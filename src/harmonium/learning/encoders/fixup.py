@@ -43,7 +43,7 @@ class FixupResNet20(Encoder):
         return 64 * self.width
 
     def build(self, channels: int, side: int) -> nn.Module:
-        """Stem, three stages of blocks, and the mean over what is left of the picture."""
+        """Stem, three stages of blocks, and the mean over what is left of the image."""
         wide = 16 * self.width
         stem = [nn.Conv2d(channels, wide, 3, 1, 1, bias=False), Shift(), nn.ReLU(inplace=True)]
         layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(*stem))

@@ -1,8 +1,8 @@
-"""ResNet: residual networks for small and for large pictures (He et al., 2016).
+"""ResNet: residual networks for small and for large images (He et al., 2016).
 
 Two families of the paper: 18, 34 and 50 layers with four stages from 64 channels on, and 20 layers
 with three stages from 16 channels on, to which a smaller sister of 8 layers is added. Departures,
-all usual today: small pictures have a stem that keeps their side, every shortcut that changes the
+all usual today: small images have a stem that keeps their side, every shortcut that changes the
 shape is a 1x1 convolution, bottlenecks halve the side in their 3x3 convolution, and GroupNorm is
 the default.
 """
@@ -45,7 +45,7 @@ class ResNet(Convolutional):
         return self.norm != "group" or self.width >= 64
 
     def network(self, channels: int, side: int) -> nn.Module:
-        """Stem, stages of blocks, and the mean over what is left of the picture."""
+        """Stem, stages of blocks, and the mean over what is left of the image."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if not self.channels_last:
             layers["layout"] = ChannelsFirst()
@@ -151,7 +151,7 @@ class ResNet18(ResNet):
     """Residual network of 18 layers (He et al., 2016), the encoder of most published systems.
 
     Federated SimCLR uses it with GroupNorm; Orchestra, FedU, FedEMA and FedX with `norm=batch`;
-    FedStyle with the large stem on pictures of 224 pixels.
+    FedStyle with the large stem on images of 224 pixels.
 
     >>> sum(p.numel() for p in ResNet18().build(channels=3, side=32).parameters())
     11168832

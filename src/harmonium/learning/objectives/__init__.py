@@ -95,7 +95,7 @@ class Objective:
         raise undefined(self, "build")
 
     def alone(self) -> bool:
-        """Whether the loss is a mean over pictures, none of which looks at another."""
+        """Whether the loss is a mean over images, none of which looks at another."""
         return False
 
     def among(self, examples: Examples) -> Tensor | None:

@@ -1,9 +1,9 @@
 """Assignments: predict to which of some given centroids a slow copy assigns another view.
 
 The loss of a client of Orchestra (Lubana et al., 2022, Algorithm 1): the slow copy, the target,
-assigns one view of a picture by its cosines to the centroids, and the online network predicts that
-from another view (eq. 4). Alone that would end with one assignment for all pictures; so it predicts
-as well by which quarter a picture was turned (eq. 3). Centroids are given by the method.
+assigns one view of an image by its cosines to the centroids, and the online network predicts that
+from another view (eq. 4). Alone that would end with one assignment for all images; so it predicts
+as well by which quarter an image was turned (eq. 3). Centroids are given by the method.
 
 Lines 13 and 14 of Algorithm 1 print a minus before what is to be minimised, and eq. 3 an accuracy:
 here both are cross-entropies. Where paper and released code differ, the defaults are the code's:
@@ -54,15 +54,15 @@ class Assignments(Rotation):
     views = (2, 3)
     joint_views = False
 
-    turns: Literal["all", "one"] = "one"  # all four of each picture, or one at random
+    turns: Literal["all", "one"] = "one"  # all four of each image, or one at random
     head: Literal["encoder", "projector"] = "projector"  # what the linear head looks at
-    augment: bool = True  # turn the last view instead of the picture itself
+    augment: bool = True  # turn the last view instead of the image itself
     bias: bool = False  # in the projector's last layer
     temperature: float = 0.1  # of the softmax over centroids
     momentum: float = 0.996  # how much of itself the target keeps in a step; 0: no target
     update: Literal["before", "after"] = "before"  # target moves before a step, or after it
     target: Owner = "mean"  # sent and averaged, kept at the client, or restarted every round
-    target_view: Literal["augmented", "raw"] = "augmented"  # first view, or the picture itself
+    target_view: Literal["augmented", "raw"] = "augmented"  # first view, or the image itself
     extra_forward: bool = False  # the online network passes it too, for BatchNorm's statistics
     cluster_weight: float = 1.0  # of the assignments; 0: rotation prediction alone
     rotation_weight: float = 1.0  # of the turns; 0: assignments alone
@@ -155,7 +155,7 @@ def assignment_loss(
 
     Args:
         target: projections of one view, (n, dim); no gradient.
-        online: projections of another view of the same pictures, (n, dim).
+        online: projections of another view of the same images, (n, dim).
         centroids: unit rows, (clusters, dim); no gradient.
         temperature: divides the cosines of both.
 

@@ -1,9 +1,9 @@
-"""Autoencoder: a decoder rebuilds the picture from its features.
+"""Autoencoder: a decoder rebuilds the image from its features.
 
 FedCA's baseline FedAE (Zhang et al., Federated Unsupervised Representation Learning, 2020) averages
 an encoder and its mirror image made of transposed convolutions. The paper says no more, so these
-are ours: the mean squared error over unaugmented pictures with values in [0, 1], and a decoder
-that doubles a small map until it has the picture's side and ends within these values.
+are ours: the mean squared error over unaugmented images with values in [0, 1], and a decoder
+that doubles a small map until it has the image's side and ends within these values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Autoencoder(Objective):
         return {"decoder": Part(decoder(dim, world.channels, world.side, self.width))}
 
     def alone(self) -> bool:
-        """No picture looks at another."""
+        """No image looks at another."""
         return True
 
     def projections(self, views: int) -> int:
@@ -56,24 +56,24 @@ class Autoencoder(Objective):
         return 0
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """Features of the pictures as they are: views are never made."""
+        """Features of the images as they are: views are never made."""
         return Seen(batch, [parts["encoder"](batch.plain)], [])
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """Mean squared error over all pictures, channels and pixels."""
+        """Mean squared error over all images, channels and pixels."""
         wanted = plain(seen.batch.pixels, None, None, seen.batch.make.pipelines[0].size)
         rebuilt = parts["decoder"](seen.h[0])
         if rebuilt.shape != wanted.shape:
             height, width = wanted.shape[2:]
             raise ConfigError(
-                f"objective=autoencoder rebuilds square pictures but these are {height} x {width}: "
+                f"objective=autoencoder rebuilds square images but these are {height} x {width}: "
                 "set views.size"
             )
         return functional.mse_loss(rebuilt, wanted)
 
 
 def decoder(dim: int, channels: int, side: int, width: int) -> nn.Sequential:
-    """A network from features (n, dim) to pictures (n, channels, side, side) of any side.
+    """A network from features (n, dim) to images (n, channels, side, side) of any side.
 
     It mirrors an encoder whose strided convolutions halve the side, rounding up.
 

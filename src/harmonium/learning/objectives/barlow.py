@@ -63,7 +63,7 @@ def cross_correlation(first: Tensor, second: Tensor, redundancy: float = 0.0051)
 
     Args:
         first: projections of one view, (n, dim).
-        second: projections of the other view of the same pictures, (n, dim).
+        second: projections of the other view of the same images, (n, dim).
         redundancy: weight of the second sum.
 
     >>> views = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])

@@ -103,7 +103,7 @@ def distance(
 
     Args:
         first_guess: what the predictor makes of one view, (n, dim).
-        second_guess: what it makes of the other view of the same pictures, (n, dim).
+        second_guess: what it makes of the other view of the same images, (n, dim).
         first: the target's projections of the one view, (n, dim); they get no gradient.
         second: the target's projections of the other view, (n, dim); they get no gradient.
         scale: sum is 2 - 2 cos, the two directions added; mean is -cos, their mean.

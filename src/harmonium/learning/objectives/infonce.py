@@ -59,7 +59,7 @@ def info_nce(
 
     Args:
         first: projections of one view, (n, dim).
-        second: projections of the other view of the same pictures, (n, dim).
+        second: projections of the other view of the same images, (n, dim).
         temperature: divides the cosine similarities.
         anchors: the view whose rows look for their partners; both is the mean of the two.
         negatives: further rows to tell from the partner, (count, dim); they get no gradient.

@@ -9,8 +9,8 @@ received model, and both views ask. We depart from it twice, because a client's 
 
 - The queue starts anew each round, so a client remembers nothing. EasyFL keeps it (`queue_owner:
   local`), but keys of older models are easy to tell from new ones whatever they show, and with
-  few pictures a client we saw features collapse.
-- Negatives are keys of pictures: those in the queue so far, and the others of the batch. The
+  few images a client we saw features collapse.
+- Negatives are keys of images: those in the queue so far, and the others of the batch. The
   original counts the random rows of a queue that is not yet full too (`negatives: queue`), which
   matters for its first steps only; where every round starts anew it lets all views collapse.
 
@@ -60,7 +60,7 @@ class MoCo(Objective):
     hidden: int | None = None  # width of version 2's inner layer; none: the encoder's
     norm: Norm = "batch"  # in version 2's head, as EasyFL has it; none as published
     out: int = 128  # size of a projection
-    queue: int = 4096  # keys to contrast with; choose fewer if kept where pictures are few
+    queue: int = 4096  # keys to contrast with; choose fewer if kept where images are few
     negatives: Literal["pictures", "queue"] = "pictures"  # real keys, or all rows of the queue
     momentum: float = 0.99  # what the target keeps of itself in a step
     symmetric: bool = True  # both views ask, losses are added; else only the first asks
@@ -130,7 +130,7 @@ def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) 
 
     Args:
         query: projections, (n, dim).
-        key: the target's projections of the same pictures, (n, dim); get no gradient.
+        key: the target's projections of the same images, (n, dim); get no gradient.
         negatives: unit rows, (size, dim); get no gradient.
         temperature: divides the cosine similarities.
 

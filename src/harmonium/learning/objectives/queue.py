@@ -1,6 +1,6 @@
 """A queue of the newest projections, for losses that need more of them than a batch has.
 
-Every row belongs to one picture. A queue is therefore never sent: it stays at the client (`local`)
+Every row belongs to one image. A queue is therefore never sent: it stays at the client (`local`)
 or is drawn anew each round (`fresh`), and a rule that would send it is refused.
 """
 
@@ -54,7 +54,7 @@ class Queue(nn.Module):
         self._offered = None
 
     def real(self) -> Tensor:
-        """The rows that came from pictures, (at most size, dim)."""
+        """The rows that came from images, (at most size, dim)."""
         return self.rows[: min(int(self.count), len(self.rows))]
 
 

@@ -1,9 +1,9 @@
-"""Rotation prediction: tell by which quarter a picture was turned.
+"""Rotation prediction: tell by which quarter an image was turned.
 
 Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotations, 2018. Two
-federated systems have it as a baseline: FedCA's (FedPR; all four turns of each picture, a linear
+federated systems have it as a baseline: FedCA's (FedPR; all four turns of each image, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
-random turn of each unaugmented picture, and a linear head on the projector's output as it is.
+random turn of each unaugmented image, and a linear head on the projector's output as it is.
 Orchestra itself has the task beside its own loss, on images or on views. The original code passes
 the four turns of a batch together, so they share a BatchNorm pass.
 """
@@ -44,9 +44,9 @@ class Rotation(Objective):
 
     paper = "Gidaris et al., 2018"
 
-    turns: Literal["all", "one"] = "all"  # all four of each picture, or one at random
+    turns: Literal["all", "one"] = "all"  # all four of each image, or one at random
     head: Literal["encoder", "projector"] = "encoder"  # what the linear head looks at
-    augment: bool = False  # turn the last view instead of the picture itself
+    augment: bool = False  # turn the last view instead of the image itself
     out: int | None = None  # width of the projector, if the head needs one; none: the encoder's
     bias: bool = True  # in the projector's last layer; false in Orchestra, but not in RotPred
 
@@ -62,15 +62,15 @@ class Rotation(Objective):
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
     def alone(self) -> bool:
-        """No picture looks at another."""
+        """No image looks at another."""
         return True
 
     def projections(self, views: int) -> int:
-        """One of every turned picture, if the head looks at them."""
+        """One of every turned image, if the head looks at them."""
         return 0 if self.head == "encoder" else 4 if self.turns == "all" else 1
 
     def see(self, parts: Parts, batch: Batch) -> Turned:
-        """Features of the turned pictures, and projections if there is a projector."""
+        """Features of the turned images, and projections if there is a projector."""
         views, turns = self.turned(batch)
         if self.head == "encoder":
             (h,) = parts.through(views, "encoder")
@@ -80,7 +80,7 @@ class Rotation(Objective):
 
     def turned(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Turned images, each of the four turns a view, and the quarters they were turned by."""
-        pictures = self._pictures(batch)
+        pictures = self._images(batch)
         if self.turns == "all":
             turns = torch.arange(4).repeat_interleave(len(pictures))
             return list(quarter_turns(pictures.repeat(4, 1, 1, 1), turns).chunk(4)), turns
@@ -95,13 +95,13 @@ class Rotation(Objective):
                 "already: set objective.augment=false or views.quarter_turn=false"
             )
 
-    def _pictures(self, batch: Batch) -> Tensor:
+    def _images(self, batch: Batch) -> Tensor:
         """What is to be turned, (n, channels, side, side); views are made only if wanted."""
         pictures = batch.views[-1] if self.augment else batch.plain
         height, width = pictures.shape[2:]
         if height != width:
             raise ConfigError(
-                f"objective=rotation needs square pictures but these are {height} x {width}: set "
+                f"objective=rotation needs square images but these are {height} x {width}: set "
                 "views.size"
             )
         return pictures

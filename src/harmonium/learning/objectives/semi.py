@@ -1,16 +1,16 @@
-"""Contrast inside classes: self-supervised objectives that use the labels of some pictures.
+"""Contrast inside classes: self-supervised objectives that use the labels of some images.
 
 Louizos et al., A Mutual Information Perspective on Federated Contrastive Learning, 2024, section
-2.2, eq. 12 and algorithm 2. In every batch, pictures without a label are scored as the plain
+2.2, eq. 12 and algorithm 2. In every batch, images without a label are scored as the plain
 objective scores them. Labelled ones are compared within their class only, class by class, and a
 linear layer on the encoder's output predicts the label from both views:
 
-    L = L(unlabelled) + sum over classes c of L(pictures of c) + CE(first view) + CE(second view)
+    L = L(unlabelled) + sum over classes c of L(images of c) + CE(first view) + CE(second view)
 
-Each L is a mean over its own pictures. With `terms=uv` this is eq. 13, of which the printed version
-lost one client term. A class with one picture costs nothing under contrast, for there is nothing to
-tell it from, and is left out. SimSiam compares pictures of a class with each other (section 4): all
-ordered pairs, or, with `pairs: same`, the two views of each picture only. A client without labels
+Each L is a mean over its own images. With `terms=uv` this is eq. 13, of which the printed version
+lost one client term. A class with one image costs nothing under contrast, for there is nothing to
+tell it from, and is left out. SimSiam compares images of a class with each other (section 4): all
+ordered pairs, or, with `pairs: same`, the two views of each image only. A client without labels
 minimises the plain objective. Views share a BatchNorm pass or not as in the plain objective; the
 paper's networks have no BatchNorm.
 """
@@ -43,7 +43,7 @@ class InsideClasses(Objective):
     """What the three variants share; an objective of two views comes after it."""
 
     uses_labels: ClassVar[bool] = True
-    least: ClassVar[int] = 2  # pictures that there is something to compare among
+    least: ClassVar[int] = 2  # images that there is something to compare among
 
     def alone(self) -> bool:
         """Images of a class look at each other, whatever the plain objective does."""
@@ -69,7 +69,7 @@ class InsideClasses(Objective):
         return loss
 
     def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
-        """The loss of some pictures, alike if they are of one class: the plain objective's."""
+        """The loss of some images, alike if they are of one class: the plain objective's."""
         return super().score(parts, seen, given)
 
 
@@ -97,7 +97,7 @@ class SemiSimSiam(InsideClasses, SimSiam):
     paper = PAPER
     least: ClassVar[int] = 1
 
-    pairs: Literal["all", "same"] = "all"  # of a class: every ordered pair, or a picture's views
+    pairs: Literal["all", "same"] = "all"  # of a class: every ordered pair, or an image's views
 
     def projections(self, views: int) -> int:
         """None that could be mixed: guesses have been made of them by then."""
@@ -109,7 +109,7 @@ class SemiSimSiam(InsideClasses, SimSiam):
         return replace(seen, t=parts.through(seen.z, "predictor")[0])
 
     def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
-        """Minus the similarity of guesses and projections: of each picture's, or of all pairs'."""
+        """Minus the similarity of guesses and projections: of each image's, or of all pairs'."""
         guesses, targets = two(seen.t), seen.pair()
         if alike and self.pairs == "all":
             return all_pairs(*guesses, *targets)
@@ -117,7 +117,7 @@ class SemiSimSiam(InsideClasses, SimSiam):
 
 
 def all_pairs(first_guess: Tensor, second_guess: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """As `negative_cosine`, but every guess is compared with the other view of every picture.
+    """As `negative_cosine`, but every guess is compared with the other view of every image.
 
     >>> a, b = torch.eye(2), torch.eye(2).flip(0)
     >>> all_pairs(a, b, a, b).item(), negative_cosine(a, b, b, a).item()

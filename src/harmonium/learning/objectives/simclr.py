@@ -1,4 +1,4 @@
-"""SimCLR: two views of a picture attract, all other views in the batch repel.
+"""SimCLR: two views of an image attract, all other views in the batch repel.
 
 Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020. The loss
 is NT-Xent over 2N views; its denominator has 2N - 1 terms and contains the positive (FedCA eq. 3).
@@ -64,7 +64,7 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
     Args:
         first: projections of one view, (n, dim).
-        second: projections of the other view of the same pictures, (n, dim).
+        second: projections of the other view of the same images, (n, dim).
         temperature: divides the cosine similarities.
 
     >>> same = torch.ones(4, 3)

@@ -60,7 +60,7 @@ class SimSiam(Objective):
         return {"projector": Part(projector), "predictor": Part(predictor)}
 
     def alone(self) -> bool:
-        """No picture looks at another."""
+        """No image looks at another."""
         return True
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
@@ -76,7 +76,7 @@ def negative_cosine(
 
     Args:
         first_guess: what the predictor makes of one view, (n, dim).
-        second_guess: what it makes of the other view of the same pictures, (n, dim).
+        second_guess: what it makes of the other view of the same images, (n, dim).
         first: projections of the one view, (n, dim); they get no gradient.
         second: projections of the other view, (n, dim); they get no gradient.
 

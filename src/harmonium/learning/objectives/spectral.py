@@ -3,7 +3,7 @@
 HaoChen et al., Provable Guarantees for Self-Supervised Deep Learning with Spectral Contrastive
 Loss, 2021. Three forms are in use, and their numbers differ:
 
-- `haochen`, their code: only pairs across the two views repel, and only of different pictures;
+- `haochen`, their code: only pairs across the two views repel, and only of different images;
 - `fedsc` (Jing et al., 2024, eq. 1 and 5): by correlation matrices, so same-view pairs and every
   row with itself count too. It is twice the equation (80 in the appendix), as in the released
   code, for which its learning rates were chosen;
@@ -146,7 +146,7 @@ def spectral_contrast(first: Tensor, second: Tensor, mu: float = 1.0) -> Tensor:
 
     Args:
         first: projections of one view, (n, dim).
-        second: projections of the other view of the same pictures, (n, dim).
+        second: projections of the other view of the same images, (n, dim).
         mu: largest squared norm of a projection.
 
     >>> apart = torch.eye(3)
@@ -179,9 +179,9 @@ def correlation_contrast(
     where that is cheaper: |R| is the norm of the smaller Gram matrix.
 
     Args:
-        views: projections, 2V views of the same pictures, each (n, dim); v and v + V are partners.
+        views: projections, 2V views of the same images, each (n, dim); v and v + V are partners.
         mu: largest squared norm of a projection.
-        alpha: weight of the contrast within these pictures; 1 without other clients.
+        alpha: weight of the contrast within these images; 1 without other clients.
         others: the other clients' mean correlation matrix, (dim, dim); it gets no gradient.
 
     >>> apart = torch.eye(2)
@@ -225,7 +225,7 @@ def _squared_norm(rows: Tensor) -> Tensor:
 
 
 def _attract_and_repel(inner: Tensor) -> Tensor:
-    """-2 times the mean of the diagonal plus the mean square of the rest, 0 for one picture."""
+    """-2 times the mean of the diagonal plus the mean square of the rest, 0 for one image."""
     n = len(inner)
     rest = inner - torch.diag(inner.diagonal())
     return rest.square().sum() / max(n * (n - 1), 1) - 2 * inner.diagonal().mean()

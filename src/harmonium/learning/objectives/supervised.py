@@ -2,8 +2,8 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
 FedAvg as it was first published, and the upper reference of most federated self-supervised papers.
-Pictures without one are left out; a client's upload weighs by
-all of its pictures all the same, as the server knows no other number.
+Images without one are left out; a client's upload weighs by
+all of its images all the same, as the server knows no other number.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Supervised(Objective):
         return {"classifier": classifier(self, dim, world)}
 
     def among(self, examples: Examples) -> Tensor:
-        """Pictures whose label is known; a client with fewer than two takes no part."""
+        """Images whose label is known; a client with fewer than two takes no part."""
         return (examples.labels() != UNKNOWN).nonzero().flatten()
 
     def alone(self) -> bool:
-        """No picture looks at another; that its label is known is public."""
+        """No image looks at another; that its label is known is public."""
         return True
 
     def projections(self, views: int) -> int:
@@ -54,7 +54,7 @@ class Supervised(Objective):
         return Seen(batch, h, [])
 
     def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """Mean cross-entropy over all views of the pictures whose label is known."""
+        """Mean cross-entropy over all views of the images whose label is known."""
         logits = parts["classifier"](torch.cat(seen.h))
         return known_cross_entropy(logits, seen.batch.labels.repeat(len(seen.h)))
 
@@ -63,7 +63,7 @@ def classifier(objective: Objective, dim: int, world: World) -> Part:
     """A linear layer from features to classes, or an error where there are none."""
     if not world.classes:
         raise ConfigError(
-            f"objective={objective.name} needs labelled pictures: choose data with labels, or an "
+            f"objective={objective.name} needs labelled images: choose data with labels, or an "
             "objective without, e.g. objective=simclr"
         )
     return Part(nn.Linear(dim, world.classes))

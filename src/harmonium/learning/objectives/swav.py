@@ -94,7 +94,7 @@ class SwAV(Objective):
         return swapped_prediction(scores, codes, self.temperature)
 
     def _earlier(self, parts: Parts) -> Tensor:
-        """The rows of a queue that pictures have filled, else none."""
+        """The rows of a queue that images have filled, else none."""
         if not self.queue:
             return prototypes_of(parts).rows.new_empty(0, self.out)
         real = queue_of(parts).real()

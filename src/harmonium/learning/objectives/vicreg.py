@@ -73,7 +73,7 @@ def vicreg(
 
     Args:
         first: projections of one view, (n, dim).
-        second: projections of the other view of the same pictures, (n, dim).
+        second: projections of the other view of the same images, (n, dim).
         invariance: weight of the mean squared difference.
         variance: weight of `flatness`, averaged over the views.
         covariance: weight of `overlap`, summed over the views.

@@ -30,7 +30,7 @@ class Term:
     paper: ClassVar[str] = ""  # authors and year, for cards
     uses_labels: ClassVar[bool] = False
     reveals: ClassVar[str] = ""  # what leaves because of it, in plain words
-    alone: ClassVar[bool] = False  # no picture looks at another in it
+    alone: ClassVar[bool] = False  # no image looks at another in it
 
     def check(self, objective: Objective) -> None:
         """Refuse an objective that it cannot be added to."""
@@ -60,13 +60,13 @@ class Term:
 
     # What it wants to know of the model before an encoder is judged; most terms nothing.
     def measures(self, objective: Objective) -> tuple[str, ...]:
-        """Names of the numbers that a client measures on its pictures."""
+        """Names of the numbers that a client measures on its images."""
         return ()
 
     def measure(
         self, parts: Parts, seen: Seen, given: Mapping[str, Any], objective: Objective
     ) -> Sequence[Tensor]:
-        """Those numbers for one batch, means over its pictures."""
+        """Those numbers for one batch, means over its images."""
         return ()
 
     def report(self, means: Mapping[str, float], entropy: float) -> dict[str, Any]:

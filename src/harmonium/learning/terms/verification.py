@@ -1,4 +1,4 @@
-"""User verification: every client learns to be told from all others by both views of its pictures.
+"""User verification: every client learns to be told from all others by both views of its images.
 
 Louizos et al., A Mutual Information Perspective on Federated Contrastive Learning, 2024. Added to
 SimCLR it is Federated SimCLR: eq. 6 bounds the mutual information of two views over the whole
@@ -9,7 +9,7 @@ constraints (section 2.1): no bias, unit inputs and unit rows, and a client trai
 Where the paper is silent: with unit rows and no logit scale the client part of the bound stays
 negative even at its optimum for ten clients or more, so `scale` is a setting, 1 as printed; Adam
 moves rows of absent clients by their moments (`rows: dense`, as printed) unless it is `lazy`.
-Algorithm 2 verifies unlabelled pictures only, eq. 13 all of them: `pictures` follows the equation.
+Algorithm 2 verifies unlabelled images only, eq. 13 all of them: `pictures` follows the equation.
 
 A client measures the bounds on the federation's model before it is judged and not on its own after
 training: equation 6 holds for one encoder, and a client's last steps fit its own row.
@@ -81,10 +81,10 @@ class Verification(Term):
                 raise ConfigError(f"terms.uv.{name} is {value}; it must be {wanted}")
 
     def check(self, objective: Objective) -> None:
-        """Refuse objectives that do not look at two views of a picture."""
+        """Refuse objectives that do not look at two views of an image."""
         if objective.views[0] < 2 and not objective.uses_labels:
             raise ConfigError(
-                f"terms=uv looks at two views of every picture, which objective={objective.name} "
+                f"terms=uv looks at two views of every image, which objective={objective.name} "
                 "does not make: choose another, e.g. objective=simclr"
             )
         if self.pictures == "unlabelled" and not objective.uses_labels:

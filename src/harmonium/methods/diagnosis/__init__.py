@@ -34,7 +34,7 @@ def _matrix(method: Method, examples: int) -> tuple[int]:
     return (triangle(_width(method)),)
 
 
-LEAST = 5  # pictures; with fewer, a client's sums would nearly be its pictures
+LEAST = 5  # images; with fewer, a client's sums would nearly be its images
 
 
 @methods("diagnosis")
@@ -47,7 +47,7 @@ class Diagnosis(Method):
     train = None  # type: ignore[assignment]  # nothing of a model is ever sent
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Ask the cohort to describe its pictures."""
+        """Ask the cohort to describe its images."""
         got = yield Ask("describe", cohort)
         sums = {
             "groups": len(got.ids),
@@ -70,7 +70,7 @@ class Diagnosis(Method):
         }
     )
     def describe(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Add up what describes the client's pictures."""
+        """Add up what describes the client's images."""
         count = len(client.examples)
         if count < LEAST:
             raise Decline(

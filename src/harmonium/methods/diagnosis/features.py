@@ -1,11 +1,11 @@
-"""What a picture is described by: its content alone, and a coarse copy of it as it is.
+"""What an image is described by: its content alone, and a coarse copy of it as it is.
 
-Content is what stays when a picture is turned, mirrored, or changed in colour, brightness or
+Content is what stays when an image is turned, mirrored, or changed in colour, brightness or
 contrast; sharpness and grain change it little. Small filters ("eyes") stand on circles around the
-middle. To turn a picture is to move what they see along their circles, so the sizes of the Fourier
+middle. To turn an image is to move what they see along their circles, so the sizes of the Fourier
 coefficients along each circle do not change. What eyes for light see counts relative to its own
 size, what eyes for edges see likewise: contrast scales both, blur above all the second. Nothing
-here is learned or drawn: the same pictures give the same numbers everywhere.
+here is learned or drawn: the same images give the same numbers everywhere.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 
 from harmonium.data.augment.operations import luma, to_planes
 
-SIDE = 32  # pixels; larger pictures are averaged down to it
-RINGS = (0.15, 0.4, 0.65)  # radii of the circles; 1 is half the shorter side of the picture
+SIDE = 32  # pixels; larger images are averaged down to it
+RINGS = (0.15, 0.4, 0.65)  # radii of the circles; 1 is half the shorter side of the image
 TURNS = 32  # eyes on each circle
 HARMONICS = 5  # Fourier coefficients of each circle, the mean included
 WIDTH = 0.13, 1.3  # standard deviation of an eye for light; in radii, but at least so many pixels
 WAVE = 0.4, 5.0  # wavelength of an eye for edges; likewise, for turning blurs what is finer
 KINDS = 4  # what is kept of a place: light, and edges along, across and oblique to the radius
-CONTENT = KINDS * len(RINGS) * HARMONICS  # numbers that describe a picture's content
+CONTENT = KINDS * len(RINGS) * HARMONICS  # numbers that describe an image's content
 FIELDS = 3  # the coarse copy has so many fields each way
 FAINT = 1e-4  # what counts as no contrast at all; 1 is black against white
-CHUNK = 1024  # pictures described at once
+CHUNK = 1024  # images described at once
 
 
 def described(pixels: Tensor) -> Tensor:
-    """Content and then the coarse copy of pictures.
+    """Content and then the coarse copy of images.
 
     Args:
         pixels: uint8 `(n, height, width, channels)`.
@@ -50,7 +50,7 @@ def content(light: Tensor) -> Tensor:
     """What turns, mirrors, brightness and contrast do not change.
 
     Args:
-        light: grey pictures, `(n, height, width)`.
+        light: grey images, `(n, height, width)`.
 
     Returns:
         `(n, CONTENT)`.
@@ -72,7 +72,7 @@ def content(light: Tensor) -> Tensor:
 
 
 def coarse(planes: Tensor) -> Tensor:
-    """A coarse copy: mean colour, and mean steps across and down, of fields of the picture.
+    """A coarse copy: mean colour, and mean steps across and down, of fields of the image.
 
     Args:
         planes: `(channels, n, height, width)`.

@@ -2,7 +2,7 @@
 
 The figure is the Hotelling-Lawley trace with its expectation under equal means taken off. It is an
 unbiased estimate of the groups' mean squared distance from the mean of all, counted in standard
-deviations within a group: sum over groups of n_k (m_k - m)' V^-1 (m_k - m) / N. With few pictures
+deviations within a group: sum over groups of n_k (m_k - m)' V^-1 (m_k - m) / N. With few images
 only the directions of most variance are used; these seem wider than they are, so that the figure
 comes out a little too low.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harmonium.core.errors import DataError
 
-PICTURES_A_DIRECTION = 10  # with fewer, the covariance within groups is not known well enough
+IMAGES_PER_DIRECTION = 10  # with fewer, the covariance within groups is not known well enough
 LEAST_VARIANCE = 1e-4  # directions with less, beside the largest, are rounding errors or repeats
 
 
@@ -57,7 +57,7 @@ def group_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What one group contributes: total, and the packed scatters within and of its mean.
 
     Args:
-        rows: one vector a picture, `(n, d)`.
+        rows: one vector an image, `(n, d)`.
 
     >>> total, within, between = group_sums(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
     >>> total.tolist(), within.tolist(), between.tolist()
@@ -103,14 +103,14 @@ def spread(sums: Sums) -> Spread:
     if sums.groups < 2:
         raise DataError("how clients differ needs at least 2 clients that answer")
     free = sums.pictures - sums.groups  # degrees of freedom of the covariance within groups
-    if free < 2 * PICTURES_A_DIRECTION:
+    if free < 2 * IMAGES_PER_DIRECTION:
         raise DataError(
-            f"{sums.pictures} pictures of {sums.groups} clients are too few to compare clients: "
-            f"at least {sums.groups + 2 * PICTURES_A_DIRECTION} are needed"
+            f"{sums.pictures} images of {sums.groups} clients are too few to compare clients: "
+            f"at least {sums.groups + 2 * IMAGES_PER_DIRECTION} are needed"
         )
     mean = sums.total / sums.pictures
     between = sums.between - sums.pictures * torch.outer(mean, mean)
-    axes, variances = _axes(sums.within, free // PICTURES_A_DIRECTION)
+    axes, variances = _axes(sums.within, free // IMAGES_PER_DIRECTION)
     size, ways = axes.shape[1], sums.groups - 1
     if size == 0:
         return Spread(0.0, 0.0, 0.0, 0, 0.0)

@@ -2,19 +2,19 @@
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Algorithm 1. A client minimises
 InfoNCE among its batch and a dictionary of K projections of all clients (eq. 4 to 8), plus strength
-times its distance from a model that the server trained on public pictures (eq. 11 to 14), whose
-outputs are sent to every client once. After training it adds the projections of all of its pictures
+times its distance from a model that the server trained on public images (eq. 11 to 14), whose
+outputs are sent to every client once. After training it adds the projections of all of its images
 to a moving average (eq. 9) and sends rows of that, at unit length (eq. 10, where 1 - alpha^t
 cancels), for the next round's dictionary. All clients of a round get the same dictionary.
 
 Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` says who chooses:
-each client its share by number of pictures (`client`), the server among all rows (`server`), or as
+each client its share by number of images (`client`), the server among all rows (`server`), or as
 `client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
 sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the trained
 model, as in eq. 9; without moving averages the paper has them by the received one (`source`). Rows
-belong to single pictures: `group` sends means of that many similar rows; `noise` is counted for a
-picture's own rows alone, as the model goes unprotected beside them. It needs rows by the received
-model: one that was trained on all pictures of a client carries each of them into every row.
+belong to single images: `group` sends means of that many similar rows; `noise` is counted for a
+image's own rows alone, as the model goes unprotected beside them. It needs rows by the received
+model: one that was trained on all images of a client carries each of them into every row.
 
 Alignment is in evaluation mode on both sides. Targets are made once, by a model whose BatchNorm has
 seen all public images; a client's features of the same images must be normalised in the same way,
@@ -91,10 +91,10 @@ class FedCA(Method):
     sampling: pool.Sampling = "client"  # who chooses rows
     source: Literal["trained", "received"] = "trained"  # model that makes a client's rows
     momentum: float = 0.5  # of the moving average (alpha); 0: the latest projections
-    strength: float = 0.01  # of the alignment (beta); 0: none, and no public pictures needed
-    reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the pictures of a step
-    align_batch: int = 128  # public pictures a step
-    align_epochs: int = 100  # of the server's training on public pictures
+    strength: float = 0.01  # of the alignment (beta); 0: none, and no public images needed
+    reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the images of a step
+    align_batch: int = 128  # public images a step
+    align_epochs: int = 100  # of the server's training on public images
     noise: float = 0.0  # deviation of what is added to each number of a row; with source=received
     group: int = 1  # similar rows in a mean that is sent in their place; 1: rows themselves
     exclude_own: bool = False  # a client's own rows are no negatives of its images
@@ -129,7 +129,7 @@ class FedCA(Method):
         return self.strength > 0
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Train the alignment model on public pictures; nobody is asked."""
+        """Train the alignment model on public images; nobody is asked."""
         if not self.strength:
             return server
         here = self.at_server(server, "align")
@@ -173,7 +173,7 @@ class FedCA(Method):
 
     @exchange(down={"h": public(), "z": public()})
     def align(self, client: Client, got: SimpleNamespace) -> None:
-        """Keep what the alignment model makes of the public pictures."""
+        """Keep what the alignment model makes of the public images."""
         client.state |= {"align_h": got.h, "align_z": got.z}
 
     @exchange(
@@ -181,7 +181,7 @@ class FedCA(Method):
         up={**TRAINED, "rows": ROWS, "ratio": RATIO},
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Train against the dictionary and towards the targets, then describe all pictures."""
+        """Train against the dictionary and towards the targets, then describe all images."""
         parts, weighed = self.pull(client, got.model), list[tuple[float, float]]()
         if self.strength and self.batch_norm == "recalibrate":  # no statistics come with the model
             network = nn.Sequential(parts["encoder"], parts["projector"])

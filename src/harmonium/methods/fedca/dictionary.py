@@ -15,17 +15,17 @@ from harmonium.learning.client import Client, Decline
 from harmonium.privacy.mechanisms import Release
 
 Sampling = Literal["client", "server", "replace"]  # see `quotas`
-_BESIDE = "This is for rows alone: the model goes up beside them, trained on the same pictures."
+_BESIDE = "This is for rows alone: the model goes up beside them, trained on the same images."
 
 
 def quotas(
     size: int, sampling: Sampling, examples: Mapping[ClientId, int], ready: Sequence[ClientId]
 ) -> dict[ClientId, int]:
-    """Rows that each client sends, never more than it has pictures.
+    """Rows that each client sends, never more than it has images.
 
-    By `client`, shares of `size` among those who are ready, by their numbers of pictures; by
-    `replace`, shares among all clients, as absent ones' rows stay; by `server`, a row a picture.
-    Shares are rounded so that they add up to `size` wherever there are enough pictures.
+    By `client`, shares of `size` among those who are ready, by their numbers of images; by
+    `replace`, shares among all clients, as absent ones' rows stay; by `server`, a row an image.
+    Shares are rounded so that they add up to `size` wherever there are enough images.
 
     >>> quotas(5, "client", {0: 10, 1: 10, 2: 10, 3: 99}, [0, 1, 2])
     {0: 2, 1: 2, 2: 1}
@@ -99,10 +99,10 @@ def odd_rows(rows: Tensor, most: int) -> str | None:
 
 
 def public_batches(client: Client, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Public pictures and what the alignment model makes of them, batch by batch, for ever."""
+    """Public images and what the alignment model makes of them, batch by batch, for ever."""
     while True:
         if client.public is None:
-            raise Decline("it has no public pictures to align with")
+            raise Decline("it has no public images to align with")
         h, z = client.state["align_h"], client.state["align_z"]
         for index in torch.split(torch.randperm(len(h), generator=client.rng), size):
             pixels = torch.from_numpy(client.public.batch(index.numpy()).copy())
@@ -121,7 +121,7 @@ def protected(client: Client, rows: Tensor, noise: float, group: int) -> Tensor:
 
 
 def costs(noise: float) -> tuple[Release, ...]:
-    """What rows with noise release of a picture: its own row, and unit rows lie at most 2 apart."""
+    """What rows with noise release of an image: its own row, and unit rows lie at most 2 apart."""
     return (Release("rows", "gaussian", 2.0, noise),) if noise else ()
 
 
@@ -141,9 +141,9 @@ def in_words(
     """
     if not size:
         return ()
-    many = "as many as pictures" if sampling == "server" else f"{size:,} of all clients together"
+    many = "as many as images" if sampling == "server" else f"{size:,} of all clients together"
     average = ", averaged over the rounds in which it took part" if momentum else ""
-    one = f"at least {group} similar pictures, as a mean" if group > 1 else "one picture"
+    one = f"at least {group} similar images, as a mean" if group > 1 else "one image"
     whose = "all other clients" if exclude_own else "all clients"
     found = [
         f"What the server gets: in each round rows of numbers, {many}, from each client by name. "
@@ -153,19 +153,19 @@ def in_words(
     ]
     if group > 1:
         found.append(
-            "So no row belongs to a single picture. What similar pictures have in common shows all "
-            "the same, and no number bounds what a mean tells of one picture: there is no epsilon."
+            "So no row belongs to a single image. What similar images have in common shows all "
+            "the same, and no number bounds what a mean tells of one image: there is no epsilon."
         )
         return (*found, _BESIDE)
     found.append(
         "Who has a row also has the model that made it, or one close to it. So they can tell which "
-        "pictures are alike, follow a picture through the rounds, test whether a picture that they "
-        "know is among a client's, and try to draw a picture from its row."
+        "images are alike, follow an image through the rounds, test whether an image that they "
+        "know is among a client's, and try to draw an image from its row."
     )
     if noise:
         found.append(
             f"Noise of {noise:g} on each number of a row makes all of that harder. The ledger has "
-            "every release, from which its epsilon follows, for a picture's own rows alone."
+            "every release, from which its epsilon follows, for an image's own rows alone."
         )
         return (*found, _BESIDE)
     return (
@@ -176,17 +176,17 @@ def in_words(
 
 
 def extents(size: int, sampling: Sampling, projector: nn.Module) -> dict[str, str]:
-    """Sizes of messages: the dictionary, a client's rows, and targets for public pictures."""
+    """Sizes of messages: the dictionary, a client's rows, and targets for public images."""
     weights = list(projector.parameters())
     dim, width = weights[0].shape[1], len(weights[-1])
     row = 4 * width
     return {
         "dictionary": f"{size:,} rows of {width} numbers, {size * row:,} bytes, from round 2 on",
-        "rows": f"{row:,} bytes a picture"
+        "rows": f"{row:,} bytes an image"
         if sampling == "server" and size
         else f"at most {size * row:,} bytes of all clients together",
-        "h": f"{4 * dim:,} bytes a public picture",
-        "z": f"{row:,} bytes a public picture",
+        "h": f"{4 * dim:,} bytes a public image",
+        "z": f"{row:,} bytes a public image",
     }
 
 

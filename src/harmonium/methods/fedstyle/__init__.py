@@ -1,10 +1,10 @@
-"""FedStyle: each client learns what its pictures look like, and content that does not mind it.
+"""FedStyle: each client learns what its images look like, and content that does not mind it.
 
 Yang et al., More Generalized and Personalized Unsupervised Representation Learning in a Distributed
-System, 2022. The first time a client trains, a network of its own learns to tell its pictures from
+System, 2022. The first time a client trains, a network of its own learns to tell its images from
 their Sobel copies (Algorithm 2, eq. 2); from then on that style network is held still. In every
 round a generator of the client's own, G, infuses content features with style, view 1 with the
-picture's and view 2 with its Sobel copy's, and the client minimises
+image's and view 2 with its Sobel copy's, and the client minimises
 
   L(g(h1), g(h2)) + strength L(g(G[h1; s(x)]), g(G[h2; s(sobel x)]))
 
@@ -23,7 +23,7 @@ styles pass the style network as one batch, for BatchNorm would even out the dif
 
 Without strength it is FedAvg bit for bit, for style draws from generators of its own. They do not
 depend on the round, so that a client that comes late has the style that it would have had. As style
-follows from all pictures without noise, single pictures cannot be hidden by `local.dp_clip`.
+follows from all images without noise, single images cannot be hidden by `local.dp_clip`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class FedStyle(Method):
         return super().passes_of(step) + more
 
     def learn_style(self, parts: Parts, client: Client) -> None:
-        """Tell pictures from their Sobel copies (Algorithm 2), whatever the round."""
+        """Tell images from their Sobel copies (Algorithm 2), whatever the round."""
         if not self.style_epochs:
             return
 
@@ -131,11 +131,11 @@ class FedStyle(Method):
             fit(parts, alike, loss, once, train=["style", "style_head"])
 
     def both(self, views: Views, pixels: Tensor) -> Tensor:
-        """Pictures as they are, then their Sobel copies, `(2n, channels, height, width)`."""
+        """Images as they are, then their Sobel copies, `(2n, channels, height, width)`."""
         return torch.cat([views.plain(pixels), views.plain(sobel(pixels, self.edges))])
 
     def styles(self, style: nn.Module, client: Client) -> Callable[[Tensor], Tensor]:
-        """Style features of examples by their positions (n,): of pictures, then of Sobel copies.
+        """Style features of examples by their positions (n,): of images, then of Sobel copies.
 
         They never change, so they are computed once a task, unless they are too many to hold.
         """
@@ -166,14 +166,14 @@ class FedStyle(Method):
         return plain + self.strength * super().score(parts, infused, given)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """Content and style of a picture; then eq. 4, whose generator learns on."""
+        """Content and style of an image; then eq. 4, whose generator learns on."""
         parts = self.blueprint.copy_from(model, state.get("parts", {}))
         frozen = Both(parts["encoder"], parts["style"]).eval()
         return Own(frozen, Stylised(parts["generator"]))
 
 
 class Both(nn.Module):
-    """What two networks make of a picture, side by side."""
+    """What two networks make of an image, side by side."""
 
     def __init__(self, content: nn.Module, style: nn.Module) -> None:
         """Take the networks as they are."""

@@ -1,4 +1,4 @@
-"""Contrast of two styles, for networks that learn what pictures look like."""
+"""Contrast of two styles, for networks that learn what images look like."""
 
 from __future__ import annotations
 

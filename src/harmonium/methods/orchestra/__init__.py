@@ -3,18 +3,18 @@
 Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022,
 Algorithms 1 and 2. Clients train to predict assignments to global centroids (the objective,
 `objectives/assignments.py`). Then each clusters the target network's newest projections of its
-pictures and sends the centroids, of which the server makes new global ones. Before round 1 clients
-cluster what the network as first drawn makes of their pictures. The paper returns the target's
+images and sends the centroids, of which the server makes new global ones. Before round 1 clients
+cluster what the network as first drawn makes of their images. The paper returns the target's
 encoder, its released code judges the online network's; `evaluated` says which.
 
 The code uploads its memory of projections; here it is a local variable and cannot leave. Clusters
 by the largest Sinkhorn shares, as released (`balance: argmax`), can be of any size, and the memory
-of a small client has several views of a picture. So clusters are of equal size, of one row a
-picture; each client says how many pictures its smallest cluster has, and one with fewer than
+of a small client has several views of an image. So clusters are of equal size, of one row a
+image; each client says how many images its smallest cluster has, and one with fewer than
 `k_min` keeps its centroids back and sends its model alone.
 
 With `epsilon` centroids are of a private clustering (`privacy/kmeans.py`) of what the received
-target makes of all pictures. The budget is of each release; the model goes unprotected beside it.
+target makes of all images. The budget is of each release; the model goes unprotected beside it.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Orchestra(Method):
     gives = ("centroids",)
 
     clusters: int = 64  # of the federation (G); for CIFAR-100 128
-    local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single pictures
+    local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single images
     memory: int = 128  # newest projections that a client clusters
-    distinct: bool = True  # one of them a picture; false: one a view, as released
+    distinct: bool = True  # one of them an image; false: one a view, as released
     balance: Balance = "exact"  # local clusters of equal size; argmax: as released, of any size
     global_balance: GlobalBalance = "soft"  # as released; exact: global clusters of equal size
     global_steps: int = 500  # of the server's clustering
-    k_min: int = 2  # pictures in a client's smallest cluster; with fewer it sends no centroids
+    k_min: int = 2  # images in a client's smallest cluster; with fewer it sends no centroids
     evaluated: Literal["online", "target"] = "online"  # whose encoder is the result
     epsilon: float | None = None  # of one release of a client's centroids; none: no noise
-    delta: float = 1e-3  # of one release; should be far below 1 / pictures of a client
+    delta: float = 1e-3  # of one release; should be far below 1 / images of a client
     dims: int | None = None  # that private clusters are made in, by a public matrix; none: all
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Orchestra(Method):
         check(self, "above 0", lambda budget: budget > 0, "epsilon", "dims")
         check(self, "above 0 and below 1", lambda delta: 0 < delta < 1, "delta")
         if not self.local_clusters and (self.k_min > 1 or self.epsilon is not None):
-            why = "method.local_clusters=0 sends rows of single pictures: to allow that, set"
+            why = "method.local_clusters=0 sends rows of single images: to allow that, set"
             raise ConfigError(f"{why} method.k_min=1 and no method.epsilon")
         known = (self.objective.target, self.batch_norm) == ("mean", "average")
         if not known and (self.evaluated == "target" or self.epsilon is not None):
@@ -107,10 +107,10 @@ class Orchestra(Method):
         clustering.check(self.clusters, cohort, self.local_clusters, least, self.memory)
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """First centroids, of what the network as first drawn makes of pictures."""
+        """First centroids, of what the network as first drawn makes of images."""
         got = yield Ask("cluster", cohort, {"model": server.model})
         if not any(len(sent) for sent in got.centroids.values()):
-            raise ConfigError(f"no client has {self.k_min} pictures for a cluster (method.k_min)")
+            raise ConfigError(f"no client has {self.k_min} images for a cluster (method.k_min)")
         return self.regroup(server, got, torch.randn(self.clusters, self.width))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
@@ -128,7 +128,7 @@ class Orchestra(Method):
 
     @exchange(down={"model": weights()}, up=CLUSTERED)
     def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Cluster what the target makes of some pictures; nothing is trained."""
+        """Cluster what the target makes of some images; nothing is trained."""
         parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
         if self.epsilon is not None:
             return self.private(client, parts)
@@ -156,13 +156,13 @@ class Orchestra(Method):
         return super().score(parts, seen, given)
 
     def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
-        """What a client sends of its memory: centroids, and pictures in the smallest cluster."""
+        """What a client sends of its memory: centroids, and images in the smallest cluster."""
         limits = (self.local_clusters, self.k_min, self.balance)
         found, fewest = clustering.anonymous(recent, *limits, client.rng)
         return {"centroids": found, "anonymity": fewest}
 
     def private(self, client: Client, parts: Parts) -> dict[str, Value]:
-        """What it sends with noise: centroids of what a target makes of all pictures, unit rows."""
+        """What it sends with noise: centroids of what a target makes of all images, unit rows."""
         target: Any = parts.eval()["target"]
         rows = functional.normalize(client.look(nn.Sequential(*target.values())))
         budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
@@ -174,7 +174,7 @@ class Orchestra(Method):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """Centroids are unit rows, and each of as many pictures as the client says."""
+        """Centroids are unit rows, and each of as many images as the client says."""
         why = None
         if step in ("cluster", "train"):
             least = None if self.epsilon is not None else self.k_min if self.local_clusters else 1
@@ -199,7 +199,7 @@ class Orchestra(Method):
         return cast(nn.Module, target["encoder"])
 
     def revealed(self) -> tuple[str, ...]:
-        """What leaves, by how many pictures are behind it."""
+        """What leaves, by how many images are behind it."""
         return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
 
     def exchanges(self) -> dict[str, Exchange]:
@@ -213,11 +213,11 @@ class Orchestra(Method):
         return found
 
     def noted(self, server: Server) -> dict[str, float]:
-        """Pictures in the smallest cluster of all whose centroids were sent; 0: none were."""
+        """Images in the smallest cluster of all whose centroids were sent; 0: none were."""
         return {"anonymity": server.memory["anonymity"]}
 
     def remark(self, step: str, up: Mapping[str, Any]) -> str:
         """A word where a client kept its centroids back."""
         if step not in ("cluster", "train") or up.get("anonymity") or self.epsilon is not None:
             return ""
-        return f"kept its centroids back: fewer than {self.k_min} pictures to a cluster"
+        return f"kept its centroids back: fewer than {self.k_min} images to a cluster"

@@ -34,19 +34,19 @@ TURNS = 5  # of assigning rows and moving centroids, at a client
 
 
 class Recent:
-    """The newest rows and the pictures they show; it lives as long as one task of a client."""
+    """The newest rows and the images they show; it lives as long as one task of a client."""
 
     def __init__(self, size: int, *, distinct: bool) -> None:
-        """Hold `size` rows; with `distinct`, only the newest of each picture."""
+        """Hold `size` rows; with `distinct`, only the newest of each image."""
         self._size, self._distinct = size, distinct
         self._held: deque[tuple[Tensor, Tensor]] = deque()
         self._count = 0
 
     def push(self, pictures: Tensor, rows: Tensor) -> None:
-        """Add the rows (n, dim) of some pictures (n,), and drop batches that are too old.
+        """Add the rows (n, dim) of some images (n,), and drop batches that are too old.
 
-        An epoch shows no picture twice: at its end, the newest rows are of different pictures, or
-        all pictures are among them.
+        An epoch shows no image twice: at its end, the newest rows are of different images, or
+        all images are among them.
         """
         self._held.append((pictures, rows))
         self._count += len(rows)
@@ -57,7 +57,7 @@ class Recent:
         return min(self._count, self._size)
 
     def newest(self) -> tuple[Tensor, Tensor]:
-        """Pictures (n,) and rows (n, dim), the newest last."""
+        """Images (n,) and rows (n, dim), the newest last."""
         pictures = torch.cat([some for some, _ in self._held])
         rows = torch.cat([some for _, some in self._held])
         if not self._distinct:
@@ -133,7 +133,7 @@ def _means(rows: Floats, labels: Integers, before: Floats) -> Floats:
 
 
 def smallest(labels: Tensor, pictures: Tensor, count: int) -> int:
-    """How many different pictures the cluster with the fewest of them has.
+    """How many different images the cluster with the fewest of them has.
 
     >>> smallest(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([7, 7, 7, 3, 4]), 2)
     1
@@ -145,12 +145,12 @@ def smallest(labels: Tensor, pictures: Tensor, count: int) -> int:
 def anonymous(
     recent: Recent, count: int, least: int, balance: Balance, rng: torch.Generator
 ) -> tuple[Tensor, int]:
-    """Centroids that a client may send, and how many pictures the smallest cluster has.
+    """Centroids that a client may send, and how many images the smallest cluster has.
 
     Args:
         recent: its newest rows.
-        count: of clusters, at most; fewer where pictures are too few. 0: the rows as they are.
-        least: pictures in every cluster. Where one has fewer, no centroid is sent and 0 said.
+        count: of clusters, at most; fewer where images are too few. 0: the rows as they are.
+        least: images in every cluster. Where one has fewer, no centroid is sent and 0 said.
         balance: how rows become clusters.
         rng: draws where centroids start.
     """
@@ -192,13 +192,13 @@ def in_words(count: int, least: int, epsilon: float | None) -> str:
     """What a server learns of a client's rows, for the card.
 
     >>> in_words(8, 5, None).partition(";")[0]
-    'Centroids leave, each of the projections of at least 5 pictures'
+    'Centroids leave, each of the projections of at least 5 images'
     """
-    what = f"Centroids leave, each of the projections of at least {least} pictures"
+    what = f"Centroids leave, each of the projections of at least {least} images"
     if epsilon is not None:
         what = f"Centroids with noise leave, at an epsilon of {epsilon:g} each time"
     if not count:
-        what = "Projections of single pictures leave"
+        what = "Projections of single images leave"
     return f"{what}; clusters that the server makes of them go to all clients."
 
 
@@ -214,14 +214,14 @@ def gathered(sent: Iterable[Tensor], width: int) -> Tensor:
 def check(clusters: int, clients: int, local_clusters: int, least: int, memory: int) -> None:
     """Refuse more global clusters than centroids that clients can send in a round.
 
-    Each sends up to `local_clusters` (0: its rows) of at least `least` of `memory` pictures.
+    Each sends up to `local_clusters` (0: its rows) of at least `least` of `memory` images.
     """
     each = min(local_clusters or memory, memory // least)
     if clients * each < clusters:
         raise ConfigError(
             f"method.clusters is {clusters}, but {clients} clients send at most {clients * each} "
             f"centroids in a round ({each} each, of method.k_min={least} or more of the "
-            f"method.memory={memory} newest pictures): lower method.clusters or method.k_min"
+            f"method.memory={memory} newest images): lower method.clusters or method.k_min"
         )
 
 

@@ -268,7 +268,7 @@ def label_of(name: str, names: Sequence[str]) -> str:
 def references(
     methods: Mapping[str, Recipe], wanted: Wanted = "each", *, supervised: bool = True
 ) -> dict[str, Recipe]:
-    """Each client alone and all pictures in one place, for every objective, and there with labels.
+    """Each client alone and all images in one place, for every objective, and there with labels.
 
     An objective that only its own method can train has none. Nothing leaves a client in any of
     them, so there is nothing to protect.
@@ -302,7 +302,7 @@ def _more_seen(methods: Mapping[str, Recipe], found: Mapping[str, Recipe]) -> It
     whole = [label for label, one in found.items() if one.clients == 1]
     if whole and asked < everyone:
         yield (
-            f"{', '.join(whole)}: trained on all pictures in every round, the methods on those of "
+            f"{', '.join(whole)}: trained on all images in every round, the methods on those of "
             f"{asked} of {everyone} clients"
         )
 

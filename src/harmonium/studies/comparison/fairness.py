@@ -1,9 +1,9 @@
 """What two runs must have in common for their figures to be compared, and whether they do.
 
-A comparison is fair when methods had the same pictures, split among the same clients, the same
+A comparison is fair when methods had the same images, split among the same clients, the same
 views, encoder, rounds, batches and participation, and were judged alike. Everything else is the
 method's own: its loss, its optimiser and rates, its server, its privacy. What a method has beside
-the pictures of its clients (public pictures, labels) is no part of the budget either; it is said
+the images of its clients (public images, labels) is no part of the budget either; it is said
 beside the table. So is how batches are made where that is a matter of a method's code: whether
 views share a BatchNorm pass, and whether an epoch's last short batch is left out. Views that one
 recipe was told to treat unlike its code are refused beside others that are not.
@@ -22,7 +22,7 @@ from harmonium.recipe.schema import Recipe
 WHOLE = ("data", "split", "encoder", "participation", "evaluate")  # sections with settings
 PLAIN = ("clients", "rounds", "batch_norm")
 LOCAL = ("epochs", "batch")
-MERGED = ("split", "participation", "clients")  # centralised has its own, from the same pictures
+MERGED = ("split", "participation", "clients")  # centralised has its own, from the same images
 
 
 def budget(recipe: Recipe) -> dict[str, Any]:
@@ -87,16 +87,16 @@ def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
 
 
 def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
-    """What some methods have beside the pictures of their clients, and how much more they train."""
+    """What some methods have beside the images of their clients, and how much more they train."""
     found = [*_differing(recipes)]
     for label, recipe in recipes.items():
         method = recipe.any_method()
         if method.needs_public and recipe.public is not None:
-            found.append(f"{label} also has public pictures ({recipe.public.name})")
+            found.append(f"{label} also has public images ({recipe.public.name})")
         if method.reads_labels:
             share = recipe.split.labels
             some = "all labels" if share == 1 else f"labels (split.labels={share:g})"
-            found.append(f"{label} is trained with {some} of its clients' pictures")
+            found.append(f"{label} is trained with {some} of its clients' images")
         if method.workload != 1:
             found.append(f"{label} trains for {method.workload:g} passes where others have one")
         if recipe.privacy.epsilon is not None:

@@ -174,7 +174,7 @@ def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> 
         recipe.check()
     notes = [text for made, _ in plans for text in made.remarks]
     if any(map(_maybe_unlabelled, recipes)) and any(SUPERVISED in p.references for p, _ in plans):
-        notes.append(f"{SUPERVISED} is left out if the pictures turn out to have no labels")
+        notes.append(f"{SUPERVISED} is left out if the images turn out to have no labels")
     runs = [
         (cell_of(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
         for made, folder in plans

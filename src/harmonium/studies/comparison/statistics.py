@@ -1,6 +1,6 @@
 """What repeated runs of several methods amount to: intervals, paired tests, ranks.
 
-Runs with the same seed have the same pictures, split, first weights and cohorts, so methods are
+Runs with the same seed have the same images, split, first weights and cohorts, so methods are
 compared seed by seed. p values are of two-sided paired t-tests, corrected for their number by
 Holm's rule (1979); with two or three seeds they can hardly be small.
 """

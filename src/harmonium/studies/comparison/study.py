@@ -3,7 +3,7 @@
 Every cell (a method or a reference, with a seed) is an ordinary run in the comparison's folder.
 What is complete is not run again, what was killed goes on, and what fails is named and left out.
 Figures of the table are of the test part, read once at the end of a run; rounds, bytes and time to
-an accuracy are by validation pictures.
+an accuracy are by validation images.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def new_folder(labels: list[str]) -> Path:
 
 
 def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
-    """Refuse runs on other pictures or another split: files and folders may change in between."""
+    """Refuse runs on other images or another split: files and folders may change in between."""
     about = {cell: read_about(result.folder) for cell, result in results.items()}
     apart: list[str] = []
     for (label, seed), its in about.items():
@@ -189,11 +189,11 @@ def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> 
             both = is_whole or results[other, same].recipe.method.cls is Centralised
             for what in ("data", "split"):
                 if its[what] != theirs[what] and not (what == "split" and both):
-                    words = {"data": "on different pictures", "split": "with different splits"}
+                    words = {"data": "on different images", "split": "with different splits"}
                     both_rows = f"{plan.name(other)} and {plan.name(label)}"
                     apart.append(f"{both_rows} ran {words[what]} (seed {seed})")
     if not apart and len({its["data"] for its in about.values()}) > 1:
-        apart.append("some seeds ran on different pictures than others")
+        apart.append("some seeds ran on different images than others")
     if apart and not allow:
         raise DataError(
             f"{apart[0]}, for those changed in between: compare again with another --out, or with "

@@ -420,7 +420,7 @@ def _objective(found: Found, label: str) -> dict[str, Any]:
 
 
 def _target(found: Found) -> float | None:
-    """The kNN to be reached, on validation pictures."""
+    """The kNN to be reached, on validation images."""
     if found.plan.settings.target is not None:
         return found.plan.settings.target / 100
     courses = [some for label in found.plan.methods if (some := _course(found, label))]

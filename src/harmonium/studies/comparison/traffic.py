@@ -1,7 +1,7 @@
 """What a run's accuracy cost on the way: rounds, bytes as the ledger has them, and modelled time.
 
 Time is modelled, so that it is the same on every machine and says something of devices that are not
-here: a round takes as long as its slowest client, who receives, passes its pictures through its
+here: a round takes as long as its slowest client, who receives, passes its images through its
 networks, and sends. Passes beside training are forward only and count a third.
 """
 
@@ -32,7 +32,7 @@ class Device:
 
     down: float = 50.0  # megabits a second from the server
     up: float = 10.0  # megabits a second to it
-    speed: float = 200.0  # pictures a second that it trains on, all their views together
+    speed: float = 200.0  # images a second that it trains on, all their views together
 
     def __post_init__(self) -> None:
         for name in ("down", "up", "speed"):
@@ -40,7 +40,7 @@ class Device:
                 raise ConfigError(f"compare.{name} is {getattr(self, name)}; it must be above 0")
 
     def seconds(self, down: float, up: float, pictures: float) -> float:
-        """How long a client takes for so many bytes and pictures.
+        """How long a client takes for so many bytes and images.
 
         >>> Device(down=8, up=4, speed=10).seconds(down=1e6, up=1e6, pictures=20)
         5.0
@@ -53,7 +53,7 @@ class Point:
     """A run when it was looked at: what it had cost until then."""
 
     round: int
-    knn: float | None  # on validation pictures; none: not judged, or diverged
+    knn: float | None  # on validation images; none: not judged, or diverged
     bytes: int  # sent and received by all clients
     seconds: float  # modelled
 
@@ -77,7 +77,7 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
 
 
 def passes(method: Method, step: str) -> float:
-    """How often a client passes its pictures through networks in one ask, in passes of training."""
+    """How often a client passes its images through networks in one ask, in passes of training."""
     return method.workload * method.local.epochs if step == "train" else FORWARD
 
 

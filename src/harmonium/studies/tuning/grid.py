@@ -14,7 +14,7 @@ from harmonium.recipe.schema import Recipe, known_keys
 ROUNDS = 20  # of every setting, as published
 FIXED = {  # what a grid cannot hold, and why
     "rounds": "all settings must run equally long: give rounds=N once",
-    "data": "scores on different pictures cannot be compared: tune each data set by itself",
+    "data": "scores on different images cannot be compared: tune each data set by itself",
     "evaluate": "that would change the yardstick and not what is measured",
     "engine": "where clients run never changes a result",
 }

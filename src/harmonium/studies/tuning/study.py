@@ -2,7 +2,7 @@
 
 Lubana et al., Orchestra, 2022, section 5: every setting runs for 20 rounds, then all clients score
 the encoder by Align + 0.2 Unif (eq. 5), and the highest score wins. Labels, where there are any,
-only say beside it how well the score ranked. Test pictures are not looked at: runs end with their
+only say beside it how well the score ranked. Test images are not looked at: runs end with their
 last round, before the verdict.
 
 Not of the paper: hopeless settings stop early. At some rounds the better share of all settings goes
@@ -38,8 +38,8 @@ from harmonium.studies.tuning.grid import Setting, points
 
 UNEQUAL = {  # what makes scores hard to compare, and why
     "encoder": "features of different encoders have different geometry before they learn anything",
-    "clients": "Unif grows with the number of pictures at a client",
-    "split": "Unif depends on which and how many pictures a client has",
+    "clients": "Unif grows with the number of images at a client",
+    "split": "Unif depends on which and how many images a client has",
 }
 
 
@@ -182,7 +182,7 @@ _ASIDE = ("rounds", *_TUNING)  # what only the study's runs need
 
 
 def _written(playing: Playing, what: str, changes: Sequence[Change]) -> Study:
-    """The study's table, its files and its picture."""
+    """The study's table, its files and its image."""
     lines = {number: playing.row(number) for number in range(len(playing.points))}
     order = sorted(lines, key=lambda number: _place(lines[number]))
     rows, rounds = [lines[number] for number in order], playing.any_recipe.rounds
@@ -282,11 +282,9 @@ def _plots(
     best: int | None,
 ) -> tuple[Path, ...]:
     """Draw the study; gives the files, of which there are none without anything to draw."""
-    from harmonium.report.tuning_plots import study_picture
+    from harmonium.report.tuning_plots import plot_study
 
     with figure.formats(figure.study_formats()):
         return (
-            tuple(figure.plot_paths(path))
-            if study_picture(path, rows, curves, ranked, best)
-            else ()
+            tuple(figure.plot_paths(path)) if plot_study(path, rows, curves, ranked, best) else ()
         )
