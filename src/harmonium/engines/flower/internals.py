@@ -7,7 +7,18 @@ executor of a run, or to be a node that answers in a warm process without fetchi
 functions do that; no other module of Harmonium touches a private name of flwr.
 
 tests/engines/test_flower_internals.py names what is used here, and shows after an upgrade of flwr
-what is missing.
+what is missing. Those tests and tests/engines/test_flower.py ran in November 2026 with:
+
+    1.39.0  fails: no modules fleet_http_client and node_auth_http_interceptor in flwr.supernode,
+            no FLEET_HTTP_PUBLIC_KEY_HEADER, no fleet_event_log_plugin in the configuration
+    1.40.0  passes
+    1.41.0  passes; the version in constraints.txt
+    1.42.0  passes, but only installed by force: it needs a certifi that pip could not find. So it
+            is outside the range in pyproject.toml
+
+A server and a node of different versions from 1.40 to 1.42 exchanged messages (1.41 with 1.40 both
+ways, 1.42 with a node of 1.40). A database of 1.40 opens with 1.41, but not the other way round: a
+server that goes back to an older flwr cannot read its flower.db.
 """
 
 from __future__ import annotations
