@@ -11,45 +11,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
-from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-)
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus, TaskType
-from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from harmonium.core.errors import EngineError
 from harmonium.core.files import digest_of
 from harmonium.core.paths import make_folder
 from harmonium.core.types import ClientId
-from harmonium.engines.flower.messages import fetched
+from harmonium.engines.flower import internals
+from harmonium.engines.flower.internals import Grid, build_fab_from_files
 from harmonium.engines.flower.superlink import SECRET_HEADER, LinkSettings
 
 HEARTBEAT = 10.0  # seconds
@@ -64,45 +40,6 @@ publisher = "harmonium"
 serverapp = "no_code_travels:here"
 clientapp = "no_code_travels:here"
 """
-
-
-class _Header:
-    """Says the secret with every request."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
-        context.request.headers[SECRET_HEADER] = self._secret
-        return call_next(context)  # type: ignore[no-any-return]
-
-
-class Grid(HttpGrid):
-    """Flower's grid, for a SuperLink that wants to hear a secret."""
-
-    def __init__(self, address: str, secret: str, token: str) -> None:
-        super().__init__(address, insecure=True, token=token)
-        self._secret = secret
-
-    def _connect(self) -> None:
-        token = RuntimeTokenHttpInterceptor(token=self._token)
-        self._client = _client(RuntimeHttpClient, self._addr, self._secret, token)
-
-    def replies(self, tickets: Sequence[str]) -> Iterator[tuple[str, Message | None]]:
-        """What has come, by ticket; None where its content never did."""
-        client, run = self._runtime_client, self.run.run_id
-        got = client.PullMessages(PullAppMessagesRequest(message_ids=tickets))
-        for proto, tree in zip(got.messages_list, got.message_object_trees, strict=True):
-            ticket = proto.metadata.reply_to_message_id
-            try:
-                yield ticket, fetched(client, self.node, run, tree)
-            except (ObjectPullError, ValueError, TypeError, LookupError):
-                yield ticket, None
-
-
-def _client(kind: Any, address: str, secret: str, *more: Any) -> Any:
-    version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
-    return kind.from_server_address(address, True, None, [version, _Header(secret), *more])
 
 
 class Link:
@@ -120,7 +57,7 @@ class Link:
         """Keep the database in `folder`, or in memory; listen for sites at `host` and `port`."""
         make_folder(folder)
         self.settings = LinkSettings(
-            database=FLWR_IN_MEMORY_DB_NAME if forgets else str(folder / "flower.db"),
+            database=internals.IN_MEMORY_DATABASE if forgets else str(folder / "flower.db"),
             private_port=free_port(),
             secret=secrets.token_hex(32),
             host=host,
@@ -145,7 +82,7 @@ class Link:
     def __exit__(self, *why: object) -> None:
         self._ended.set()
         with suppress(httpx.HTTPError, EngineError):
-            self._finish_run(SubStatus.COMPLETED if why[0] is None else SubStatus.STOPPED)
+            self._finish_run(completed=why[0] is None)
         if self._looking is not None:
             self._looking.close()
         if self._process is not None:
@@ -155,6 +92,10 @@ class Link:
     @property
     def _address(self) -> str:
         return f"127.0.0.1:{self.settings.private_port}"
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {SECRET_HEADER: self.settings.secret}
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "harmonium.engines.flower.superlink"]
@@ -194,7 +135,8 @@ class Link:
         began, code = time.monotonic(), None
         while (waited := time.monotonic() - began) < START:
             with suppress(httpx.HTTPError):
-                self._nodes()
+                with self._control() as control:
+                    internals.online_nodes(control)
                 return
             if self._process is not None and self._process.poll() is not None:
                 code = self._process.returncode
@@ -209,32 +151,25 @@ class Link:
 
     @contextmanager
     def _control(self) -> Iterator[Any]:
-        client = _client(ControlHttpClient, self._address, self.settings.secret)
+        client = internals.control_client(self._address, self._headers)
         try:
             yield client
         finally:
             client.close()
 
-    def _nodes(self) -> list[Any]:
-        with self._control() as control:
-            return list(control.ListNodes(ListNodesRequest()).nodes_info)
+    def online(self) -> dict[int, str]:
+        """The nodes that are connected now, with the time when each connected.
 
-    def online(self) -> list[Any]:
-        """What Flower says of each node that is connected now; asked often, by one client."""
+        Asked often, so by one client that stays open.
+        """
         if self._looking is None:
-            self._looking = _client(ControlHttpClient, self._address, self.settings.secret)
-        found = self._looking.ListNodes(ListNodesRequest()).nodes_info
-        return [node for node in found if node.status == NodeStatus.ONLINE]
+            self._looking = internals.control_client(self._address, self._headers)
+        return internals.online_nodes(self._looking)
 
     def admit(self, keys: Mapping[ClientId, ec.EllipticCurvePublicKey]) -> dict[ClientId, int]:
         """Let these sites in, and no others; the number of the node by which each is reached."""
         with self._control() as control:
-            return {
-                client: control.RegisterNode(
-                    RegisterNodeRequest(public_key=public_key_to_bytes(key))
-                ).node_id
-                for client, key in keys.items()
-            }
+            return {client: internals.register_node(control, key) for client, key in keys.items()}
 
     def grid(self, *, anew: bool = False) -> Grid:
         """The way to the nodes: a run of which we are the one executor."""
@@ -243,37 +178,31 @@ class Link:
         return self._grid
 
     def _begin_run(self) -> Grid:
-        content, _ = build_fab_from_files({"pyproject.toml": NO_CODE})
-        fab = Fab(digest_of(content), content, {})
+        fab = build_fab_from_files({"pyproject.toml": NO_CODE})
         with self._control() as control:
-            run = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
-        executor = _client(RuntimeHttpClient, self._address, self.settings.secret)
-        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        for _ in range(100):
-            got = executor.AcquireTask(wanted)
-            if got.token and got.task.run_id == run:
-                break
-            time.sleep(0.1)
-        else:
-            raise EngineError("the SuperLink does not hand out its run")
-        executor.close()
-        grid = Grid(self._address, self.settings.secret, got.token)
-        task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
-        TaskIdentity.node_id = task.context.node_id
-        grid.set_run(run_from_proto(task.run))
+            run = internals.start_run(control, fab, digest_of(fab))
+        grid = Grid(self._address, self._headers, self._acquire(run))
         threading.Thread(target=self._beat, args=(grid,), daemon=True).start()
         return grid
+
+    def _acquire(self, run: int) -> str:
+        """The token of the executor of a run, once the SuperLink hands it out."""
+        with closing(internals.runtime_client(self._address, self._headers)) as runtime:
+            for _ in range(100):
+                offered = internals.acquire_run(runtime)
+                if offered is not None and offered[0] == run:
+                    return offered[1]
+                time.sleep(0.1)
+        raise EngineError("the SuperLink does not hand out its run")
 
     def _beat(self, grid: Grid) -> None:
         while not self._ended.wait(HEARTBEAT) and self._grid in (None, grid):
             with suppress(httpx.HTTPError):
-                grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                grid.send_heartbeat()
 
-    def _finish_run(self, status: str) -> None:
+    def _finish_run(self, *, completed: bool) -> None:
         if self._grid is not None:
-            output = PushTaskOutputRequest(sub_status=status, details="")
-            self._grid._runtime_client.PushTaskOutput(output)
+            self._grid.finish_run(completed=completed)
 
 
 def free_port() -> int:

@@ -1,27 +1,16 @@
-"""Sealed letters in Flower's records, and the fetching of a message whose content may be late."""
+"""Sealed letters in Flower's records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from harmonium.core.errors import WireError
 from harmonium.engines.flower import CHUNK
 
 INLINE = 64 << 10  # bytes of a body that is not worth a request of its own
-SOON, LATER = 0.05, 1.0  # seconds between two looks for something: at first, and after a while
 
 
 def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -> RecordDict:
@@ -37,27 +26,6 @@ def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -
         if len(body) > together:
             found[str(number)] = _record(body)
     return RecordDict(found)
-
-
-def fetched(client: Any, node: Node, run: int, tree: Any) -> Message:
-    """The whole of a message whose content may still be on its way.
-
-    Flower's own loop waits a second before it looks again for an object that is not there yet.
-    """
-    contents = pull_objects(
-        [one.object_id for one in iterate_object_tree(tree)],
-        make_pull_object_fn_protobuf(client.PullObject, node, run),
-        initial_backoff=SOON,
-        backoff_cap=LATER,
-    )
-    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(
-        tree.object_id
-    )
-    message = inflate_object_from_contents(tree.object_id, contents)
-    if not isinstance(message, Message):
-        raise TypeError(type(message).__name__)
-    message.metadata.__dict__["_message_id"] = tree.object_id
-    return message
 
 
 def _record(body: bytes) -> ConfigRecord | ArrayRecord:

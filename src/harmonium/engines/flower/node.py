@@ -19,37 +19,14 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, push_objects
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from harmonium.core.errors import EngineError, HarmoniumError, one_line
-from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER
-from harmonium.engines.flower.messages import LATER, SOON, fetched, records, unpack
+from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER, internals
+from harmonium.engines.flower.internals import CLOCK_AHEAD, CLOCK_BEHIND, LATER, SOON
+from harmonium.engines.flower.messages import records, unpack
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
-BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)  # seconds a site's clock may be late
-AHEAD = float(SYSTEM_TIME_TOLERANCE)  # or early
 NOT_LET_IN = "the server does not let this site in"
 
 
@@ -75,7 +52,7 @@ def attend(
     while not ended.is_set():
         with _fleet(address, key, certificate) as client:
             try:
-                node = Node(node_id=_activate(client, key).node_id)
+                node = internals.activate_node(client, key.public_key(), HEARTBEAT)
             except httpx.HTTPStatusError as error:
                 reason = refusal(error.response.status_code, error.response.headers, time.time())
                 why = f"{NOT_LET_IN}: {reason}"
@@ -111,12 +88,13 @@ def refusal(code: int, headers: Mapping[str, str], now: float) -> str:
         )
     if code == httpx.codes.UNAUTHORIZED:
         off = _clock_off(headers.get("date", ""), now)
-        if off is not None and not -BEHIND < off < AHEAD:
+        if off is not None and not -CLOCK_BEHIND < off < CLOCK_AHEAD:
             word = "ahead of" if off > 0 else "behind"
             apart = f"{abs(off) / 60:.0f} minutes" if abs(off) > 90 else f"{abs(off):.0f} s"
             return (
-                f"this machine's clock is {apart} {word} the server's; up to {BEHIND:.0f} s behind "
-                f"or {AHEAD:.0f} s ahead is accepted: set the clock, e.g. by NTP"
+                f"this machine's clock is {apart} {word} the server's; up to "
+                f"{CLOCK_BEHIND:.0f} s behind or {CLOCK_AHEAD:.0f} s ahead is accepted: "
+                "set the clock, e.g. by NTP"
             )
         return "it does not accept this site's signature: is site.key the key of this kit?"
     return f"it answers with HTTP code {code}: is a proxy in between, or another service?"
@@ -161,21 +139,12 @@ def _unreachable(address: str, error: str) -> str:
     return f"{server} cannot be reached ({one_line(error)})"
 
 
-def _activate(client: FleetHttpClient, key: ec.EllipticCurvePrivateKey) -> Any:
-    public = public_key_to_bytes(key.public_key())
-    return client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT))
-
-
 @contextmanager
 def _fleet(
     address: str, key: ec.EllipticCurvePrivateKey, certificate: Path | None
-) -> Iterator[FleetHttpClient]:
-    identity = NodeAuthHttpInterceptor(key, key.public_key())
-    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+) -> Iterator[Any]:
     root = certificate.read_bytes() if certificate else None
-    client = FleetHttpClient.from_server_address(
-        address, certificate is None, root, [version, identity]
-    )
+    client = internals.fleet_client(address, key, root)
     try:
         yield client
     finally:
@@ -183,8 +152,8 @@ def _fleet(
 
 
 def _serve(
-    client: FleetHttpClient,
-    node: Node,
+    client: Any,
+    node: Any,
     answer: Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]],
     ended: threading.Event,
 ) -> str:
@@ -195,9 +164,9 @@ def _serve(
     pause = SOON
     try:
         while not (ended.is_set() or broken.is_set()):
-            got = client.PullMessages(PullMessagesRequest(node=node))
-            if got.messages_list:
-                _answer_one(client, node, got, answer)
+            pulled = internals.pull_message(client, node)
+            if pulled is not None:
+                _answer_one(client, node, *pulled, answer)
                 pause = SOON
             else:
                 ended.wait(pause)
@@ -208,45 +177,24 @@ def _serve(
     finally:
         broken.set()
         with suppress(httpx.HTTPError):
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            internals.deactivate_node(client, node)
 
 
-def _beats(
-    client: FleetHttpClient, node: Node, broken: threading.Event, ended: threading.Event
-) -> None:
-    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
+def _beats(client: Any, node: Any, broken: threading.Event, ended: threading.Event) -> None:
     while not broken.wait(HEARTBEAT / 2):
         with suppress(httpx.HTTPError):
-            if not client.SendNodeHeartbeat(request).success:
+            if not internals.send_node_heartbeat(client, node, HEARTBEAT):
                 broken.set()
 
 
-def _answer_one(client: FleetHttpClient, node: Node, got: Any, answer: Any) -> None:
-    """Fetch one message's content, answer it, send the answer."""
-    message = message_from_proto(got.messages_list[0])
-    run, tree = message.metadata.run_id, got.message_object_trees[0]
-    try:
-        whole = fetched(client, node, run, tree)
-    except (ObjectPullError, ValueError, TypeError, LookupError):  # no message of ours
+def _answer_one(client: Any, node: Any, run: int, message: Message | None, answer: Any) -> None:
+    """Answer a message of a run and send the answer."""
+    if message is None:  # no message of ours
         return
     began = time.monotonic()
     try:
-        sealed, bodies = answer(*unpack(whole.content))
-        reply = Message(records(sealed, bodies, together=CHUNK), reply_to=whole)
+        sealed, bodies = answer(*unpack(message.content))
+        reply = Message(records(sealed, bodies, together=CHUNK), reply_to=message)
     except HarmoniumError as error:
-        reply = Message(Error(code=REFUSED, reason=str(error)), reply_to=whole)
-    with no_object_id_recompute():
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        pushed = client.PushMessages(
-            PushMessagesRequest(
-                node=node,
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[get_object_tree(reply)],
-                clientapp_runtime_list=[time.monotonic() - began],
-            )
-        )
-        push_objects(
-            get_all_nested_objects(reply),
-            make_push_object_fn_protobuf(client.PushObject, node, run, pushed.session_id),
-            object_ids_to_push=set(pushed.objects_to_push),
-        )
+        reply = Message(Error(code=REFUSED, reason=str(error)), reply_to=message)
+    internals.push_reply(client, node, run, reply, time.monotonic() - began)

@@ -9,7 +9,8 @@ import httpx
 from flwr.app import Message
 
 from harmonium.core.errors import WireError
-from harmonium.engines.flower.link import Grid, Link
+from harmonium.engines.flower.internals import Grid
+from harmonium.engines.flower.link import Link
 from harmonium.engines.flower.messages import records, unpack
 from harmonium.engines.remote import Answer, Letter
 
@@ -58,7 +59,7 @@ class FlowerPost:
         """The nodes that Flower hears of, with the time when each connected."""
         grid = self._link.grid()
         try:
-            return {node.node_id: node.last_activated_at for node in self._link.online()}
+            return self._link.online()
         except httpx.HTTPError:
             self._again(grid)
             return {}
@@ -67,7 +68,7 @@ class FlowerPost:
         """After a fault of the link: wait until it is back; if our run ended, begin another."""
         time.sleep(1.0)
         try:
-            grid.get_nodes()
+            grid.get_node_ids()
         except httpx.HTTPStatusError:  # it is there, but does not know this run as running
             self._link.grid(anew=True)
         except httpx.HTTPError:

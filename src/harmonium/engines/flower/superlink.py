@@ -15,17 +15,20 @@ import os
 import sys
 import threading
 import time
-from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
-from flwr.superlink.main import create_app
 
 from harmonium.engines.flower import CONNECTED, UNKNOWN, WHY_HEADER
+from harmonium.engines.flower.internals import (
+    ACTIVATE_PATH,
+    FLEET_PATH,
+    NOT_ADMITTED,
+    PUBLIC_KEY_HEADER,
+    online_until,
+    superlink_app,
+)
 
 SECRET_HEADER = "x-harmonium-secret"
 LARGEST_BODY = 64 << 20  # bytes of one request; a chunk is an eighth of that
@@ -47,31 +50,7 @@ class LinkSettings:
 
 def serve(settings: LinkSettings) -> None:
     """Run a SuperLink until the parent is gone."""
-    config = SuperLinkLifespanConfig(
-        control_address="127.0.0.1:0",
-        health_server_address=None,
-        host="127.0.0.1",
-        port=settings.private_port,
-        insecure=True,
-        certificates=None,
-        superexec_auth_secret=None,
-        authn_plugin=load_control_authn_plugin(),
-        event_log_plugin=None,
-        fleet_event_log_plugin=None,
-        enable_event_log=False,
-        artifact_provider=None,
-        enable_supernode_auth=True,  # only registered keys, also where TLS is off
-        fleet_api_type="grpc-rere",
-        fleet_api_address=None,
-        simulation=False,
-        ssl_ca_certfile=None,
-        ssl_certfile=None,
-        ssl_keyfile=None,
-        database=settings.database,
-        isolation="process",  # nothing is started that would run an app
-        runtime_dependency_install=False,
-    )
-    app = create_app(config, SuperLinkLifespan)
+    app = superlink_app(settings.database, settings.private_port)
     threading.Thread(target=_leave_with, args=(settings.parent,), daemon=True).start()
 
     def server(filtered: Any, host: str, port: int, **more: Any) -> uvicorn.Server:
@@ -81,7 +60,7 @@ def serve(settings: LinkSettings) -> None:
     private = server(_only(app, secret=settings.secret), "127.0.0.1", settings.private_port)
     tls = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.certificate_key}
     public = server(
-        _only(_explained(app), path="/v1/fleet/"),
+        _only(_explained(app), path=FLEET_PATH),
         settings.host,
         settings.port,
         lifespan="off",
@@ -122,25 +101,21 @@ def _explained(app: Any) -> Any:
     """
 
     def why(key: str) -> str:
-        state = app.state.linkstate_factory.state()
-        node = state.get_node_id_by_public_key(b64decode(key))
-        if node is None:
+        until = online_until(app, key)
+        if until is None:
             return UNKNOWN
-        until = max(
-            (one.online_until or 0.0 for one in state.get_node_info(node_ids=[node])), default=0
-        )
         return f"{CONNECTED} {max(1, math.ceil(until - time.time()))}"
 
     async def explained(scope: Any, receive: Any, send: Any) -> None:
         async def answer(message: Any) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 412:
-                key = dict(scope["headers"]).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"")
+            if message["type"] == "http.response.start" and message["status"] == NOT_ADMITTED:
+                key = dict(scope["headers"]).get(PUBLIC_KEY_HEADER.encode(), b"")
                 reason = await asyncio.to_thread(why, key.decode("ascii", "replace"))
                 headers = [*message["headers"], (WHY_HEADER.encode(), reason.encode())]
                 message = {**message, "headers": headers}
             await send(message)
 
-        activates = scope["type"] == "http" and scope["path"] == "/v1/fleet/activate-node"
+        activates = scope["type"] == "http" and scope["path"] == ACTIVATE_PATH
         await app(scope, receive, answer if activates else send)
 
     return explained
