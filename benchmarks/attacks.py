@@ -297,7 +297,7 @@ def page(runs: Sequence[Found]) -> str:
             "",
             markdown(_references(runs)),
             "",
-            "Raw pixels beat these small encoders on both sets of images: the runs show what attacks "
+            "Raw pixels beat these small encoders on both sets: the runs show what attacks "
             "destroy and not what an encoder is worth. Settings were not tuned for any "
             "method, except that Orchestra's set of images was chosen because it does not learn on "
             "digits, and `agreement=0` was tried on seeds 100 and 101 before these ran. What no "
