@@ -1,6 +1,6 @@
 """What two hostile clients of ten can do to an encoder, with and without a federation's defaults.
 
-    python benchmarks/attacks.py [--seeds 0 1 2] [--json] [--runs FILE...]
+    python benchmarks/attacks.py [--seeds 0 1 2 3 4] [--json] [--runs FILE...]
                                  [--write docs/results/attacks.md]
 
 Ten clients hold few classes each, and a small CNN learns enough to have something to lose: on the
@@ -348,7 +348,7 @@ def _references(runs: Sequence[Found]) -> list[Found]:
 
 def main() -> None:
     """Run what is missing and show the page."""
-    parser = arguments(__doc__, workers=False)
+    parser = arguments(__doc__, range(5), workers=False)
     parser.add_argument("--methods", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
     asked = parser.parse_args()
     runs = before(asked)
