@@ -17,7 +17,7 @@ import harmonium
 from harmonium.cli.main import main
 from harmonium.core.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.wire import Ask, Folded, exchange, weights
+from harmonium.federation.wire import Ask, Field, Folded, exchange, scalar, weights
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.objectives import Objective
@@ -238,6 +238,29 @@ class RemembersObject(Method):
         yield
 
 
+@dataclass(frozen=True)
+class RewritesExchanges(Method):
+    def exchanges(self):  # type: ignore[no-untyped-def,misc]
+        return super().exchanges()
+
+
+@dataclass(frozen=True)
+class TakenProperty(Method):
+    feature_size: int = 3  # type: ignore[assignment,misc]
+
+
+@dataclass(frozen=True)
+class TakenModel(RewritesExchanges):
+    pass
+
+
+@dataclass(frozen=True)
+class WordByMethod(Method):
+    @exchange(down={"model": weights()}, up=lambda method: {**TRAINED, "rows": "statistic"})
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        return Method.train(self, client, got)
+
+
 SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] = {
     "keeps": ({"method": KeepsTuple}, ConfigError, ("KeepsTuple.keeps", '{"control":')),
     "remembers": ({"method": RemembersTuple}, ConfigError, ("remembers", '{"control":')),
@@ -245,6 +268,14 @@ SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] =
     "share": ({"method": SharesTuple}, ConfigError, ("share", '{"projector":')),
     "dataclass": ({"method": Undecorated}, ConfigError, ("beta", "@dataclass(frozen=True)")),
     "no exchange": ({"method": Undeclared}, ConfigError, ("Undeclared.train", "@exchange(")),
+    "final": ({"method": RewritesExchanges}, ConfigError, ("RewritesExchanges.exchanges", "when=")),
+    "final property": ({"method": TakenProperty}, ConfigError, ("TakenProperty.feature_size",)),
+    "final above": ({"method": TakenModel}, ConfigError, ("TakenModel.exchanges",)),
+    "function": (
+        {"method": WordByMethod},
+        WireError,
+        ("WordByMethod.train", "`rows`", "statistic()"),
+    ),
     "no return": ({"method": Endless}, ConfigError, ("Endless.round", "return self.merge")),
     "model": ({"method": EndsWithModel}, ConfigError, ("EndsWithModel.setup", "dict")),
     "no yield": ({"method": Yieldless}, ConfigError, ("Yieldless.round", "yield Ask")),
@@ -395,7 +426,7 @@ def test_declarations_that_are_none_are_refused_at_once() -> None:
                 def train(self, client, got): ...  # type: ignore[no-untyped-def]
 
     with pytest.raises(WireError, match=r"`model`.*weights\(\)"):
-        exchange(down={"model": "weights"})  # type: ignore[dict-item]
+        exchange(down={"model": "weights"})(Method.train)  # type: ignore[dict-item]
 
 
 def test_messages_are_namespaces_all_the_same() -> None:
@@ -422,3 +453,47 @@ def test_one_channel_is_not_plural() -> None:
     colours = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     with pytest.raises(ConfigError, match="cannot take images of 8 x 8 with 1 channel: "):
         _ = Recipe.of("fedavg", "data=digits", encoder=colours).known_method().blueprint
+
+
+@dataclass(frozen=True)
+class BySettings(Method):
+    """Fields and exchanges that follow from its settings."""
+
+    sends: bool = True
+
+    @property
+    def field(self) -> Field:
+        return scalar("mean" if self.sends else "each")
+
+    @exchange(
+        down=lambda method: {"model": weights()} if method.sends else {},
+        up={"number": field, "other": lambda method: scalar()},
+    )
+    def count(self, client, got):  # type: ignore[no-untyped-def]
+        return {"number": 1, "other": 2}
+
+    @exchange(down={"model": weights()}, when=lambda method: method.sends)
+    def keep(self, client, got):  # type: ignore[no-untyped-def]
+        return {}
+
+
+@dataclass(frozen=True)
+class OverridesField(BySettings):
+    @property
+    def field(self) -> Field:
+        return scalar("sum")
+
+
+def test_fields_and_exchanges_follow_from_settings() -> None:
+    full, less = BySettings().exchanges(), BySettings(sends=False).exchanges()
+    assert list(full) == ["count", "keep", "train"] and list(less) == ["count", "train"]
+    assert set(full["count"].down) == {"model"} and not less["count"].down
+    assert full["count"].up == {"number": scalar("mean"), "other": scalar()}
+    assert less["count"].up["number"].fold == "each"
+    assert OverridesField().exchanges()["count"].up["number"].fold == "sum"
+    assert set(BySettings(sends=False).declared_exchanges()) > {"keep", "calibrate"}
+
+
+def test_when_is_a_function_of_the_method() -> None:
+    with pytest.raises(WireError, match="when=True"):
+        exchange(when=True)  # type: ignore[arg-type]

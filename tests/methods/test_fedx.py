@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
+from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Examples
 from harmonium.learning.objectives.simclr import nt_xent
 from harmonium.methods.fedx import WEIGHTS, FedX, Related, projected, relational
@@ -223,7 +224,7 @@ def test_the_received_model_stays_as_it_came(monkeypatch: pytest.MonkeyPatch) ->
         assert any(not torch.equal(values[key], value) for key, value in parts.state_dict().items())
         return done
 
-    monkeypatch.setattr(FedX, "fit", watched)
+    monkeypatch.setattr(Method, "fit", watched)
     rng = seeds.torch_rng(0, "test")
     examples = Examples(found.dataset.train.without_labels(), found.split.indices[0])
     client = Client(0, 1, 2, examples, found.method.views, rng, Noise("simulated", rng))

@@ -332,7 +332,7 @@ def phases(monkeypatch: pytest.MonkeyPatch, method: Any, **settings: Any) -> lis
         found.append((before, copied(parts), (given.get("local") or self.local).epochs))
         return done
 
-    monkeypatch.setattr(FedRep, "fit", fit)
+    monkeypatch.setattr(Method, "fit", fit)
     local = {**TINY["local"], "epochs": 2}
     visit(method, **{"local": local, "encoder": NORMED, **settings})
     return found

@@ -46,7 +46,7 @@ from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import (
     Ask,
-    Exchange,
+    Field,
     Plan,
     Value,
     exchange,
@@ -64,7 +64,6 @@ from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
 
 ROUNDING = 1e-3  # of mu: what single precision may add to the eigenvalues of a packed matrix
-CORRELATION = statistic("each", shape=lambda method, n: (triangle(method.spectral.out),))
 
 
 @methods("fedsc")
@@ -125,6 +124,17 @@ class FedSC(Method):
         """Whether matrices are renewed in a round; never where none would be used."""
         used = self.coefficient == "share" or self.final < 1
         return used and round >= self.start and (round - self.start) % self.every == 0
+
+    @property
+    def exchanges_matrices(self) -> bool:
+        """Whether matrices are sent in any round."""
+        return any(self.exchanging(round) for round in range(1, self.world.rounds + 1))
+
+    @property
+    def correlation(self) -> Field:
+        """A packed matrix, guarded if it has noise."""
+        size = triangle(self.spectral.out)
+        return statistic("each", guarded=self.private, shape=lambda method, examples: (size,))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Renew the cohort's matrices, then have it train against those of all others."""
@@ -190,7 +200,7 @@ class FedSC(Method):
                 return f"`corr` has eigenvalues or a trace beyond 0 and mu={mu:g}, and its noise"
         return super().reply_fault(step, down, up, examples)
 
-    @exchange(down={"model": weights()}, up={"corr": CORRELATION})
+    @exchange(down={"model": weights()}, up={"corr": correlation}, when=exchanges_matrices)
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The mean of z z^T over views of all images; no image moves another's z."""
         parts, count = self.pull(client, got.model).eval(), len(client.examples)
@@ -231,11 +241,3 @@ class FedSC(Method):
         """Equation 80 twice."""
         others, alpha = given["others"], given["alpha"]
         return correlation_contrast(seen.z, self.spectral.mu, alpha=alpha, others=others)
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but that matrices with noise are guarded."""
-        found = super().exchanges()
-        if not any(self.exchanging(r) for r in range(1, self.world.rounds + 1)):
-            return {name: one for name, one in found.items() if name != "correlate"}
-        up = {"corr": replace(CORRELATION, guarded=self.private)}
-        return {**found, "correlate": replace(found["correlate"], up=up)}

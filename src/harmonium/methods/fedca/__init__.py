@@ -45,7 +45,7 @@ from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
-    Exchange,
+    Field,
     Plan,
     Value,
     exchange,
@@ -64,12 +64,20 @@ from harmonium.methods.fedca import dictionary as pool
 from harmonium.privacy.mechanisms import Release
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
-ROWS = per_example(
-    "each", shape=lambda method, examples: (range(examples + 1), method.objective.out)
-)
 TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
+
+
+def _rows(method: FedCA) -> Field:
+    """A client's rows: those with noise are guarded, means are statistics, none are public."""
+    per_image: Kind = "per_example" if method.size else "public"
+    return Field(
+        "statistic" if method.group > 1 else per_image,
+        "each",
+        guarded=bool(method.noise and method.size),
+        shape=lambda method, examples: (range(examples + 1), method.objective.out),
+    )
 
 
 @methods("fedca")
@@ -171,14 +179,14 @@ class FedCA(Method):
             memory["owners"] = owners
         return replace(self.merge(server, got.model), memory=memory)
 
-    @exchange(down={"h": public(), "z": public()})
+    @exchange(down={"h": public(), "z": public()}, when=needs_public)
     def align(self, client: Client, got: SimpleNamespace) -> None:
         """Keep what the alignment model makes of the public images."""
         client.state |= {"align_h": got.h, "align_z": got.z}
 
     @exchange(
         down={"model": weights(), "dictionary": per_example(), "count": scalar()},
-        up={**TRAINED, "rows": ROWS, "ratio": RATIO},
+        up={**TRAINED, "rows": _rows, "ratio": RATIO},
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all images."""
@@ -251,12 +259,3 @@ class FedCA(Method):
     def extents(self) -> dict[str, str]:
         """Sizes of the dictionary, of rows and of targets."""
         return pool.extents(self.size, self.sampling, self.blueprint["projector"])
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but rows with noise are guarded, means are statistics, none is nothing."""
-        found = super().exchanges()
-        train = found["train"]
-        kind: Any = "statistic" if self.group > 1 else "per_example" if self.size else "public"
-        rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise and self.size))
-        found["train"] = replace(train, up={**train.up, "rows": rows})
-        return found if self.strength else {k: v for k, v in found.items() if k != "align"}

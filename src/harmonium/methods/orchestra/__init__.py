@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.core.errors import ConfigError, counted
-from harmonium.core.types import ClientId, Kind
+from harmonium.core.types import ClientId
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.wire import (
     Ask,
-    Exchange,
+    Field,
+    FromSettings,
     Plan,
     Value,
     exchange,
@@ -51,10 +52,24 @@ from harmonium.methods.orchestra.clustering import Balance, GlobalBalance, Recen
 from harmonium.privacy.kmeans import multiplier, private_centroids, releases
 from harmonium.privacy.mechanisms import Release
 
-CENTROIDS = statistic(
-    "each", shape=lambda m, n: (range((m.local_clusters or m.memory) + 1), m.width)
-)
-CLUSTERED = {"centroids": CENTROIDS, "anonymity": scalar()}  # 0: nothing was sent
+
+def _centroids(method: Orchestra) -> Field:
+    """A client's centroids: noise guards them; clusters that may be of one image are per image."""
+    guarded = method.epsilon is not None
+    several = guarded or (method.local_clusters and method.k_min > 1)
+    most = method.local_clusters or method.memory
+    return Field(
+        "statistic" if several else "per_example",
+        "each",
+        guarded=guarded,
+        shape=lambda method, examples: (range(most + 1), method.width),
+    )
+
+
+CLUSTERED: dict[str, Field | FromSettings] = {
+    "centroids": _centroids,
+    "anonymity": scalar(),
+}  # anonymity 0: nothing was sent
 
 
 @methods("orchestra")
@@ -201,16 +216,6 @@ class Orchestra(Method):
     def revealed(self) -> tuple[str, ...]:
         """What leaves, by how many images are behind it."""
         return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared; noise guards, or clusters that may be of one image are single images."""
-        found, guarded = super().exchanges(), self.epsilon is not None
-        several = guarded or (self.local_clusters and self.k_min > 1)
-        kind: Kind = "statistic" if several else "per_example"
-        rows = replace(CENTROIDS, kind=kind, guarded=guarded)
-        for step in ("cluster", "train"):
-            found[step] = replace(found[step], up={**found[step].up, "centroids": rows})
-        return found
 
     def noted(self, server: Server) -> dict[str, float]:
         """Images in the smallest cluster of all whose centroids were sent; 0: none were."""
