@@ -29,6 +29,7 @@ from harmonium.federation.method import TRAINED
 from harmonium.federation.transport import STEPS
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.methods.fedavg import FedAvg
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
@@ -93,7 +94,7 @@ class Watched(FedAvg):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train as FedAvg does."""
         parts = self.pull(client, got.model)
-        done = self.fit(parts, client, anchor=got.model)
+        done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         changes = {key: value - got.model[key] for key, value in parts.state_dict().items()}
         CHANGES.setdefault(client.round, []).append(changes)
         return {"model": self.push(client, parts), "loss": done.loss}

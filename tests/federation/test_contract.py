@@ -5,7 +5,7 @@ Each is one line that names the piece and what to write, from a run and from `ch
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from harmonium.cli.main import main
 from harmonium.core.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Ask, Field, Folded, exchange, scalar, weights
+from harmonium.learning.context import Context
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.objectives import Objective
@@ -116,20 +117,20 @@ class AnswersTensor(Method):
 
 @dataclass(frozen=True)
 class ScoresRows(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return seen.z[0].sum(1)
 
 
 @dataclass(frozen=True)
 class ScoresNothing(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        super().score(parts, seen, given)
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        super().score(parts, seen, context)
 
 
 @dataclass(frozen=True)
 class ScoresDetached(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        return super().score(parts, seen, given).detach()
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, context).detach()
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class NoNetwork(Encoder):
 
 @dataclass(frozen=True)
 class NoBuild(Objective):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return seen.z[0].mean()
 
 
@@ -261,6 +262,23 @@ class WordByMethod(Method):
         return Method.train(self, client, got)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Margins(Context):
+    margin: float
+
+
+@dataclass(frozen=True)
+class LacksContext(Method):
+    context = Margins
+
+
+@dataclass(frozen=True)
+class WritesContext(Method):
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        context.me = 3
+        return super().score(parts, seen, context)
+
+
 SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] = {
     "keeps": ({"method": KeepsTuple}, ConfigError, ("KeepsTuple.keeps", '{"control":')),
     "remembers": ({"method": RemembersTuple}, ConfigError, ("remembers", '{"control":')),
@@ -276,6 +294,7 @@ SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] =
         WireError,
         ("WordByMethod.train", "`rows`", "statistic()"),
     ),
+    "context": ({"method": LacksContext}, ConfigError, ("LacksContext", "Margins")),
     "no return": ({"method": Endless}, ConfigError, ("Endless.round", "return self.merge")),
     "model": ({"method": EndsWithModel}, ConfigError, ("EndsWithModel.setup", "dict")),
     "no yield": ({"method": Yieldless}, ConfigError, ("Yieldless.round", "yield Ask")),
@@ -372,8 +391,8 @@ def test_what_only_a_whole_run_calls_is_checked(
 
 @dataclass(frozen=True)
 class NotFinite(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        return super().score(parts, seen, given) * float("nan")
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, context) * float("nan")
 
 
 def test_a_loss_that_is_not_finite_does_not_advise_to_resume(
@@ -497,3 +516,10 @@ def test_fields_and_exchanges_follow_from_settings() -> None:
 def test_when_is_a_function_of_the_method() -> None:
     with pytest.raises(WireError, match="when=True"):
         exchange(when=True)  # type: ignore[arg-type]
+
+
+def test_losses_only_read_their_context(tmp_path: Path) -> None:
+    with pytest.raises(FrozenInstanceError):
+        harmonium.run(WritesContext, *SMALL, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="anchor"):
+        _ = Context(me=0).received_model

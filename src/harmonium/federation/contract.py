@@ -116,6 +116,18 @@ def check_finished(server: Any, wanted: type, method: object, name: str) -> None
         )
 
 
+def checked_context(context: Any, method: Any) -> Any:
+    """What a handler passes to `fit`, which must be of the method's class `context`."""
+    wanted = method.context
+    if not isinstance(context, wanted):
+        raise ConfigError(
+            f"{called(method)} trains with a context of {type(context).__name__}: its class "
+            f"variable `context` is {wanted.__name__}, so write `self.fit(parts, client, "
+            f"context={wanted.__name__}(me=client.id, ...))`"
+        )
+    return context
+
+
 def check_ask(ask: Any, method: object) -> None:
     """Refuse a plan that yields anything but asks."""
     if not isinstance(ask, Ask):

@@ -43,6 +43,7 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.learning.client import Batch, Client, Decline
+from harmonium.learning.context import Context
 from harmonium.learning.contract import called, checked_network, checked_parts
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.encoders.cnn import CnnSmall
@@ -109,7 +110,7 @@ class Method:
     share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
     keeps: ClassVar[Mapping[str, Kind]] = {}  # what it stores at a client, and what that reveals
     remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
-    gives: ClassVar[tuple[str, ...]] = ()  # what `score` finds in `given` beside `me` and `anchor`
+    context: ClassVar[type[Context]] = Context  # what `fit` hands to `score` and the terms
     uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
     joint_views: ClassVar[bool | None] = None  # as `Objective.joint_views`, if its code differs
@@ -132,7 +133,7 @@ class Method:
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the received model on the client's examples."""
         parts = self.pull(client, got.model)
-        done = self.fit(parts, client, anchor=got.model)
+        done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         return {"model": self.push(client, parts), "loss": done.loss}
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -140,9 +141,12 @@ class Method:
         """What the loss looks at; override for a method with views of its own."""
         return self.objective.see(parts, batch)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The method's own loss; override to replace or extend the objective's."""
-        return self.objective.score(parts, seen, given)
+    def score(self, parts: Parts, seen: Seen, context: Any) -> Tensor:
+        """The method's own loss; override to replace or extend the objective's.
+
+        `context` is what the method handed to `fit`, an instance of its class `context`.
+        """
+        return self.objective.score(parts, seen, context)
 
     def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """Parts beyond the encoder's, the objective's and the terms'."""
@@ -396,20 +400,28 @@ class Method:
         return self.uses_labels or self.objective.uses_labels or terms
 
     @final
-    def loss(self, parts: Parts, **given: Any) -> Callable[[Batch], Tensor]:
-        """The local loss of a batch: the score and every term. Methods override `score`."""
+    def loss(
+        self, parts: Parts, context: Context, watch: Callable[[Seen], None] | None = None
+    ) -> Callable[[Batch], Tensor]:
+        """The local loss of a batch: the score and every term. Methods override `score`.
+
+        `watch` is called with what the model makes of each batch, before the loss is computed.
+        """
 
         def of(batch: Batch) -> Tensor:
-            return self.total(parts, self.see(parts, batch), given)
+            seen = self.see(parts, batch)
+            if watch is not None:
+                watch(seen)
+            return self.total(parts, seen, context)
 
         return of
 
     @final
-    def total(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def total(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The score and every term."""
-        total = self.score(parts, seen, given)
+        total = self.score(parts, seen, context)
         for term in self.terms:
-            total = total + term.score(parts, seen, given)
+            total = total + term.score(parts, seen, context)
         return total
 
     @final
@@ -418,29 +430,35 @@ class Method:
         parts: Parts,
         client: Client,
         *,
+        context: Context | None = None,
         train: Iterable[str] | None = None,
         local: Local | None = None,
         among: Tensor | None = None,
-        **given: Any,
+        watch: Callable[[Seen], None] | None = None,
     ) -> Fitted:
         """Train the named parts (default: all) by the method's loss on the client's examples.
 
-        `local` replaces the recipe's local training, `among` the examples that the objective would
-        take; `given` reaches `score` and the terms, which may count on `me` and, where the model
-        came by message, on `anchor`.
+        Args:
+            parts: the model, which is changed.
+            client: whose examples it learns from.
+            context: what `score` and the terms are given; none: the client's number alone.
+            train: names of the parts that are trained; none: all.
+            local: local training in place of the recipe's.
+            among: positions of examples in place of those that the objective would take.
+            watch: called with what the model makes of each batch, before the loss is computed.
         """
-        given = {"me": client.id, **given}
-        loss = self.loss(parts, **given)
-        after = partial(self.after_step, parts, given)
+        context = contract.checked_context(context or Context(me=client.id), self)
+        loss = self.loss(parts, context, watch)
+        after = partial(self.after_step, parts, context)
         among = self.objective.among(client.examples) if among is None else among
         return fit(parts, client, loss, local or self.local, train=train, after=after, among=among)
 
     @final
-    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
+    def after_step(self, parts: Parts, context: Context) -> None:
         """What the objective and the terms do after every step."""
         self.objective.after_step(parts)
         for term in self.terms:
-            term.after_step(parts, given)
+            term.after_step(parts, context)
 
     @final
     def at_server(self, server: Server, purpose: str) -> Client:

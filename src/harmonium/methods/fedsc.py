@@ -55,6 +55,7 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, check
 from harmonium.learning.objectives.spectral import Spectral, correlation_contrast, shortened
 from harmonium.learning.parts import Parts
@@ -66,12 +67,21 @@ from harmonium.privacy.mechanisms import Release
 ROUNDING = 1e-3  # of mu: what single precision may add to the eigenvalues of a packed matrix
 
 
+@dataclass(frozen=True, kw_only=True)
+class Matrices(Context):
+    """The mean matrix of the other clients, and how much the client's own counts."""
+
+    others: Tensor | None  # (out, out); none: alpha is 1
+    alpha: float
+
+
 @methods("fedsc")
 @dataclass(frozen=True)
 class FedSC(Method):
     """FedAvg whose clients know the mean correlation matrix of all others."""
 
     paper = "Jing et al., 2024"
+    context = Matrices
     remembers = {"corr": "statistic", "since": "scalar", "asked": "scalar"}
 
     coefficient: Literal["decay", "share"] = "decay"  # alpha: a line to `final`, or n / all
@@ -234,10 +244,12 @@ class FedSC(Method):
         """Train against the others' matrix."""
         parts = self.pull(client, got.model)
         others = None if got.alpha == 1 else unpack(got.others, self.spectral.out)
-        done = self.fit(parts, client, anchor=got.model, others=others, alpha=got.alpha)
+        context = Matrices(me=client.id, anchor=got.model, others=others, alpha=got.alpha)
+        done = self.fit(parts, client, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Matrices) -> Tensor:
         """Equation 80 twice."""
-        others, alpha = given["others"], given["alpha"]
-        return correlation_contrast(seen.z, self.spectral.mu, alpha=alpha, others=others)
+        return correlation_contrast(
+            seen.z, self.spectral.mu, alpha=context.alpha, others=context.others
+        )

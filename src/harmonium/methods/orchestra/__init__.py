@@ -44,7 +44,7 @@ from harmonium.federation.wire import (
 )
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.objectives import Seen, check
-from harmonium.learning.objectives.assignments import Assignments
+from harmonium.learning.objectives.assignments import Assignments, Clustered
 from harmonium.learning.parts import Parts
 from harmonium.methods import methods
 from harmonium.methods.orchestra import clustering
@@ -79,7 +79,7 @@ class Orchestra(Method):
 
     paper = "Lubana et al., 2022"
     remembers = {"centroids": "statistic", "anonymity": "scalar"}
-    gives = ("centroids",)
+    context = Clustered
 
     clusters: int = 64  # of the federation (G); for CIFAR-100 128
     local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single images
@@ -160,15 +160,14 @@ class Orchestra(Method):
         """Predict assignments and turns, then cluster the target's newest projections."""
         parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
         sent = {} if self.epsilon is None else self.private(client, parts)  # before training
-        given = {"centroids": got.centroids, "recent": recent}
-        done = self.fit(parts, client, anchor=got.model, **given)
+        context = Clustered(me=client.id, anchor=got.model, centroids=got.centroids)
+
+        def remember(seen: Seen) -> None:
+            recent.push(seen.batch.index, seen.t[0])
+
+        done = self.fit(parts, client, context=context, watch=remember)
         sent = sent or self.centroids(client, recent)
         return {"model": self.push(client, parts), "loss": done.loss, **sent}
-
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The objective's loss; the target's projections are remembered until the task ends."""
-        given["recent"].push(seen.batch.index, seen.t[0])
-        return super().score(parts, seen, given)
 
     def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
         """What a client sends of its memory: centroids, and images in the smallest cluster."""
