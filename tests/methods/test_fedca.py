@@ -417,7 +417,7 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
         assert part in bare, part
     assert "averaged over" not in said(momentum=0.0)
     every = said(sampling="server")
-    assert "as many as images, from each client" in every and "rows: 512 bytes a pict" in every
+    assert "as many as images, from each client" in every and "rows: 512 bytes a" in every
     noisy = said(noise=0.5, source="received")
     assert "Noise of 0.5 on each number" in noisy and "Nothing hides these rows" not in noisy
     means = said(group=4)
