@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Parts
-from harmonium.methods.fedca import FedCA
+from harmonium.methods.fedca import Dictionary, FedCA
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
@@ -121,15 +121,15 @@ SEEN: list[tuple[float, float, float]] = []  # a step each: cosines to partner, 
 class Watched(FedCA):
     """FedCA that writes down how near a batch is to itself and to the dictionary."""
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Dictionary) -> Tensor:
         """The loss as it is."""
         first, second = (functional.normalize(z.detach()) for z in seen.pair())
-        if len(given["dictionary"]):
+        if context.negatives is not None:
             near, count = first @ second.T, len(first)
             others = (near.sum() - near.trace()) / (count * count - count)
-            far = (first @ given["dictionary"].T).mean()
+            far = (first @ context.negatives.T).mean()
             SEEN.append((float(near.trace() / count), float(others), float(far)))
-        return super().score(parts, seen, given)
+        return super().score(parts, seen, context)
 
 
 def watch(number: int) -> Found:

@@ -19,15 +19,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harmonium.federation.method import TRAINED
 from harmonium.federation.transport import STEPS
+from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
-from harmonium.learning.parts import Parts
-from harmonium.learning.training import Fitted
+from harmonium.learning.context import Context
 from harmonium.methods.fedavg import FedAvg
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
@@ -88,12 +90,14 @@ CHANGES: dict[int, list[dict[str, Tensor]]] = {}  # by round: what every client 
 class Watched(FedAvg):
     """FedAvg that writes down what clients change."""
 
-    def fit(self, parts: Parts, client: Client, **given: Any) -> Fitted:
-        """Training as it is."""
-        done = super().fit(parts, client, **given)
-        held = {key: value - given["anchor"][key] for key, value in parts.state_dict().items()}
-        CHANGES.setdefault(client.round, []).append(held)
-        return done
+    @exchange(down={"model": weights()}, up=TRAINED)
+    def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Train as FedAvg does."""
+        parts = self.pull(client, got.model)
+        done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
+        changes = {key: value - got.model[key] for key, value in parts.state_dict().items()}
+        CHANGES.setdefault(client.round, []).append(changes)
+        return {"model": self.push(client, parts), "loss": done.loss}
 
 
 def rounded(value: Tensor, rows: bool, rng: torch.Generator | None) -> tuple[Tensor, int]:

@@ -11,6 +11,7 @@ from harmonium.data.partition import make_split
 from harmonium.federation.card import card
 from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import objectives
 from harmonium.recipe.presets import baselines, load_tree
 from harmonium.recipe.schema import Recipe
@@ -59,7 +60,7 @@ def loss_of(method: Method, model: Weights, trial: Trial) -> float:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(draw)
             seen = method.objective.see(parts, batch)
-            total += method.objective.score(parts, seen, {}).item() / 3
+            total += method.objective.score(parts, seen, Context(me=0)).item() / 3
     return total
 
 

@@ -28,7 +28,7 @@ TINY = (
 class Late(SimCLR):
     """An objective that is found at fault in the first round, after the setup was committed."""
 
-    def score(self, parts: Any, seen: Any, given: Any) -> Any:
+    def score(self, parts: Any, seen: Any, context: Any) -> Any:
         return None
 
 

@@ -5,7 +5,7 @@ Each is one line that names the piece and what to write, from a run and from `ch
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import harmonium
 from harmonium.cli.main import main
 from harmonium.core.errors import ConfigError, Diverged, HarmoniumError, NotEnoughReplies, WireError
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.wire import Ask, Folded, exchange, weights
+from harmonium.federation.wire import Ask, Field, Folded, exchange, scalar, weights
+from harmonium.learning.context import Context
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.objectives import Objective
@@ -116,20 +117,20 @@ class AnswersTensor(Method):
 
 @dataclass(frozen=True)
 class ScoresRows(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return seen.z[0].sum(1)
 
 
 @dataclass(frozen=True)
 class ScoresNothing(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        super().score(parts, seen, given)
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        super().score(parts, seen, context)
 
 
 @dataclass(frozen=True)
 class ScoresDetached(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        return super().score(parts, seen, given).detach()
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, context).detach()
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class NoNetwork(Encoder):
 
 @dataclass(frozen=True)
 class NoBuild(Objective):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return seen.z[0].mean()
 
 
@@ -238,6 +239,46 @@ class RemembersObject(Method):
         yield
 
 
+@dataclass(frozen=True)
+class RewritesExchanges(Method):
+    def exchanges(self):  # type: ignore[no-untyped-def,misc]
+        return super().exchanges()
+
+
+@dataclass(frozen=True)
+class TakenProperty(Method):
+    feature_size: int = 3  # type: ignore[assignment,misc]
+
+
+@dataclass(frozen=True)
+class TakenModel(RewritesExchanges):
+    pass
+
+
+@dataclass(frozen=True)
+class WordByMethod(Method):
+    @exchange(down={"model": weights()}, up=lambda method: {**TRAINED, "rows": "statistic"})
+    def train(self, client, got):  # type: ignore[no-untyped-def]
+        return Method.train(self, client, got)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins(Context):
+    margin: float
+
+
+@dataclass(frozen=True)
+class LacksContext(Method):
+    context = Margins
+
+
+@dataclass(frozen=True)
+class WritesContext(Method):
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        context.me = 3
+        return super().score(parts, seen, context)
+
+
 SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] = {
     "keeps": ({"method": KeepsTuple}, ConfigError, ("KeepsTuple.keeps", '{"control":')),
     "remembers": ({"method": RemembersTuple}, ConfigError, ("remembers", '{"control":')),
@@ -245,6 +286,15 @@ SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] =
     "share": ({"method": SharesTuple}, ConfigError, ("share", '{"projector":')),
     "dataclass": ({"method": Undecorated}, ConfigError, ("beta", "@dataclass(frozen=True)")),
     "no exchange": ({"method": Undeclared}, ConfigError, ("Undeclared.train", "@exchange(")),
+    "final": ({"method": RewritesExchanges}, ConfigError, ("RewritesExchanges.exchanges", "when=")),
+    "final property": ({"method": TakenProperty}, ConfigError, ("TakenProperty.feature_size",)),
+    "final above": ({"method": TakenModel}, ConfigError, ("TakenModel.exchanges",)),
+    "function": (
+        {"method": WordByMethod},
+        WireError,
+        ("WordByMethod.train", "`rows`", "statistic()"),
+    ),
+    "context": ({"method": LacksContext}, ConfigError, ("LacksContext", "Margins")),
     "no return": ({"method": Endless}, ConfigError, ("Endless.round", "return self.merge")),
     "model": ({"method": EndsWithModel}, ConfigError, ("EndsWithModel.setup", "dict")),
     "no yield": ({"method": Yieldless}, ConfigError, ("Yieldless.round", "yield Ask")),
@@ -341,8 +391,8 @@ def test_what_only_a_whole_run_calls_is_checked(
 
 @dataclass(frozen=True)
 class NotFinite(Method):
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        return super().score(parts, seen, given) * float("nan")
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        return super().score(parts, seen, context) * float("nan")
 
 
 def test_a_loss_that_is_not_finite_does_not_advise_to_resume(
@@ -395,7 +445,7 @@ def test_declarations_that_are_none_are_refused_at_once() -> None:
                 def train(self, client, got): ...  # type: ignore[no-untyped-def]
 
     with pytest.raises(WireError, match=r"`model`.*weights\(\)"):
-        exchange(down={"model": "weights"})  # type: ignore[dict-item]
+        exchange(down={"model": "weights"})(Method.train)  # type: ignore[dict-item]
 
 
 def test_messages_are_namespaces_all_the_same() -> None:
@@ -422,3 +472,54 @@ def test_one_channel_is_not_plural() -> None:
     colours = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     with pytest.raises(ConfigError, match="cannot take images of 8 x 8 with 1 channel: "):
         _ = Recipe.of("fedavg", "data=digits", encoder=colours).known_method().blueprint
+
+
+@dataclass(frozen=True)
+class BySettings(Method):
+    """Fields and exchanges that follow from its settings."""
+
+    sends: bool = True
+
+    @property
+    def field(self) -> Field:
+        return scalar("mean" if self.sends else "each")
+
+    @exchange(
+        down=lambda method: {"model": weights()} if method.sends else {},
+        up={"number": field, "other": lambda method: scalar()},
+    )
+    def count(self, client, got):  # type: ignore[no-untyped-def]
+        return {"number": 1, "other": 2}
+
+    @exchange(down={"model": weights()}, when=lambda method: method.sends)
+    def keep(self, client, got):  # type: ignore[no-untyped-def]
+        return {}
+
+
+@dataclass(frozen=True)
+class OverridesField(BySettings):
+    @property
+    def field(self) -> Field:
+        return scalar("sum")
+
+
+def test_fields_and_exchanges_follow_from_settings() -> None:
+    full, less = BySettings().exchanges(), BySettings(sends=False).exchanges()
+    assert list(full) == ["count", "keep", "train"] and list(less) == ["count", "train"]
+    assert set(full["count"].down) == {"model"} and not less["count"].down
+    assert full["count"].up == {"number": scalar("mean"), "other": scalar()}
+    assert less["count"].up["number"].fold == "each"
+    assert OverridesField().exchanges()["count"].up["number"].fold == "sum"
+    assert set(BySettings(sends=False).declared_exchanges()) > {"keep", "calibrate"}
+
+
+def test_when_is_a_function_of_the_method() -> None:
+    with pytest.raises(WireError, match="when=True"):
+        exchange(when=True)  # type: ignore[arg-type]
+
+
+def test_losses_only_read_their_context(tmp_path: Path) -> None:
+    with pytest.raises(FrozenInstanceError):
+        harmonium.run(WritesContext, *SMALL, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="anchor"):
+        _ = Context(me=0).received_model

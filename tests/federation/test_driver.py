@@ -17,6 +17,7 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, per_example, scalar, statistic, weights
 from harmonium.learning.client import Decline
+from harmonium.learning.context import Context
 from harmonium.learning.training import fit
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_host
@@ -277,7 +278,7 @@ def test_plans_train_on_public_images_with_keyed_chance(tmp_path: Path) -> None:
     def setup(self, server):  # type: ignore[no-untyped-def]
         parts = self.blueprint.copy_from()
         someone = self.at_server(server, "align")
-        done = fit(parts, someone, self.loss(parts, me=-1, anchor={}), self.local)
+        done = fit(parts, someone, self.loss(parts, Context(me=-1, anchor={})), self.local)
         return float(done.loss), float(torch.rand(()))
 
     seen = []

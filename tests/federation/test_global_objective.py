@@ -19,6 +19,7 @@ from harmonium.federation import global_objective
 from harmonium.federation.card import card
 from harmonium.federation.global_objective import from_bounds, note, obstacle
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.recipe.schema import Recipe
 from harmonium.report.plots import plot_run
@@ -63,9 +64,9 @@ def of_all(found: Trial) -> tuple[float, float, dict[str, float]]:
         rng = seeds.torch_rng(found.recipe.seed, "objective", client)
         batch = Batch(torch.arange(len(index)), examples, method.views, rng)
         seen.append(method.objective.see(parts, batch))
-        local[str(client)] = scale * method.objective.score(parts, seen[-1], {}).item()
+        local[str(client)] = scale * method.objective.score(parts, seen[-1], Context(me=0)).item()
     z = [torch.cat(views) for views in zip(*(one.z for one in seen), strict=True)]
-    loss = scale * method.objective.score(parts, Seen(seen[0].batch, seen[0].h, z), {})
+    loss = scale * method.objective.score(parts, Seen(seen[0].batch, seen[0].h, z), Context(me=0))
     trained = [p for p in parts.parameters() if p.requires_grad]
     slopes = torch.autograd.grad(loss, trained, allow_unused=True)
     norm = torch.stack([part.square().sum() for part in slopes if part is not None]).sum().sqrt()
@@ -107,7 +108,7 @@ def test_images_in_several_batches_amount_to_the_same(monkeypatch: pytest.Monkey
             for held, view in zip(views, method.views(pixels, rng), strict=True):
                 held.append(parts["projector"](parts["encoder"](view)))
     z = [torch.cat(held) for held in views]
-    loss = method.objective.score(parts, Seen(None, [], z), {})  # type: ignore[arg-type]
+    loss = method.objective.score(parts, Seen(None, [], z), Context(me=0))  # type: ignore[arg-type]
     assert told["value"] == pytest.approx(loss.item() / 2, rel=1e-5)
 
 

@@ -48,7 +48,7 @@ class Pull(Objective):
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
         return Seen(batch, [parts["encoder"](batch.plain)], [])
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return seen.h[0].square().sum(1).mean()
 
 
@@ -63,9 +63,9 @@ class WithRows(Pull):
             "queue": Part(nn.Linear(2, 2), "fresh"),
         }
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         out = parts["mine"](seen.h[0]) + parts["queue"](seen.h[0])
-        own = parts["table"].weight[given["me"]]
+        own = parts["table"].weight[context.me]
         return (seen.h[0] * own).sum(1).square().mean() + out.square().mean()
 
 
@@ -314,10 +314,10 @@ class Counting(Term):
         counter.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         return {"counter": Part(counter)}
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return torch.zeros(())
 
-    def after_step(self, parts, given):  # type: ignore[no-untyped-def]
+    def after_step(self, parts, context):  # type: ignore[no-untyped-def]
         parts["counter"].steps += 1
 
 

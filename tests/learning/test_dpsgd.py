@@ -13,6 +13,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
 from harmonium.learning import dpsgd
 from harmonium.learning.client import Client, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.training import Local
 from harmonium.privacy.budget import epsilon
 from harmonium.privacy.mechanisms import Noise
@@ -42,7 +43,7 @@ def setting(found: Trial) -> tuple[Any, list[nn.Parameter], Any, Any, Client]:
     parts = method.pull(client, found.server.model).train()
     parameters = [p for p in parts.parameters() if p.requires_grad]
     batch = next(client.batches(1, 6))
-    return parts, parameters, method.loss(parts, me=0, anchor={}), batch, client
+    return parts, parameters, method.loss(parts, Context(me=0, anchor={})), batch, client
 
 
 @pytest.mark.parametrize("name", LOSSES)

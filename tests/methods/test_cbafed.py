@@ -140,8 +140,8 @@ SEEN: list[dict[str, Any]] = []
 class Watcher(Term):
     """Notes what a term is given."""
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        SEEN.append({**given, "h": seen.h, "index": seen.batch.index})
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        SEEN.append({**vars(context), "h": seen.h, "index": seen.batch.index})
         return seen.h[0].sum() * 0
 
 

@@ -20,13 +20,14 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.server_optimisers import Adam
 from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.encoders.cnn import CnnSmall
 from harmonium.learning.objectives.byol import BYOL
 from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.objectives.supervised import Supervised
 from harmonium.learning.training import Local
 from harmonium.learning.world import World
-from harmonium.methods.featarc import FeatARC, FeatARCClustered, alignment
+from harmonium.methods.featarc import Aligned, FeatARC, FeatARCClustered, alignment
 from harmonium.methods.fedavg import FedAvg
 from harmonium.privacy.mechanisms import Noise
 from harmonium.testing import check_method
@@ -98,14 +99,14 @@ def test_the_loss_is_the_equation(target: Any) -> None:
     phi = made.features(parts, client)
     index = torch.tensor([5, 0, 3, 2])
     batch = Batch(index, client.examples, client.views, torch.Generator().manual_seed(4))
-    got = made.loss(parts, targets=phi, me=0)(batch)
+    got = made.loss(parts, Aligned(me=0, targets=phi))(batch)
     plain = made.views.plain(client.examples.pixels(index))
     h = parts["encoder"](plain)
     wanted_phi = functional.normalize(parts["projector"](h) if target == "projector" else h)
     first, second = (parts["projector"](parts["encoder"](view)) for view in batch.views)
     cosine = torch.cosine_similarity
     meet = (cosine(first, wanted_phi).mean() + cosine(second, wanted_phi).mean()) / 2
-    base = objective.score(parts, objective.see(parts, batch), {})
+    base = objective.score(parts, objective.see(parts, batch), Context(me=0))
     torch.testing.assert_close(got, base - 0.3 * meet)
 
 
@@ -116,7 +117,8 @@ def test_at_the_start_and_without_augmentation_the_alignment_is_complete() -> No
     phi = made.features(parts, client)
     batch = Batch(torch.arange(8), client.examples, client.views, torch.Generator())
     seen = made.see(parts, batch)
-    added = made.score(parts, seen, {"targets": phi}) - made.score(parts, seen, {"targets": None})
+    aligned, plain = Aligned(me=0, targets=phi), Aligned(me=0, targets=None)
+    added = made.score(parts, seen, aligned) - made.score(parts, seen, plain)
     assert added.item() == pytest.approx(-0.5, abs=1e-6)
 
 
@@ -134,9 +136,9 @@ def test_targets_are_the_received_models_and_stay_for_the_round() -> None:
 
     @dataclass(frozen=True)
     class Noting(FeatARC):
-        def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-            noted.append(given["targets"])
-            return super().score(parts, seen, given)
+        def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+            noted.append(context.targets)
+            return super().score(parts, seen, context)
 
     noting = Noting(**{key: getattr(made, key) for key in COMMON})
     noting.train(client, SimpleNamespace(model=made.blueprint.shared()))

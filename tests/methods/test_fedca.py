@@ -21,6 +21,7 @@ from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Decline, Examples
 from harmonium.learning.objectives.infonce import info_nce
 from harmonium.learning.training import Local
+from harmonium.methods.fedca import Dictionary
 from harmonium.methods.fedca.dictionary import collected, grouped_means, public_batches, quotas
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
@@ -62,12 +63,22 @@ def seen_by(found: Trial) -> tuple[Any, Any]:
     return parts, found.method.see(parts, batch)
 
 
+def context_of(
+    negatives: Tensor | None, targets: Any = None, weighed: list[Any] | None = None
+) -> Dictionary:
+    def weigh(pull: float, contrast: float) -> None:
+        if weighed is not None:
+            weighed.append((pull, contrast))
+
+    return Dictionary(me=0, negatives=negatives, targets=targets or iter(()), weigh=weigh)
+
+
 def test_the_loss_is_that_of_n_plus_k_classes() -> None:
     found = trial({"strength": 0.0})
     parts, seen = seen_by(found)
     dictionary = functional.normalize(torch.randn(5, 128)).requires_grad_()
-    given = {"dictionary": dictionary, "weighed": []}
-    loss = found.method.score(parts, seen, given)
+    context = context_of(dictionary)
+    loss = found.method.score(parts, seen, context)
     first, second = (functional.normalize(z) for z in seen.pair())
     logits = torch.cat([first @ second.T, first @ dictionary.detach().T], 1) / 0.1
     assert logits.shape == (6, 6 + 5)
@@ -76,9 +87,9 @@ def test_the_loss_is_that_of_n_plus_k_classes() -> None:
     loss.backward()
     assert dictionary.grad is None
     order = torch.tensor([3, 1, 4, 0, 2])
-    shuffled = found.method.score(parts, seen, {**given, "dictionary": dictionary[order]})
+    shuffled = found.method.score(parts, seen, context_of(dictionary[order]))
     assert shuffled.item() == pytest.approx(loss.item(), rel=1e-6)
-    empty = found.method.score(parts, seen, {**given, "dictionary": torch.zeros(0, 128)})
+    empty = found.method.score(parts, seen, context_of(None))
     alone = -(first @ second.T / 0.1).log_softmax(1).diagonal().mean()
     assert empty.item() == pytest.approx(alone.item(), rel=1e-5)
 
@@ -92,14 +103,13 @@ def test_the_alignment_is_a_squared_distance_and_vanishes_at_the_targets(reducti
     with torch.no_grad():
         own = parts["encoder"](pictures)
         h, z = own + 0.5, parts["projector"](own) - 0.25
-    given = {"dictionary": torch.zeros(0, 128), "weighed": weighed}
-    apart = method.score(parts, seen, {**given, "targets": iter([(pictures, h, z)])})
-    plain = replace(method, strength=0.0).score(parts, seen, given)
+    apart = method.score(parts, seen, context_of(None, iter([(pictures, h, z)]), weighed))
+    plain = replace(method, strength=0.0).score(parts, seen, context_of(None))
     wanted = 4 * (own.shape[1] * 0.25 + 128 * 0.0625) / (4 if reduction == "mean" else 1)
     assert apart.item() - plain.item() == pytest.approx(0.3 * wanted, rel=1e-4)
     assert weighed == [pytest.approx((0.3 * wanted, plain.item()), rel=1e-4)]
     there = iter([(pictures, own, parts["projector"](own).detach())])
-    none = method.score(parts, seen, {**given, "targets": there})
+    none = method.score(parts, seen, context_of(None, there, weighed))
     assert none.item() == pytest.approx(plain.item(), abs=1e-6)
 
 
@@ -124,14 +134,13 @@ def test_a_model_is_at_no_distance_from_itself_and_public_images_move_no_statist
     parts.train()
     before = {key: value.clone() for key, value in parts.named_buffers()}
     weighed = list[tuple[float, float]]()
-    given = {"dictionary": torch.zeros(0, 128), "weighed": weighed}
-    method.score(parts, seen, {**given, "targets": iter([(public, h, z)])})
+    method.score(parts, seen, context_of(None, iter([(public, h, z)]), weighed))
     assert weighed[0][0] == pytest.approx(0, abs=1e-8)
     assert before and all(torch.equal(before[k], v) for k, v in parts.named_buffers())
     assert all(module.training for module in parts.modules())
     bare = replace(method, strength=0.0)  # type: ignore[call-arg]
-    pull = method.score(parts, seen, {**given, "targets": iter([(public, h + 1, z)])})
-    (pull - bare.score(parts, seen, given)).backward()  # type: ignore[no-untyped-call]
+    pull = method.score(parts, seen, context_of(None, iter([(public, h + 1, z)]), weighed))
+    (pull - bare.score(parts, seen, context_of(None))).backward()  # type: ignore[no-untyped-call]
     first = next(parts["encoder"].parameters()).grad
     assert (
         first is not None and first.abs().max() > 1e-4
@@ -145,9 +154,9 @@ def test_statistics_that_are_never_sent_are_measured_before_alignment(
     client, began = client_of(found), list[Any]()
     plain = Method.fit
 
-    def look(method: Any, parts: Any, client: Any, **given: Any) -> Any:
+    def look(method: Any, parts: Any, client: Any, **how: Any) -> Any:
         began.append({key: value.clone() for key, value in parts.named_buffers()})
-        return plain(method, parts, client, **given)
+        return plain(method, parts, client, **how)
 
     monkeypatch.setattr(Method, "fit", look)
     got = {"model": found.server.model, "dictionary": torch.zeros(0, 128), "count": 0}
@@ -408,7 +417,7 @@ def test_the_card_says_what_a_curious_server_and_curious_clients_get() -> None:
         assert part in bare, part
     assert "averaged over" not in said(momentum=0.0)
     every = said(sampling="server")
-    assert "as many as images, from each client" in every and "rows: 512 bytes a pict" in every
+    assert "as many as images, from each client" in every and "rows: 512 bytes a" in every
     noisy = said(noise=0.5, source="received")
     assert "Noise of 0.5 on each number" in noisy and "Nothing hides these rows" not in noisy
     means = said(group=4)

@@ -16,11 +16,12 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.sobel import sobel
 from harmonium.federation.card import card
 from harmonium.learning.client import Batch, Client, Decline, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.simclr import nt_xent
 from harmonium.learning.objectives.simsiam import SimSiam, negative_cosine
 from harmonium.learning.terms import Term
 from harmonium.methods import fedstyle
-from harmonium.methods.fedstyle import FedStyle
+from harmonium.methods.fedstyle import FedStyle, Styled
 from harmonium.methods.fedstyle.contrast import style_contrast
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
@@ -206,14 +207,14 @@ def test_the_styles_rate_is_its_own(plain: Trial) -> None:
 # ---- content, infused ----------------------------------------------------------------------------
 
 
-def seen_by(found: Trial) -> tuple[Any, Any, dict[str, Any]]:
+def seen_by(found: Trial) -> tuple[Any, Any, Any]:
     """A batch of a client as a model sees it, with the client's style features."""
     method, client = found.method, client_of(found)
     assert isinstance(method, FedStyle)
     parts = method.blueprint.copy_from(found.server.model, found.states[0]["parts"])
     batch = Batch(torch.tensor([4, 0, 2, 5]), client.examples, method.views, client.rng)
-    given = {"styles": method.styles(parts["style"].eval(), client)}
-    return parts, method.see(parts, batch), given
+    context = Styled(me=0, styles=method.styles(parts["style"].eval(), client))
+    return parts, method.see(parts, batch), context
 
 
 def by_hand(parts: Any, seen: Any) -> list[Tensor]:
@@ -236,8 +237,8 @@ def by_hand(parts: Any, seen: Any) -> list[Tensor]:
 def test_the_loss_is_the_objectives_twice(objective: dict[str, Any]) -> None:
     """Own style in the first view, Sobel's in the second; the predictor serves both terms."""
     found = trial(objective=objective, strength=0.7, encoder=BATCH_NORM, rounds=1)
-    parts, seen, given = seen_by(found)
-    loss = found.method.score(parts, seen, given)
+    parts, seen, context = seen_by(found)
+    loss = found.method.score(parts, seen, context)
 
     def contrast(z: list[Tensor]) -> Tensor:
         if objective is SIMCLR:
@@ -248,14 +249,14 @@ def test_the_loss_is_the_objectives_twice(objective: dict[str, Any]) -> None:
     wanted = contrast(seen.z) + 0.7 * contrast(infused)
     torch.testing.assert_close(loss, wanted)
     twice = replace(found.method, strength=1.4)  # type: ignore[call-arg]
-    more = twice.score(parts, seen, given) - loss
+    more = twice.score(parts, seen, context) - loss
     torch.testing.assert_close(more, 0.7 * contrast(infused))
 
 
 def test_each_view_has_the_style_of_its_own_kind(plain: Trial) -> None:
-    parts, seen, given = seen_by(plain)
+    parts, seen, context = seen_by(plain)
     pixels, make = seen.batch.pixels, seen.batch.make
-    pictures, copies = given["styles"](seen.batch.index).chunk(2)
+    pictures, copies = context.styles(seen.batch.index).chunk(2)
     torch.testing.assert_close(pictures, parts["style"](make.plain(pixels)))
     torch.testing.assert_close(copies, parts["style"](make.plain(sobel(pixels))))
     assert not pictures.requires_grad and not torch.allclose(pictures, copies)
@@ -263,20 +264,24 @@ def test_each_view_has_the_style_of_its_own_kind(plain: Trial) -> None:
 
 def test_gradients_reach_content_and_generator_and_not_the_style(plain: Trial) -> None:
     """Of the infused loss alone: what is between generator and encoder is not detached."""
-    parts, seen, given = seen_by(plain)
-    alone = plain.method.score(parts, seen, given) - plain.method.objective.score(parts, seen, {})
+    parts, seen, context = seen_by(plain)
+    alone = plain.method.score(parts, seen, context) - plain.method.objective.score(
+        parts, seen, Context(me=0)
+    )
     alone.backward()  # type: ignore[no-untyped-call]
     for name in ("encoder", "projector", "generator"):
         slopes = [p.grad for p in parts[name].parameters() if p.ndim > 1]
         assert slopes and all(g is not None and g.abs().sum() > 0 for g in slopes)
     assert all(p.grad is None for p in parts["style"].parameters())
-    parts, seen, given = seen_by(plain)
+    parts, seen, context = seen_by(plain)
     before = parts["encoder"][0].weight.detach().clone()
     z = by_hand(parts, seen)
     (wanted,) = torch.autograd.grad(0.5 * nt_xent(z[0], z[1], 0.5), parts["encoder"][0].weight)
-    parts, seen, given = seen_by(plain)
+    parts, seen, context = seen_by(plain)
     assert torch.equal(before, parts["encoder"][0].weight)
-    alone = plain.method.score(parts, seen, given) - plain.method.objective.score(parts, seen, {})
+    alone = plain.method.score(parts, seen, context) - plain.method.objective.score(
+        parts, seen, Context(me=0)
+    )
     (slope,) = torch.autograd.grad(alone, parts["encoder"][0].weight)
     torch.testing.assert_close(slope, wanted, rtol=1e-3, atol=1e-6)
 
@@ -294,14 +299,14 @@ def test_terms_see_the_plain_views_once(plain: Trial) -> None:
     class Watching(Term):
         name = "watching"
 
-        def score(self, parts: Any, seen: Any, given: Any) -> Tensor:
+        def score(self, parts: Any, seen: Any, context: Any) -> Tensor:
             looked.append(seen)
             return torch.tensor(3.0)
 
-    parts, seen, given = seen_by(plain)
+    parts, seen, context = seen_by(plain)
     method = replace(plain.method, terms=(Watching(),))
-    total = method.total(parts, seen, given)
-    torch.testing.assert_close(total, plain.method.score(parts, seen, given) + 3)
+    total = method.total(parts, seen, context)
+    torch.testing.assert_close(total, plain.method.score(parts, seen, context) + 3)
     assert looked == [seen]
 
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
+from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Examples
 from harmonium.learning.objectives.simclr import nt_xent
-from harmonium.methods.fedx import WEIGHTS, FedX, Related, projected, relational
+from harmonium.methods.fedx import WEIGHTS, Distilled, FedX, Related, projected, relational
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
 from harmonium.testing import Trial, first_trial
@@ -128,8 +129,8 @@ def seen_by(found: Trial, method: Any = None) -> tuple[Any, Any, Any]:
 def test_the_loss_is_the_sum_of_four() -> None:
     found = trial(local_temperature=0.2, global_temperature=0.3)
     parts, seen, received = seen_by(found)
-    given = {"received": received}
-    loss = found.method.score(parts, seen, given)
+    context = Distilled(me=0, received=received)
+    loss = found.method.score(parts, seen, context)
     z1, z2 = (z.detach() for z in seen.pair())
     p1, p2 = (parts["predictor"](z).detach().double().numpy() for z in (z1, z2))
     g2, gr = (projected(received, x).double().numpy() for x in (seen.batch.views[1], seen.others))
@@ -142,17 +143,17 @@ def test_the_loss_is_the_sum_of_four() -> None:
     }
     assert loss.item() == pytest.approx(sum(wanted.values()), rel=1e-4)
     for name, value in wanted.items():
-        alone = replace(found.method, **only(name)).score(parts, seen, given)  # type: ignore[arg-type]
+        alone = replace(found.method, **only(name)).score(parts, seen, context)  # type: ignore[arg-type]
         assert alone.item() == pytest.approx(value, rel=1e-4, abs=1e-6)
         twice = replace(found.method, **{**only(name), name: 2.0})  # type: ignore[arg-type]
-        assert twice.score(parts, seen, given).item() == pytest.approx(2 * alone.item())
+        assert twice.score(parts, seen, context).item() == pytest.approx(2 * alone.item())
     assert len(set(wanted.values())) == 4
 
 
 def test_gradients_reach_the_clients_model_and_not_the_received_one() -> None:
     found = trial()
     parts, seen, received = seen_by(found)
-    found.method.score(parts, seen, {"received": received}).backward()  # type: ignore[no-untyped-call]
+    found.method.score(parts, seen, Distilled(me=0, received=received)).backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in parts.parameters())
     assert all(p.grad is None for p in received.parameters())
 
@@ -163,7 +164,7 @@ def test_the_mixture_is_detached_where_the_recipe_says_so() -> None:
     for flag in (False, True):
         parts, seen, received = seen_by(found)
         method = replace(found.method, detach_target=flag)  # type: ignore[call-arg]
-        loss = method.score(parts, seen, {"received": received})
+        loss = method.score(parts, seen, Distilled(me=0, received=received))
         slopes.append(torch.autograd.grad(loss, parts["projector"][0].weight)[0])
     assert not torch.allclose(*slopes)
 
@@ -173,7 +174,7 @@ def test_a_model_contrasted_with_itself_is_contrasted_as_usual() -> None:
     parts, seen, _ = seen_by(found)
     parts["predictor"] = nn.Identity()
     received = found.method.blueprint.copy_from().eval()
-    loss = found.method.score(parts, seen, {"received": received})
+    loss = found.method.score(parts, seen, Distilled(me=0, received=received))
     torch.testing.assert_close(loss, nt_xent(*seen.pair(), 0.1))
 
 
@@ -215,15 +216,16 @@ def test_the_contrast_alone_is_fedavg_of_simclr() -> None:
 def test_the_received_model_stays_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     found, fit = trial(), FedX.fit
 
-    def watched(self: FedX, parts: Any, client: Client, **given: Any) -> Any:
-        done, received = fit(self, parts, client, **given), given["received"]
+    def watched(self: FedX, parts: Any, client: Client, *, context: Distilled) -> Any:
+        done, received = fit(self, parts, client, context=context), context.received
+        assert received is not None
         values = received.state_dict()
-        assert all(torch.equal(values[key], value) for key, value in given["anchor"].items())
+        assert all(torch.equal(values[key], value) for key, value in context.received_model.items())
         assert not received.training and not any(p.requires_grad for p in received.parameters())
         assert any(not torch.equal(values[key], value) for key, value in parts.state_dict().items())
         return done
 
-    monkeypatch.setattr(FedX, "fit", watched)
+    monkeypatch.setattr(Method, "fit", watched)
     rng = seeds.torch_rng(0, "test")
     examples = Examples(found.dataset.train.without_labels(), found.split.indices[0])
     client = Client(0, 1, 2, examples, found.method.views, rng, Noise("simulated", rng))

@@ -184,7 +184,7 @@ class Bare(Objective):
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
         return Seen(batch, [parts["encoder"](view) for view in batch.views], [])
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         return (seen.h[0] - seen.h[1]).square().mean() - seen.h[0].var()
 
 
@@ -326,13 +326,13 @@ def phases(monkeypatch: pytest.MonkeyPatch, method: Any, **settings: Any) -> lis
     found: list[Phase] = []
     inner = FedRep.fit
 
-    def fit(self: FedRep, parts: Parts, client: Client, **given: Any) -> Fitted:
+    def fit(self: FedRep, parts: Parts, client: Client, **how: Any) -> Fitted:
         before = copied(parts)
-        done = inner(self, parts, client, **given)
-        found.append((before, copied(parts), (given.get("local") or self.local).epochs))
+        done = inner(self, parts, client, **how)
+        found.append((before, copied(parts), (how.get("local") or self.local).epochs))
         return done
 
-    monkeypatch.setattr(FedRep, "fit", fit)
+    monkeypatch.setattr(Method, "fit", fit)
     local = {**TINY["local"], "epochs": 2}
     visit(method, **{"local": local, "encoder": NORMED, **settings})
     return found

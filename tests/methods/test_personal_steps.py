@@ -57,7 +57,7 @@ class Lopsided(Objective):
         w = parts["encoder"](torch.ones_like(batch.plain).double())
         return Seen(batch, [w, w], [w, 2 * w])
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         x = seen.batch.plain.flatten(1).double()
         return (seen.z[0] - x).square().mean() / 2 + (seen.z[1] + x).square().mean()
 

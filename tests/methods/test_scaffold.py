@@ -17,11 +17,12 @@ from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Server
+from harmonium.learning.context import Context
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.objectives import Objective, Seen
 from harmonium.learning.training import Local
 from harmonium.learning.world import World
-from harmonium.methods.scaffold import Scaffold
+from harmonium.methods.scaffold import Corrected, Scaffold
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Aim(Objective):
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
         return Seen(batch, [parts["encoder"](torch.ones_like(batch.plain).double())], [])
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         x = seen.batch.plain.flatten(1).double()
         return (seen.h[0] - x).square().mean() / 2
 
@@ -130,8 +131,8 @@ def test_a_reported_loss_is_the_objectives(tmp_path: Path) -> None:
     gap = {KEY: torch.full((1, 1), 5.0, dtype=torch.float64)}
     method = replace(method, objective=Aim())
     batch = Seen(_Batch(), [parts["encoder"](torch.ones(2, 1, 1, 1).double())], [])  # type: ignore[arg-type]
-    bare = method.objective.score(parts, batch, {})
-    corrected = method.score(parts, batch, {"gap": gap})
+    bare = method.objective.score(parts, batch, Context(me=0))
+    corrected = method.score(parts, batch, Corrected(me=0, gap=gap))
     assert corrected.item() == bare.item()
     weight = parts["encoder"][1].weight  # type: ignore[index]
     first, second = (

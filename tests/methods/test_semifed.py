@@ -21,7 +21,7 @@ from harmonium.learning.training import Local
 from harmonium.learning.world import World
 from harmonium.methods.fedavg import FedAvg
 from harmonium.methods.pseudo_labels import class_probabilities
-from harmonium.methods.semifed import SemiFed, pseudo_labels
+from harmonium.methods.semifed import Predicted, SemiFed, pseudo_labels
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
 from harmonium.testing import check_method
@@ -69,8 +69,8 @@ def test_the_loss_is_the_equation(threshold: float, consistency: float) -> None:
     parts.eval()  # so that every row can be computed alone
     index = torch.tensor([11, 0, 3, 5, 1, 7, 2])
     batch = Batch(index, client.examples, client.views, torch.Generator().manual_seed(4))
-    given = {"q": q, "guess": pseudo_labels(q, threshold), "me": 0}
-    got = made.loss(parts, **given)(batch)
+    context = Predicted(me=0, q=q, guess=pseudo_labels(q, threshold))
+    got = made.loss(parts, context)(batch)
 
     rng = torch.Generator().manual_seed(4)
     labels = torch.tensor(MIXED)[index]
@@ -127,8 +127,8 @@ SEEN: list[dict[str, Any]] = []
 class Watcher(Term):
     """Notes what a term is given."""
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
-        SEEN.append({**given, "h": seen.h, "index": seen.batch.index})
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
+        SEEN.append({**vars(context), "h": seen.h, "index": seen.batch.index})
         return seen.h[0].sum() * 0
 
 
@@ -155,7 +155,8 @@ def test_the_gradient_does_not_reach_what_is_predicted_once() -> None:
     parts = made.blueprint.copy_from()
     q = class_probabilities(parts, client, 3)
     batch = Batch(torch.arange(8), client.examples, client.views, torch.Generator())
-    made.loss(parts, q=q, guess=torch.full((8,), -1))(batch).backward()  # type: ignore[no-untyped-call]
+    context = Predicted(me=0, q=q, guess=torch.full((8,), -1))
+    made.loss(parts, context)(batch).backward()  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
     seen = made.see(parts, Batch(torch.arange(8), client.examples, client.views, torch.Generator()))
     p = parts["classifier"](seen.strong).softmax(1)

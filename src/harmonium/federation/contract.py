@@ -14,7 +14,7 @@ from torch import nn
 from harmonium.core import codec
 from harmonium.core.errors import ConfigError, WireError, suggest
 from harmonium.core.types import Kind, Rule
-from harmonium.federation.wire import Ask, Exchange
+from harmonium.federation.wire import Ask, Declaration, Exchange
 from harmonium.learning.contract import called
 
 
@@ -26,6 +26,7 @@ def check_class(cls: type) -> None:
         ("share", get_args(Rule), "a share rule"),
     ):
         _check_table(cls, name, kinds, what)
+    _check_final(cls)
     _check_exchanges(cls)
 
 
@@ -47,11 +48,40 @@ def _check_table(cls: type, name: str, kinds: tuple[str, ...], what: str) -> Non
             )
 
 
+def _check_final(cls: type) -> None:
+    """Refuse a class that overrides what every method is given, which is marked `@final`."""
+    for place, owner in enumerate(cls.__mro__):
+        above = cls.__mro__[place + 1 :]
+        for name in vars(owner):
+            if any(_is_final(vars(base).get(name)) for base in above):
+                raise ConfigError(
+                    f"{called(cls)}.{name} overrides what every method is given: "
+                    + INSTEAD.get(name, f"choose another name for `{name}`")
+                )
+
+
+def _is_final(member: object) -> bool:
+    for wrapped in ("fget", "func"):  # of a property and of a cached one
+        member = getattr(member, wrapped, member)
+    return getattr(member, "__final__", False) is True
+
+
+INSTEAD = {
+    "exchanges": "declare fields that depend on settings by @exchange(up=lambda method: {...}), "
+    "and whether there is an exchange by @exchange(when=lambda method: ...)",
+    "declared_exchanges": "declare fields by @exchange(down=..., up=...) above a handler",
+    "fit": "override `score` for another loss, or `train` for another training",
+    "loss": "override `score` for another loss",
+    "total": "override `score` for another loss",
+    "blueprint": "override `extra_parts` for more parts",
+}
+
+
 def _check_exchanges(cls: type) -> None:
     """A handler that overrides another must say what it sends, for its body may send more."""
     for name in dir(cls):
         own = getattr(cls, name, None)
-        if not callable(own) or isinstance(getattr(own, "exchange", None), Exchange):
+        if not callable(own) or isinstance(getattr(own, "exchange", None), Declaration):
             continue
         above = [one for one in cls.__mro__ if _declares(one, name)]
         if above:
@@ -63,7 +93,7 @@ def _check_exchanges(cls: type) -> None:
 
 
 def _declares(cls: type, name: str) -> bool:
-    return isinstance(getattr(vars(cls).get(name), "exchange", None), Exchange)
+    return isinstance(getattr(vars(cls).get(name), "exchange", None), Declaration)
 
 
 def checked_plan(plan: Any, method: object, name: str) -> Generator[Any, Any, Any]:
@@ -84,6 +114,18 @@ def check_finished(server: Any, wanted: type, method: object, name: str) -> None
             f"{called(method)}.{name} ends {got}: it must return the server's new state, e.g. "
             f"`return self.merge(server, got.model)` at the end of `{name}`"
         )
+
+
+def checked_context(context: Any, method: Any) -> Any:
+    """What a handler passes to `fit`, which must be of the method's class `context`."""
+    wanted = method.context
+    if not isinstance(context, wanted):
+        raise ConfigError(
+            f"{called(method)} trains with a context of {type(context).__name__}: its class "
+            f"variable `context` is {wanted.__name__}, so write `self.fit(parts, client, "
+            f"context={wanted.__name__}(me=client.id, ...))`"
+        )
+    return context
 
 
 def check_ask(ask: Any, method: object) -> None:

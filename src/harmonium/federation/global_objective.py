@@ -37,7 +37,16 @@ from harmonium.core import seeds
 from harmonium.core.errors import WireError, counted
 from harmonium.core.types import Weights
 from harmonium.federation.aggregation import Mean
-from harmonium.federation.wire import Ask, Exchange, Plan, Value, scalar, statistic, weights
+from harmonium.federation.wire import (
+    Ask,
+    Field,
+    FromSettings,
+    Plan,
+    Value,
+    scalar,
+    statistic,
+    weights,
+)
 from harmonium.learning.client import Batch, Client, Decline
 from harmonium.learning.contract import called
 from harmonium.learning.parts import Parts
@@ -47,13 +56,6 @@ if TYPE_CHECKING:
 
 KEY = "global_objective"  # in the server's memory and in metrics.jsonl
 CHUNK = 256  # most images whose views are made at once
-MEANS_UP = {
-    "means": statistic(
-        "mean", by="images", shape=lambda method, examples: (method.objective.pooled_size,)
-    ),
-    "local_objective": scalar(),
-    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
-}
 EXTENTS = {  # for the card
     "means": "as many numbers as the objective has means",
     "slope": "as many numbers as the objective has means",
@@ -111,13 +113,19 @@ def has_gradient(method: Method) -> bool:
     return type(method.aggregation) is Mean and method.transport.up == "none"
 
 
-def declared(method: Method, exchange: Exchange) -> Exchange:
-    """`measure_objective` as the settings have it: local objectives one by one, or their mean."""
+def local_objective(method: Method) -> Field:
+    """The clients' local objectives: one by one, or only their mean, as the settings say."""
     how = method.global_objective
-    if exchange.name != "measure_objective" or how is None or how.by_client:
-        return exchange
-    up = {**exchange.up, "local_objective": scalar("mean", by="images")}
-    return replace(exchange, up=up)
+    return scalar() if how is None or how.by_client else scalar("mean", by="images")
+
+
+MEANS_UP: dict[str, Field | FromSettings] = {
+    "means": statistic(
+        "mean", by="images", shape=lambda method, examples: (method.objective.pooled_size,)
+    ),
+    "local_objective": local_objective,
+    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+}
 
 
 # ---- server ----------------------------------------------------------------------------------

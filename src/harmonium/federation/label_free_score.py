@@ -23,7 +23,7 @@ from harmonium.core.types import ClientId, Weights
 from harmonium.data.augment.views import Views
 from harmonium.evaluation.geometry import tuning_parts
 from harmonium.federation.contract import checked_encoder
-from harmonium.federation.wire import SCORE, Ask, Exchange, Value, scalar
+from harmonium.federation.wire import SCORE, Ask, Field, Value, scalar
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.contract import called
 
@@ -44,20 +44,17 @@ class Appraisal:
 
 
 CHUNK = 256  # images whose views are made at once
-UP = {
-    "align": scalar("mean"),
-    "unif": scalar("mean"),
-    "pictures": scalar("sum"),  # looked at: over images they weigh, whatever weighs the models
-}
 
 
-def declared(method: Method, exchange: Exchange) -> Exchange:
-    """`appraise` as the settings have it: clients count alike, or by their numbers of images."""
+def up(method: Method) -> dict[str, Field]:
+    """What `appraise` returns: clients count alike, or by their numbers of images."""
     how = method.appraisal
-    if exchange.name != SCORE or how is None or how.over == "clients":
-        return exchange
-    weighed = {name: scalar("mean", by="pictures") for name in ("align", "unif")}
-    return replace(exchange, up={**exchange.up, **weighed})
+    by = None if how is None or how.over == "clients" else "pictures"
+    return {
+        "align": scalar("mean", by=by),
+        "unif": scalar("mean", by=by),
+        "pictures": scalar("sum"),  # looked at: over images they weigh, whatever weighs the models
+    }
 
 
 def ask(method: Method, server: Server) -> Ask:

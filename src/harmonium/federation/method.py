@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,14 @@ from harmonium.federation.wire import (
     Exchange,
     Plan,
     Value,
+    declarations,
     exchange,
     scalar,
     statistic,
     weights,
 )
 from harmonium.learning.client import Batch, Client, Decline
+from harmonium.learning.context import Context
 from harmonium.learning.contract import called, checked_network, checked_parts
 from harmonium.learning.encoders import Encoder
 from harmonium.learning.encoders.cnn import CnnSmall
@@ -55,6 +57,14 @@ from harmonium.privacy.account import Account
 from harmonium.privacy.mechanisms import Release
 
 TRAINED = {"model": weights(by=EXAMPLES), "loss": scalar("mean", by=EXAMPLES)}
+MEASUREMENTS = (  # exchanges of every method, in the order in which they follow its own
+    "calibrate",
+    "gauge",
+    "appraise",
+    "measure_objective",
+    "measure_gradient",
+    "measure_moments",
+)
 
 
 @dataclass(frozen=True)
@@ -100,12 +110,13 @@ class Method:
     share: ClassVar[Mapping[str, Rule]] = {}  # part -> rule, over its own; * is all
     keeps: ClassVar[Mapping[str, Kind]] = {}  # what it stores at a client, and what that reveals
     remembers: ClassVar[Mapping[str, Kind]] = {}  # what the server keeps in its memory
-    gives: ClassVar[tuple[str, ...]] = ()  # what `score` finds in `given` beside `me` and `anchor`
+    context: ClassVar[type[Context]] = Context  # what `fit` hands to `score` and the terms
     uses_labels: ClassVar[bool] = False  # beside what its objective and terms declare
     personal: ClassVar[bool] = False  # each client ends with an encoder of its own
     joint_views: ClassVar[bool | None] = None  # as `Objective.joint_views`, if its code differs
     reveals: ClassVar[str] = ""  # what leaves, in plain words, where kinds do not say enough
 
+    # ==== what a method may override ==========================================================
     # ---- server ------------------------------------------------------------------------------
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """What happens once, before round 1; `server.everyone` is there beside the cohort."""
@@ -122,7 +133,7 @@ class Method:
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train the received model on the client's examples."""
         parts = self.pull(client, got.model)
-        done = self.fit(parts, client, anchor=got.model)
+        done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         return {"model": self.push(client, parts), "loss": done.loss}
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -130,9 +141,12 @@ class Method:
         """What the loss looks at; override for a method with views of its own."""
         return self.objective.see(parts, batch)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The method's own loss; override to replace or extend the objective's."""
-        return self.objective.score(parts, seen, given)
+    def score(self, parts: Parts, seen: Seen, context: Any) -> Tensor:
+        """The method's own loss; override to replace or extend the objective's.
+
+        `context` is what the method handed to `fit`, an instance of its class `context`.
+        """
+        return self.objective.score(parts, seen, context)
 
     def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """Parts beyond the encoder's, the objective's and the terms'."""
@@ -195,110 +209,6 @@ class Method:
         """What the server knows of a client's state and `represent` reads; most often nothing."""
         return {}
 
-    # ---- given, not overridden ---------------------------------------------------------------
-    def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """A round, or the setup as round 0; what was measured on the model before is dropped."""
-        dropped = ("statistics", overall.KEY, whitened.KEY)
-        memory = {key: value for key, value in server.memory.items() if key not in dropped}
-        plan = self.round if server.round else self.setup
-        made = plan(replace(server, memory=memory), cohort)
-        finished = yield from contract.checked_plan(made, self, plan.__name__)
-        contract.check_finished(finished, Server, self, plan.__name__)
-        where, measured = f"{called(self)}.{plan.__name__}", ("measured", *dropped)
-        contract.check_kept(finished.memory, {*self.remembers, *measured}, where, "remembers")
-        return cast(Server, finished)
-
-    def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
-        if self.recalibrates and "statistics" not in server.memory:
-            server = yield from calibrated(server, cohort)
-        if self.measured:
-            server = yield from term_metrics.gauged(server, cohort)
-        if self.appraisal is not None:
-            yield label_free_score.ask(self, server)
-        if self.measures_objective:
-            server = yield from overall.measured(self, server)
-        if self.whitening:
-            server = yield from whitened.fitted(self, server)
-        return server
-
-    def begin(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Measure the global objective of the model at initialisation, where it is measured."""
-        if not self.measures_objective:
-            return server
-        if self.recalibrates:
-            server = yield from calibrated(server, cohort)
-        server = yield from overall.measured(self, server)
-        return server
-
-    @exchange(
-        down={"encoder": weights(of="encoder")},
-        up={
-            "statistics": statistic("parts", by="pictures", of="statistics"),
-            "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
-        },
-    )
-    def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Measure BatchNorm's statistics of the received encoder on images as they are."""
-        parts = self.pull(client, got.encoder)
-        batches = (batch.plain for batch in client.batches(1, self.local.batch))
-        seen = measure(parts["encoder"], batches)
-        if not seen:
-            raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
-        return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
-
-    @exchange(down={"model": weights()}, up={"measured": term_metrics.MEASURED})
-    def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Measure what terms want of the received model; nothing is trained."""
-        return {"measured": term_metrics.measured(self, client, got.model)}
-
-    @exchange(down={"model": weights()}, up=label_free_score.UP)
-    def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Score the encoder that is judged on views of the client's images."""
-        return label_free_score.appraised(self, client, got.model)
-
-    @exchange(down={"model": weights()}, up=overall.MEANS_UP)
-    def measure_objective(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Means over the client's images that fix the global objective; nothing is trained."""
-        return overall.client_means(self, client, got.model)
-
-    @exchange(
-        down={"model": weights(), "slope": statistic()},
-        up=overall.GRADIENT_UP,
-    )
-    def measure_gradient(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """The client's share of the global objective's gradient; nothing is trained."""
-        return overall.client_gradient(self, client, got.model, got.slope)
-
-    @exchange(down={"model": weights()}, up=whitened.UP)
-    def measure_moments(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Moments of the judged encoder's features over the client's images, for whitening."""
-        return whitened.client_moments(self, client, got.model)
-
-    @cached_property
-    def measures_objective(self) -> bool:
-        """Whether the global objective is measured before an encoder is judged."""
-        return self.global_objective is not None and not overall.obstacle(self)
-
-    @property
-    def measured(self) -> list[str]:
-        """Names of what terms want of a model before it is judged."""
-        return term_metrics.names(self.terms, self.objective)
-
-    def report(self, server: Server) -> dict[str, Any]:
-        """What was measured on the model, for the log; nothing where nobody has measured."""
-        found: dict[str, Any] = {}
-        if held := server.memory.get("measured"):
-            counts = [server.examples[client] for client in server.everyone]
-            shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
-            found = term_metrics.report(self.terms, self.objective, held, shares, server.round)
-        key, bounds = overall.KEY, found.get("bounds", {})
-        if key in server.memory:
-            found[key] = server.memory[key]
-        elif "total" in bounds:
-            found[key] = overall.from_bounds(self.objective.name, bounds)
-        return found
-
     def noted(self, server: Server) -> dict[str, float]:
         """Numbers of this round for the log, beside the means of those that clients sent."""
         return {}
@@ -325,7 +235,142 @@ class Method:
         found = (term.reply_fault(model) for term in self.terms)
         return next((why for why in found if why), None)
 
+    def keeping(self) -> Mapping[str, Kind]:
+        """What it stores at a client as the settings have it; most often all of `keeps`."""
+        return self.keeps
+
+    # ==== given to every method, not to be overridden =========================================
+    @final
+    def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """A round, or the setup as round 0; what was measured on the model before is dropped."""
+        dropped = ("statistics", overall.KEY, whitened.KEY)
+        memory = {key: value for key, value in server.memory.items() if key not in dropped}
+        plan = self.round if server.round else self.setup
+        made = plan(replace(server, memory=memory), cohort)
+        finished = yield from contract.checked_plan(made, self, plan.__name__)
+        contract.check_finished(finished, Server, self, plan.__name__)
+        where, measured = f"{called(self)}.{plan.__name__}", ("measured", *dropped)
+        contract.check_kept(finished.memory, {*self.remembers, *measured}, where, "remembers")
+        return cast(Server, finished)
+
+    @final
+    def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
+        if self.recalibrates and "statistics" not in server.memory:
+            server = yield from calibrated(server, cohort)
+        if self.measured:
+            server = yield from term_metrics.gauged(server, cohort)
+        if self.appraisal is not None:
+            yield label_free_score.ask(self, server)
+        if self.measures_objective:
+            server = yield from overall.measured(self, server)
+        if self.whitening:
+            server = yield from whitened.fitted(self, server)
+        return server
+
+    @final
+    def begin(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+        """Measure the global objective of the model at initialisation, where it is measured."""
+        if not self.measures_objective:
+            return server
+        if self.recalibrates:
+            server = yield from calibrated(server, cohort)
+        server = yield from overall.measured(self, server)
+        return server
+
+    @final
+    @exchange(
+        down={"encoder": weights(of="encoder")},
+        up={
+            "statistics": statistic("parts", by="pictures", of="statistics"),
+            "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+        },
+        when=lambda method: method.recalibrates,
+    )
+    def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Measure BatchNorm's statistics of the received encoder on images as they are."""
+        parts = self.pull(client, got.encoder)
+        batches = (batch.plain for batch in client.batches(1, self.local.batch))
+        seen = measure(parts["encoder"], batches)
+        if not seen:
+            raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
+        return {"statistics": moments(parts.statistics("encoder")), "pictures": seen}
+
+    @final
+    @exchange(
+        down={"model": weights()},
+        up={"measured": term_metrics.MEASURED},
+        when=lambda method: method.measured,
+    )
+    def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Measure what terms want of the received model; nothing is trained."""
+        return {"measured": term_metrics.measured(self, client, got.model)}
+
+    @final
+    @exchange(
+        down={"model": weights()},
+        up=label_free_score.up,
+        when=lambda method: method.appraisal is not None,
+    )
+    def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Score the encoder that is judged on views of the client's images."""
+        return label_free_score.appraised(self, client, got.model)
+
+    @final
+    @exchange(
+        down={"model": weights()},
+        up=overall.MEANS_UP,
+        when=lambda method: method.measures_objective,
+    )
+    def measure_objective(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Means over the client's images that fix the global objective; nothing is trained."""
+        return overall.client_means(self, client, got.model)
+
+    @final
+    @exchange(
+        down={"model": weights(), "slope": statistic()},
+        up=overall.GRADIENT_UP,
+        when=lambda method: method.measures_objective and overall.has_gradient(method),
+    )
+    def measure_gradient(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """The client's share of the global objective's gradient; nothing is trained."""
+        return overall.client_gradient(self, client, got.model, got.slope)
+
+    @final
+    @exchange(down={"model": weights()}, up=whitened.UP, when=lambda method: method.whitening)
+    def measure_moments(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Moments of the judged encoder's features over the client's images, for whitening."""
+        return whitened.client_moments(self, client, got.model)
+
+    @cached_property
+    @final
+    def measures_objective(self) -> bool:
+        """Whether the global objective is measured before an encoder is judged."""
+        return self.global_objective is not None and not overall.obstacle(self)
+
     @property
+    @final
+    def measured(self) -> list[str]:
+        """Names of what terms want of a model before it is judged."""
+        return term_metrics.names(self.terms, self.objective)
+
+    @final
+    def report(self, server: Server) -> dict[str, Any]:
+        """What was measured on the model, for the log; nothing where nobody has measured."""
+        found: dict[str, Any] = {}
+        if held := server.memory.get("measured"):
+            counts = [server.examples[client] for client in server.everyone]
+            shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
+            found = term_metrics.report(self.terms, self.objective, held, shares, server.round)
+        key, bounds = overall.KEY, found.get("bounds", {})
+        if key in server.memory:
+            found[key] = server.memory[key]
+        elif "total" in bounds:
+            found[key] = overall.from_bounds(self.objective.name, bounds)
+        return found
+
+    @property
+    @final
     def recalibrates(self) -> bool:
         """Whether statistics are measured anew before an encoder is judged."""
         sent = self.blueprint.rules["encoder"] == "mean"
@@ -333,11 +378,13 @@ class Method:
         return self.batch_norm == "recalibrate" and sent and known
 
     @property
+    @final
     def feature_size(self) -> int:
         """How many features the encoder makes of an image."""
         return self.encoder.features_for(self.world.channels, self.world.side)
 
     @property
+    @final
     def has_own_encoders(self) -> bool:
         """Whether each client ends with an encoder of its own, if only in its BatchNorms."""
         return self.personal or any(
@@ -346,59 +393,80 @@ class Method:
         )
 
     @property
+    @final
     def reads_labels(self) -> bool:
         """Whether labels reach a client's task: the method, its objective or a term says so."""
         terms = any(term.uses_labels for term in self.terms)
         return self.uses_labels or self.objective.uses_labels or terms
 
-    def loss(self, parts: Parts, **given: Any) -> Callable[[Batch], Tensor]:
-        """The local loss of a batch: the score and every term. Methods override `score`."""
+    @final
+    def loss(
+        self, parts: Parts, context: Context, watch: Callable[[Seen], None] | None = None
+    ) -> Callable[[Batch], Tensor]:
+        """The local loss of a batch: the score and every term. Methods override `score`.
+
+        `watch` is called with what the model makes of each batch, before the loss is computed.
+        """
 
         def of(batch: Batch) -> Tensor:
-            return self.total(parts, self.see(parts, batch), given)
+            seen = self.see(parts, batch)
+            if watch is not None:
+                watch(seen)
+            return self.total(parts, seen, context)
 
         return of
 
-    def total(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    @final
+    def total(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The score and every term."""
-        total = self.score(parts, seen, given)
+        total = self.score(parts, seen, context)
         for term in self.terms:
-            total = total + term.score(parts, seen, given)
+            total = total + term.score(parts, seen, context)
         return total
 
+    @final
     def fit(
         self,
         parts: Parts,
         client: Client,
         *,
+        context: Context | None = None,
         train: Iterable[str] | None = None,
         local: Local | None = None,
         among: Tensor | None = None,
-        **given: Any,
+        watch: Callable[[Seen], None] | None = None,
     ) -> Fitted:
         """Train the named parts (default: all) by the method's loss on the client's examples.
 
-        `local` replaces the recipe's local training, `among` the examples that the objective would
-        take; `given` reaches `score` and the terms, which may count on `me` and, where the model
-        came by message, on `anchor`.
+        Args:
+            parts: the model, which is changed.
+            client: whose examples it learns from.
+            context: what `score` and the terms are given; none: the client's number alone.
+            train: names of the parts that are trained; none: all.
+            local: local training in place of the recipe's.
+            among: positions of examples in place of those that the objective would take.
+            watch: called with what the model makes of each batch, before the loss is computed.
         """
-        given = {"me": client.id, **given}
-        loss = self.loss(parts, **given)
-        after = partial(self.after_step, parts, given)
+        context = contract.checked_context(context or Context(me=client.id), self)
+        loss = self.loss(parts, context, watch)
+        after = partial(self.after_step, parts, context)
         among = self.objective.among(client.examples) if among is None else among
         return fit(parts, client, loss, local or self.local, train=train, after=after, among=among)
 
-    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
+    @final
+    def after_step(self, parts: Parts, context: Context) -> None:
         """What the objective and the terms do after every step."""
         self.objective.after_step(parts)
         for term in self.terms:
-            term.after_step(parts, given)
+            term.after_step(parts, context)
 
+    @final
     def at_server(self, server: Server, purpose: str) -> Client:
         """The server as a client of the public images, for plans that train on them."""
         return public_client(self, server, purpose)
 
     @cached_property
+    @final
     def blueprint(self) -> Parts:
         """The model that a run starts with: the same bits in every process of a run."""
         with torch.random.fork_rng(devices=[]):
@@ -427,6 +495,7 @@ class Method:
             parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return parts
 
+    @final
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: as first drawn, then the message's parts, then the client's own."""
         kept = client.state.get("parts")
@@ -434,12 +503,14 @@ class Method:
         self.objective.prepare(parts, first=kept is None)
         return parts
 
+    @final
     def push(self, client: Client, parts: Parts) -> Weights:
         """Keep local parts in the client's state; return only what may leave."""
         if kept := parts.kept():
             client.state["parts"] = kept
         return parts.shared(client.id)
 
+    @final
     def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
         """The server after folded uploads, through its optimiser and past the terms."""
         # Averages such as EMA twins are no directions: the optimiser steers what is trained.
@@ -459,33 +530,20 @@ class Method:
             model = term.at_server(model)
         return replace(server, model=model, moments=moments)
 
+    @final
     def exchanges(self) -> dict[str, Exchange]:
-        """The declared exchanges by name; those that measure only where they are used."""
-        declared = self.declared_exchanges()
-        used = {
-            "calibrate": self.recalibrates,
-            "gauge": bool(self.measured),
-            "appraise": self.appraisal is not None,
-            "measure_objective": self.measures_objective,
-            "measure_gradient": self.measures_objective and overall.has_gradient(self),
-            "measure_moments": self.whitening,
-        }
-        last = {name: declared.pop(name) for name in used}
-        for chosen in (overall.declared, label_free_score.declared):
-            last = {name: chosen(self, one) for name, one in last.items()}
-        declared |= {name: one for name, one in last.items() if used[name]}
-        return {name: declared_with(self, one) for name, one in declared.items()}
+        """The exchanges that the settings use, by name; those that measure come last."""
+        declared = {one.name: one for one in declarations(type(self))}
+        order = [name for name in declared if name not in MEASUREMENTS]
+        used = [declared[name] for name in (*order, *MEASUREMENTS) if declared[name].applies(self)]
+        return {one.name: declared_with(self, one.resolved(self)) for one in used}
 
-    @classmethod
-    def declared_exchanges(cls) -> dict[str, Exchange]:
+    @final
+    def declared_exchanges(self) -> dict[str, Exchange]:
         """Every exchange of the class by name, whether the settings use it or not."""
-        found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
-        return {one.name: one for one in found if isinstance(one, Exchange)}
+        return {one.name: one.resolved(self) for one in declarations(type(self))}
 
-    def keeping(self) -> Mapping[str, Kind]:
-        """What it stores at a client as the settings have it; most often all of `keeps`."""
-        return self.keeps
-
+    @final
     def may_keep(self) -> set[str]:
         """Names that a client's state may hold: what is declared, and local parts if any."""
         more = self.transport.keeping(self)

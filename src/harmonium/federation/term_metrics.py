@@ -18,6 +18,7 @@ from harmonium.core.errors import counted
 from harmonium.core.types import ClientId, Weights
 from harmonium.federation.wire import Ask, Plan, statistic
 from harmonium.learning.client import Client, Decline
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective
 from harmonium.learning.terms import Term
 
@@ -51,11 +52,11 @@ def measured(method: Method, client: Client, model: Weights) -> Tensor:
     parts = method.pull(client, model)
     parts.train(method.recalibrates)  # statistics of projectors are then known nowhere
     total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0
-    given = {"me": client.id}
+    context = Context(me=client.id)
     with torch.no_grad():
         for batch in client.batches(1, method.local.batch):
             seen = method.see(parts, batch)
-            wanted = (term.measure(parts, seen, given, method.objective) for term in method.terms)
+            wanted = (term.measure(parts, seen, context, method.objective) for term in method.terms)
             values = torch.stack([value for some in wanted for value in some])
             total += len(batch.index) * values
             count += len(batch.index)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -97,11 +96,36 @@ def public() -> Field:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A client handler's name and exactly what it receives and returns."""
+    """A client handler's name and exactly what it receives and returns, for given settings."""
 
     name: str
     down: Mapping[str, Field]
     up: Mapping[str, Field]
+
+
+FromSettings = Callable[[Any], Any] | property  # of a method: a function of it, or its property
+Fields = Mapping[str, Field | FromSettings] | FromSettings
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What `@exchange` says of a client handler; `resolved` gives the exchange of one method."""
+
+    name: str
+    down: Fields
+    up: Fields
+    when: FromSettings | None = None  # whether a method has the exchange; none: always
+    handler: str = ""  # for messages
+
+    def applies(self, method: Any) -> bool:
+        """Whether a method with these settings has the exchange."""
+        return self.when is None or bool(_from_settings(self.when, method))
+
+    def resolved(self, method: Any) -> Exchange:
+        """The exchange of a method with these settings, whether it applies or not."""
+        down, up = (_resolved_fields(side, method) for side in (self.down, self.up))
+        _check_fields(self.handler or self.name, down, up)
+        return Exchange(self.name, down, up)
 
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -111,44 +135,99 @@ def exchange(
     handler: None = None,
     /,
     *,
-    down: Mapping[str, Field] | None = None,
-    up: Mapping[str, Field] | None = None,
+    down: Fields | None = None,
+    up: Fields | None = None,
+    when: FromSettings | None = None,
 ) -> Callable[[Handler], Handler]:
-    """Declare, right above a client handler, exactly what it receives and returns."""
+    """Declare, right above a client handler, exactly what it receives and returns.
+
+    Where a field depends on the method's settings, a function of the method stands in its place,
+    or in place of all fields: `up={"rows": lambda method: statistic(guarded=method.noise > 0)}`.
+    A property of the method will do as well.
+
+    Args:
+        handler: nothing; the decorator is written with brackets.
+        down: the fields that a client receives, by name; none: it receives nothing.
+        up: the fields that it returns, by name; none: it returns nothing.
+        when: whether a method with its settings has this exchange at all; none: always.
+    """
     if handler is not None:
         raise WireError(
             "@exchange stands without brackets: write @exchange(down=..., up=...) with the fields"
         )
-    for side, fields in (("down", down), ("up", up)):
-        if not isinstance(fields, Mapping | None):
-            return partial(_refuse_fields, side, fields)
-    for name, declared in {**(down or {}), **(up or {})}.items():
-        if not isinstance(declared, Field):
-            raise WireError(
-                f"`{name}` is declared as {declared!r}: a field is made by weights(), statistic(), "
-                f"per_example(), scalar() or public()"
-            )
-    for name, declared in (up or {}).items():
-        if declared.by not in (None, EXAMPLES) and declared.by not in (up or {}):
-            raise WireError(f"`{name}` is weighted by `{declared.by}`, which is not in `up`")
+    if when is not None and not _is_from_settings(when):
+        raise WireError(
+            f"@exchange(when={when!r}) must be a function of the method, e.g. "
+            "@exchange(when=lambda method: method.strength > 0)"
+        )
 
     def mark(handler: Handler) -> Handler:
-        for name in {handler.__name__} & {*STEPS} | {MASKS} & set(down or {}):
-            raise WireError(f"`{name}` is a word of secure aggregation's own: choose another")
-        handler.exchange = Exchange(  # type: ignore[attr-defined]
-            handler.__name__, dict(down or {}), dict(up or {})
+        if handler.__name__ in STEPS:
+            raise WireError(
+                f"`{handler.__name__}` is a word of secure aggregation's own: choose another"
+            )
+        received, returned = ({} if side is None else side for side in (down, up))
+        _check_fields(handler.__qualname__, received, returned)
+        handler.exchange = Declaration(  # type: ignore[attr-defined]
+            handler.__name__, received, returned, when, handler.__qualname__
         )
         return handler
 
     return mark
 
 
-def _refuse_fields(side: str, fields: object, handler: Callable[..., Any]) -> NoReturn:
-    """Refuse a declaration that has no kinds of fields, by the name of its handler."""
-    raise WireError(
-        f"{handler.__qualname__}: @exchange({side}={fields!r}) must map names to fields, e.g. "
-        f'@exchange({side}={{"model": weights()}})'
-    )
+def declarations(cls: type) -> list[Declaration]:
+    """What the handlers of a class declare, in the order of their names."""
+    found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
+    return [one for one in found if isinstance(one, Declaration)]
+
+
+def _is_from_settings(value: object) -> TypeGuard[FromSettings]:
+    return callable(value) or isinstance(value, property)
+
+
+def _from_settings(value: FromSettings, method: Any) -> Any:
+    """What a function or a property makes of a method; a property may be overridden."""
+    if isinstance(value, property):
+        return getattr(method, value.fget.__name__)  # type: ignore[union-attr]
+    return value(method)
+
+
+def _resolved_fields(fields: Fields, method: Any) -> Any:
+    known = _from_settings(fields, method) if _is_from_settings(fields) else fields
+    if not isinstance(known, Mapping):
+        return known  # which is refused
+    return {
+        name: _from_settings(value, method) if _is_from_settings(value) else value
+        for name, value in known.items()
+    }
+
+
+def _check_fields(handler: str, down: Any, up: Any) -> None:
+    """Refuse fields that cannot be declared; functions of settings are checked once resolved."""
+    for side, fields in (("down", down), ("up", up)):
+        if _is_from_settings(fields):
+            continue
+        if not isinstance(fields, Mapping):
+            raise WireError(
+                f"{handler}: @exchange({side}={fields!r}) must map names to fields, e.g. "
+                f'@exchange({side}={{"model": weights()}})'
+            )
+        for name, declared in fields.items():
+            if _is_from_settings(declared):
+                continue
+            if not isinstance(declared, Field):
+                raise WireError(
+                    f"{handler}: `{name}` is declared as {declared!r}: a field is made by "
+                    "weights(), statistic(), per_example(), scalar() or public()"
+                )
+            weighted = side == "up" and declared.by not in (None, EXAMPLES)
+            if weighted and declared.by not in fields:
+                raise WireError(
+                    f"{handler}: `{name}` is weighted by `{declared.by}`, which is not in `up`"
+                )
+    if isinstance(down, Mapping) and MASKS in down:
+        raise WireError(f"{handler}: `{MASKS}` is a word of secure aggregation's own")
 
 
 @dataclass(frozen=True)

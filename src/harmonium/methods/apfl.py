@@ -39,6 +39,7 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.personal import Own, as_sent, resumed, whole
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Batch, Client
+from harmonium.learning.context import Context
 from harmonium.learning.parts import Parts
 from harmonium.learning.training import fit
 from harmonium.methods import methods
@@ -85,15 +86,15 @@ class APFL(Method):
         with torch.random.fork_rng(devices=[]):
             mine = resumed(self, client.state.get("mine")).train()
         rate = self.local.rate(client.round, client.rounds)
-        given = {"me": client.id, "anchor": got.model}
+        context = Context(me=client.id, anchor=got.model)
         alpha = float(client.state.get("alpha", self.alpha))
-        second = Second(self, parts, mine, given, alpha, rate)
+        second = Second(self, parts, mine, context, alpha, rate)
         done = fit(
             parts,
             client,
             second.look,
             self.local,
-            after=partial(self.after_step, parts, given),
+            after=partial(self.after_step, parts, context),
             beside=second.step,
             among=self.objective.among(client.examples),
         )
@@ -122,7 +123,7 @@ class Second:
     method: APFL
     shared: Parts
     mine: Parts
-    given: Mapping[str, Any]
+    context: Context
     alpha: float
     rate: float
     _moved: bool = False  # alpha, in this round
@@ -140,7 +141,7 @@ class Second:
         self._again = replace(batch, rng=draws)
         seen = self.method.see(self.shared, batch)
         self._z = [z.detach() for z in seen.z]
-        return self.method.total(self.shared, seen, self.given)
+        return self.method.total(self.shared, seen, self.context)
 
     def step(self, batch: Batch) -> None:
         """One step of the client's own model on that batch; draws of the shared one stay as is."""
@@ -150,7 +151,7 @@ class Second:
         if self.method.local.clip is not None:
             nn.utils.clip_grad_norm_(self._trained, self.method.local.clip)
         self._optimiser.step()
-        self.method.after_step(self.mine, self.given)
+        self.method.after_step(self.mine, self.context)
         if self.method.adaptive and not self._moved:
             self.alpha, self._moved = min(max(self.alpha - self.rate * slope, 0.0), 1.0), True
 
@@ -160,7 +161,7 @@ class Second:
         own = reversed(seen.z) if self.method.mixing == "crossed" else seen.z
         alpha = torch.tensor(self.alpha, dtype=self._z[0].dtype, requires_grad=True)
         mixed = [(1 - alpha) * w + alpha * v for w, v in zip(self._z, own, strict=True)]
-        loss = self.method.total(self.mine, replace(seen, z=mixed), self.given)
+        loss = self.method.total(self.mine, replace(seen, z=mixed), self.context)
         loss.backward()  # type: ignore[no-untyped-call]
         return 0.0 if alpha.grad is None else alpha.grad.item()
 
@@ -170,7 +171,7 @@ class Second:
         mix(self.mine, self.shared, self.alpha)
         mixed = [None if p.requires_grad else p.clone() for p in self.mine.parameters()]
         seen = self.method.see(self.mine, self._again)
-        self.method.total(self.mine, seen, self.given).backward()  # type: ignore[no-untyped-call]
+        self.method.total(self.mine, seen, self.context).backward()  # type: ignore[no-untyped-call]
         slope = 0.0
         every = zip(self.mine.parameters(), self.shared.parameters(), before, mixed, strict=True)
         with torch.no_grad():

@@ -38,6 +38,7 @@ from harmonium.data.images import UNKNOWN
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, Plan, Value, exchange, scalar, statistic, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.objectives.supervised import known_cross_entropy
 from harmonium.learning.parts import Parts
@@ -47,12 +48,20 @@ from harmonium.methods.pseudo_labels import class_probabilities, need
 COUNTS = statistic("sum", shape=lambda method, examples: (method.world.classes,))  # by class
 
 
+@dataclass(frozen=True, kw_only=True)
+class Labelled(Context):
+    """The label of every image, known or accepted."""
+
+    target: Tensor  # (n,), by place; unknown ones are -1
+
+
 @methods("cbafed")
 @dataclass(frozen=True)
 class CBAFed(Method):
     """FedAvg with pseudo-labels accepted by class-balanced thresholds."""
 
     paper = "Li et al., 2023"
+    context = Labelled
     uses_labels: ClassVar[bool] = True
     remembers = {"labelled": "statistic", "accepted": "statistic"}
     reveals = "How many labelled and accepted images of each class a client has leaves it."
@@ -108,7 +117,8 @@ class CBAFed(Method):
         guess = torch.where(labels == UNKNOWN, guess, UNKNOWN)
         target = torch.where(labels == UNKNOWN, guess, labels)
         used = (target != UNKNOWN).nonzero().flatten()
-        done = self.fit(parts, client, among=used, anchor=got.model, target=target)
+        context = Labelled(me=client.id, anchor=got.model, target=target)
+        done = self.fit(parts, client, among=used, context=context)
         return {
             "model": self.push(client, parts),
             "loss": done.loss,
@@ -120,10 +130,10 @@ class CBAFed(Method):
         """One more accepts labels."""
         return super().passes_of(step) + (1 if step == "train" else 0)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Labelled) -> Tensor:
         """Cross-entropy of known and accepted labels, summed over the views."""
         logits = parts["classifier"](torch.cat(seen.h))
-        target = given["target"][seen.batch.index].repeat(len(seen.h))
+        target = context.target[seen.batch.index].repeat(len(seen.h))
         return len(seen.h) * known_cross_entropy(logits, target)
 
     def reply_fault(

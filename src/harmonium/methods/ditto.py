@@ -29,10 +29,18 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.personal import Own, resumed, whole
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, check
 from harmonium.learning.parts import Parts
 from harmonium.learning.terms.proximal import squared_distance
 from harmonium.methods import methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled(Context):
+    """What a client's own model is pulled towards."""
+
+    near: Weights | None = None  # none: the shared model is trained
 
 
 @methods("ditto")
@@ -41,6 +49,7 @@ class Ditto(Method):
     """FedAvg, and beside it a model of each client's own that is pulled towards the shared one."""
 
     paper = "Li et al., 2021"
+    context = Pulled
     keeps = {"mine": "weights"}
 
     mu: float = 1.0  # strength of the pull on the client's own model; 0: it trains alone
@@ -62,7 +71,7 @@ class Ditto(Method):
         """Train the received model, then the client's own; only the former is sent."""
         drawn, drawn_by_torch = client.rng.get_state(), torch.get_rng_state()
         parts = self.pull(client, got.model)
-        done = self.fit(parts, client, anchor=got.model)
+        done = self.fit(parts, client, context=Pulled(me=client.id, anchor=got.model))
         near = got.model
         if self.towards == "updated":  # whole tables, of which an answer has a row
             near = {k: value for k, value in parts.state_dict().items() if k in got.model}
@@ -70,16 +79,17 @@ class Ditto(Method):
         torch.set_rng_state(drawn_by_torch)
         mine = resumed(self, client.state.get("mine"))
         local = replace(self.local, epochs=self.personal_epochs or self.local.epochs)
-        self.fit(mine, client, local=local, anchor=near, near=near)
+        context = Pulled(me=client.id, anchor=near, near=near)
+        self.fit(mine, client, local=local, context=context)
         client.state["mine"] = whole(mine)
         return {"model": self.push(client, parts), "loss": done.loss}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Pulled) -> Tensor:
         """The objective, and for the client's own model the pull, of gradient mu (v - w)."""
-        loss = super().score(parts, seen, given)
-        if not self.mu or "near" not in given:
+        loss = super().score(parts, seen, context)
+        if not self.mu or context.near is None:
             return loss
-        return loss + self.mu / 2 * squared_distance(parts, given["near"])
+        return loss + self.mu / 2 * squared_distance(parts, context.near)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
         """By the client's own model; whoever has none yet, by the one it sent."""

@@ -36,9 +36,17 @@ from harmonium.core.types import ClientId, Weights
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.wire import Ask, Field, Plan, Value, exchange, scalar, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Part, Parts
 from harmonium.methods import methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(Context):
+    """The received model's features of the client's images."""
+
+    targets: Tensor | None  # unit rows, (n, dim); none: no alignment
 
 
 @methods("featarc")
@@ -47,6 +55,7 @@ class FeatARC(Method):
     """FedAvg whose clients keep close to the received model's features."""
 
     paper = "Wang et al., 2022"
+    context = Aligned
     joint_views = False
 
     strength: float = 0.5  # of the alignment; published 1; 0: FedAvg
@@ -78,19 +87,20 @@ class FeatARC(Method):
         """Find the received model's features, then train with them as targets."""
         parts = self.pull(client, got.model)
         targets = self.features(parts, client) if self.strength else None
-        done = self.fit(parts, client, anchor=got.model, targets=targets)
+        context = Aligned(me=client.id, anchor=got.model, targets=targets)
+        done = self.fit(parts, client, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     def passes_of(self, step: str) -> float:
         """One more makes the targets."""
         return super().passes_of(step) + (1 if step == "train" and self.strength else 0)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Aligned) -> Tensor:
         """The objective and the alignment."""
-        loss = super().score(parts, seen, given)
-        if given["targets"] is None:
+        loss = super().score(parts, seen, context)
+        if context.targets is None:
             return loss
-        return loss + self.strength * alignment(seen.z, given["targets"][seen.batch.index])
+        return loss + self.strength * alignment(seen.z, context.targets[seen.batch.index])
 
     def features(self, parts: Parts, client: Client) -> Tensor:
         """phi: unit rows of the client's images as they are, `(n, dim)`, in evaluation mode."""

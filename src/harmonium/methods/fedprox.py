@@ -26,6 +26,7 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.personal import Own, resumed, whole
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Parts
 from harmonium.learning.terms.proximal import squared_distance
@@ -59,14 +60,16 @@ class FedProx(Method):
         if self.init_from_global:
             return super().train(client, got)
         mine = resumed(self, client.state.get("mine"))
-        done = self.fit(mine, client, anchor=got.model)
+        done = self.fit(mine, client, context=Context(me=client.id, anchor=got.model))
         client.state["mine"] = whole(mine)
         return {"model": self.push(client, mine), "loss": done.loss}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The objective and the pull, whose gradient is mu (w - w_received)."""
-        loss = super().score(parts, seen, given)
-        return loss + self.mu / 2 * squared_distance(parts, given["anchor"]) if self.mu else loss
+        loss = super().score(parts, seen, context)
+        if not self.mu:
+            return loss
+        return loss + self.mu / 2 * squared_distance(parts, context.received_model)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
         """By the encoder as it was sent, with the statistics of a model that is kept."""

@@ -22,6 +22,7 @@ from harmonium.federation.batch_norm import measure
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import check
 from harmonium.methods import methods
 from harmonium.methods.fedper import HEADS_STAY, refuse_tables
@@ -57,11 +58,12 @@ class FedRep(Method):
         rest = [name for name in parts if name != "encoder"]
         heads = [name for name in rest if any(p.requires_grad for p in parts[name].parameters())]
         along = [name for name in rest if name not in heads]
+        context = Context(me=client.id, anchor=got.model)
         if heads:
             if self.recalibrates:
                 batches = client.batches(1, self.local.batch)
                 measure(parts["encoder"], (batch.plain for batch in batches))
             first = replace(self.local, epochs=self.head_epochs or self.local.epochs)
-            self.fit(parts, client, train=rest, local=first, anchor=got.model)
-        done = self.fit(parts, client, train=["encoder", *along], anchor=got.model)
+            self.fit(parts, client, train=rest, local=first, context=context)
+        done = self.fit(parts, client, train=["encoder", *along], context=context)
         return {"model": self.push(client, parts), "loss": done.loss}

@@ -46,7 +46,7 @@ from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.spending import affordable
 from harmonium.federation.wire import (
     Ask,
-    Exchange,
+    Field,
     Plan,
     Value,
     exchange,
@@ -55,6 +55,7 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, check
 from harmonium.learning.objectives.spectral import Spectral, correlation_contrast, shortened
 from harmonium.learning.parts import Parts
@@ -64,7 +65,14 @@ from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.mechanisms import Release
 
 ROUNDING = 1e-3  # of mu: what single precision may add to the eigenvalues of a packed matrix
-CORRELATION = statistic("each", shape=lambda method, n: (triangle(method.spectral.out),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrices(Context):
+    """The mean matrix of the other clients, and how much the client's own counts."""
+
+    others: Tensor | None  # (out, out); none: alpha is 1
+    alpha: float
 
 
 @methods("fedsc")
@@ -73,6 +81,7 @@ class FedSC(Method):
     """FedAvg whose clients know the mean correlation matrix of all others."""
 
     paper = "Jing et al., 2024"
+    context = Matrices
     remembers = {"corr": "statistic", "since": "scalar", "asked": "scalar"}
 
     coefficient: Literal["decay", "share"] = "decay"  # alpha: a line to `final`, or n / all
@@ -125,6 +134,17 @@ class FedSC(Method):
         """Whether matrices are renewed in a round; never where none would be used."""
         used = self.coefficient == "share" or self.final < 1
         return used and round >= self.start and (round - self.start) % self.every == 0
+
+    @property
+    def exchanges_matrices(self) -> bool:
+        """Whether matrices are sent in any round."""
+        return any(self.exchanging(round) for round in range(1, self.world.rounds + 1))
+
+    @property
+    def correlation(self) -> Field:
+        """A packed matrix, guarded if it has noise."""
+        size = triangle(self.spectral.out)
+        return statistic("each", guarded=self.private, shape=lambda method, examples: (size,))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Renew the cohort's matrices, then have it train against those of all others."""
@@ -190,7 +210,7 @@ class FedSC(Method):
                 return f"`corr` has eigenvalues or a trace beyond 0 and mu={mu:g}, and its noise"
         return super().reply_fault(step, down, up, examples)
 
-    @exchange(down={"model": weights()}, up={"corr": CORRELATION})
+    @exchange(down={"model": weights()}, up={"corr": correlation}, when=exchanges_matrices)
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """The mean of z z^T over views of all images; no image moves another's z."""
         parts, count = self.pull(client, got.model).eval(), len(client.examples)
@@ -224,18 +244,12 @@ class FedSC(Method):
         """Train against the others' matrix."""
         parts = self.pull(client, got.model)
         others = None if got.alpha == 1 else unpack(got.others, self.spectral.out)
-        done = self.fit(parts, client, anchor=got.model, others=others, alpha=got.alpha)
+        context = Matrices(me=client.id, anchor=got.model, others=others, alpha=got.alpha)
+        done = self.fit(parts, client, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Matrices) -> Tensor:
         """Equation 80 twice."""
-        others, alpha = given["others"], given["alpha"]
-        return correlation_contrast(seen.z, self.spectral.mu, alpha=alpha, others=others)
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but that matrices with noise are guarded."""
-        found = super().exchanges()
-        if not any(self.exchanging(r) for r in range(1, self.world.rounds + 1)):
-            return {name: one for name, one in found.items() if name != "correlate"}
-        up = {"corr": replace(CORRELATION, guarded=self.private)}
-        return {**found, "correlate": replace(found["correlate"], up=up)}
+        return correlation_contrast(
+            seen.z, self.spectral.mu, alpha=context.alpha, others=context.others
+        )

@@ -27,6 +27,7 @@ from harmonium.core.types import Weights
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.byol import BYOL
 from harmonium.learning.objectives.twin import restart
 from harmonium.methods import methods
@@ -61,7 +62,7 @@ class OwnTargets(Method):
         parts = self.pull(client, start)
         if anew:
             restart(parts, first=True)
-        done = self.fit(parts, client, anchor=got.model)
+        done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         sent = self.push(client, parts)
         shared, kept = self.blueprint.layouts()["parameters"], self.remembered()
         client.state["online"] = {k: sent[k] for k in shared if k.partition(".")[0] in kept}

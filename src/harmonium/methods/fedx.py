@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Batch, Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, mlp, two
 from harmonium.learning.objectives.simclr import SimCLR, nt_xent
 from harmonium.learning.parts import Part, Parts
@@ -49,12 +50,20 @@ class Related(Seen):
     z_others: Tensor  # (m, dim_z)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Context):
+    """The received model, which stays as it came."""
+
+    received: Parts | None  # none: nothing is learned from it
+
+
 @methods("fedx")
 @dataclass(frozen=True)
 class FedX(Method):
     """SimCLR that also learns from the received model, and from relations to other images."""
 
     paper = "Han et al., 2022"
+    context = Distilled
     joint_views = True
 
     local_contrast: float = 1.0  # weight of contrasting the views
@@ -101,7 +110,8 @@ class FedX(Method):
         if self.distils:
             received = self.pull(client, got.model).requires_grad_(False)
             received.train(self.recalibrates)  # statistics are then known nowhere
-        done = self.fit(parts, client, anchor=got.model, received=received)
+        context = Distilled(me=client.id, anchor=got.model, received=received)
+        done = self.fit(parts, client, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     def passes_of(self, step: str) -> float:
@@ -119,12 +129,12 @@ class FedX(Method):
         h, z = parts.through([*batch.views, others], "encoder", "projector")
         return Related(batch, h[:2], z[:2], others=others, z_others=z[2])
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Distilled) -> Tensor:
         """The four losses; those without weight are not computed."""
         first, second = seen.pair()
         warm, losses = cast(SimCLR, self.objective).temperature, list[Tensor]()
         if self.local_contrast:
-            losses.append(self.local_contrast * super().score(parts, seen, given))
+            losses.append(self.local_contrast * super().score(parts, seen, context))
         if self.local_relation:
             others = cast(Related, seen).z_others
             apart = self.apart(first, second, others, self.local_temperature)
@@ -132,10 +142,10 @@ class FedX(Method):
         if self.distils:
             first, second = two(parts.through([first, second], "predictor")[0])
         if self.global_contrast:
-            known = projected(given["received"], seen.batch.views[1])
+            known = projected(cast(Parts, context.received), seen.batch.views[1])
             losses.append(self.global_contrast * nt_xent(first, known, warm))
         if self.global_relation:
-            others = projected(given["received"], cast(Related, seen).others)
+            others = projected(cast(Parts, context.received), cast(Related, seen).others)
             apart = self.apart(first, second, others, self.global_temperature)
             losses.append(self.global_relation * apart)
         return torch.stack(losses).sum()

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +27,17 @@ from harmonium.core.types import ClientId, Weights
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import EXAMPLES, Ask, Plan, Value, exchange, scalar, weights
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Parts
 from harmonium.methods import methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected(Context):
+    """What is added to gradients."""
+
+    gap: Weights  # c - c_i, by parameter
 
 
 @methods("scaffold")
@@ -39,6 +46,7 @@ class Scaffold(Method):
     """FedAvg with control variates at the server and at every client."""
 
     paper = "Karimireddy et al., 2020"
+    context = Corrected
     keeps = {"control": "weights"}
     remembers = {"control": "weights"}
 
@@ -75,7 +83,7 @@ class Scaffold(Method):
         own: Weights = client.state.get("control") or self.zero(got.model)
         gap = {key: got.control[key] - value for key, value in own.items()}
         parts = self.pull(client, got.model)
-        done = self.fit(parts, client, anchor=got.model, gap=gap)
+        done = self.fit(parts, client, context=Corrected(me=client.id, anchor=got.model, gap=gap))
         trained = dict(parts.named_parameters())
         reach = self.local.rate(client.round, client.rounds) * applied(
             done.steps, self.local.momentum
@@ -89,14 +97,12 @@ class Scaffold(Method):
         client.state["control"] = {key: own[key] + value for key, value in change.items()}
         return {"model": self.push(client, parts), "control": change, "loss": done.loss}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Corrected) -> Tensor:
         """The objective's loss; c - c_i is added to its gradient and nothing to its value."""
-        loss = super().score(parts, seen, given)
+        loss = super().score(parts, seen, context)
         named = dict(parts.named_parameters())
         linear = [
-            (named[key] * gap).sum()
-            for key, gap in given["gap"].items()
-            if named[key].requires_grad
+            (named[key] * gap).sum() for key, gap in context.gap.items() if named[key].requires_grad
         ]
         added = self.strength * torch.stack(linear).sum() if linear else torch.zeros(())
         return loss + (added - added.detach())

@@ -20,10 +20,9 @@ are our choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +34,7 @@ from harmonium.data.images import UNKNOWN
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Batch, Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.objectives.supervised import known_cross_entropy
 from harmonium.learning.parts import Parts
@@ -49,12 +49,21 @@ class SeenStrongly(Seen):
     strong: Tensor | None = None  # features of the images without a label, (m, dim), if any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Context):
+    """What the received model predicts of the client's images."""
+
+    q: Tensor  # how likely each class is, (n, classes)
+    guess: Tensor  # the pseudo-label, (n,); none: -1
+
+
 @methods("semifed")
 @dataclass(frozen=True)
 class SemiFed(Method):
     """FedAvg with pseudo-labels and consistency where labels are missing."""
 
     paper = "Lin et al., 2021"
+    context = Predicted
     uses_labels: ClassVar[bool] = True
 
     threshold: float = 0.95  # least probability that makes a pseudo-label; above 1: none
@@ -73,7 +82,8 @@ class SemiFed(Method):
         q = class_probabilities(parts, client, self.world.classes)
         guess = pseudo_labels(q, self.threshold)
         everything = torch.arange(len(client.examples))
-        done = self.fit(parts, client, among=everything, anchor=got.model, q=q, guess=guess)
+        context = Predicted(me=client.id, anchor=got.model, q=q, guess=guess)
+        done = self.fit(parts, client, among=everything, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     def passes_of(self, step: str) -> float:
@@ -90,15 +100,15 @@ class SemiFed(Method):
         (h,) = parts.through(views, "encoder")
         return SeenStrongly(batch, h[:2], [], strong=h[2] if len(h) == 3 else None)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Predicted) -> Tensor:
         """Labels, pseudo-labels and consistency."""
-        loss = len(seen.h) * super().score(parts, seen, given)
+        loss = len(seen.h) * super().score(parts, seen, context)
         if not isinstance(seen, SeenStrongly) or seen.strong is None:
             return loss
         index = seen.batch.index[seen.batch.labels == UNKNOWN]
         logits = parts["classifier"](seen.strong)
-        loss = loss + known_cross_entropy(logits, given["guess"][index])
-        apart = functional.kl_div(logits.log_softmax(1), given["q"][index], reduction="batchmean")
+        loss = loss + known_cross_entropy(logits, context.guess[index])
+        apart = functional.kl_div(logits.log_softmax(1), context.q[index], reduction="batchmean")
         return loss + self.consistency * apart
 
 

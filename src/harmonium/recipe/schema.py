@@ -475,7 +475,7 @@ class Recipe(BaseModel):
             **self.method.options,
         )
         self.objective.check_views(views)  # a method that needs another objective says so first
-        self.objective.check_given(method.gives)
+        self.objective.check_context(method.context)
         return method
 
 

@@ -32,9 +32,9 @@ class Practice:
     start: Parts
     parts: Parts
 
-    def learn(self, **given: Any) -> float:
+    def learn(self, **how: Any) -> float:
         """Train; the mean loss."""
-        return self.method.fit(self.parts, self.client, **given).loss
+        return self.method.fit(self.parts, self.client, **how).loss
 
     def see(self) -> Seen:
         """All images in one batch."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import preset
 from harmonium.learning.client import Batch
-from harmonium.learning.objectives.assignments import Assignments, assignment_loss
+from harmonium.learning.objectives.assignments import Assignments, Clustered, assignment_loss
 from harmonium.learning.objectives.rotation import Rotation
 from harmonium.learning.world import World
 
@@ -51,20 +51,20 @@ def test_equal_networks_and_views_cost_the_entropy_of_the_assignment(practise: P
     client, parts = practice.client, practice.parts
     client.views = preset("none")
     seen = objective.see(parts, batch_of(practice))
-    given = {"centroids": centroids()}
-    p = (functional.normalize(seen.t[0]) @ given["centroids"].T / 0.1).softmax(1)
+    context = Clustered(me=0, centroids=centroids())
+    p = (functional.normalize(seen.t[0]) @ context.centroids.T / 0.1).softmax(1)
     entropy = -(p * p.log()).sum(1).mean()
-    assert objective.score(parts, seen, given).item() == pytest.approx(entropy.item(), rel=1e-4)
+    assert objective.score(parts, seen, context).item() == pytest.approx(entropy.item(), rel=1e-4)
 
 
 def test_the_whole_loss_is_the_weighted_sum_of_both(practise: Practise) -> None:
     practice = practise(Assignments(cluster_weight=2.0, rotation_weight=0.5))
     objective, parts = practice.method.objective, practice.parts
     seen = objective.see(parts, batch_of(practice))
-    given = {"centroids": centroids()}
+    context = Clustered(me=0, centroids=centroids())
     turns = functional.cross_entropy(parts["rotation"](torch.cat(seen.turned.z)), seen.turned.turns)
-    apart = assignment_loss(seen.t[0], seen.z[0], given["centroids"], 0.1)
-    loss = objective.score(parts, seen, given)
+    apart = assignment_loss(seen.t[0], seen.z[0], context.centroids, 0.1)
+    loss = objective.score(parts, seen, context)
     assert loss.item() == pytest.approx((2 * apart + 0.5 * turns).item(), rel=1e-5)
     loss.backward()
     assert all(p.grad is None for p in parts["target"].parameters())
@@ -93,7 +93,7 @@ def test_the_target_follows_by_its_momentum(
             return super().see(parts, batch)
 
     object.__setattr__(practice.method, "objective", Watched(momentum=momentum, update=update))  # type: ignore[arg-type]
-    practice.learn(centroids=centroids())
+    practice.learn(context=Clustered(me=0, centroids=centroids()))
     online.append(dict(parts["encoder"].named_parameters()))
     seen = online[:-1] if update == "before" else online[1:]
     for key, held in start["target"]["encoder"].named_parameters():

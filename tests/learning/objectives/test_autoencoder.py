@@ -10,6 +10,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Images
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.encoders.cnn import CnnSmall
 from harmonium.learning.objectives.autoencoder import Autoencoder, decoder
 from harmonium.learning.world import World
@@ -58,7 +59,7 @@ def test_the_loss_is_the_squared_error_over_plain_pixels(practise) -> None:  # t
         for channel in range(1):
             total += float(((picture[:, :, channel] - rebuilt[channel]) ** 2).sum())
             count += 64
-    loss = practice.method.objective.score(parts, seen, {})
+    loss = practice.method.objective.score(parts, seen, Context(me=0))
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
     assert "views" not in vars(seen.batch)
 
@@ -81,7 +82,7 @@ def test_what_is_rebuilt_is_resized_like_what_is_seen() -> None:
     parts = nn.ModuleDict({"encoder": nn.Flatten(), "decoder": Memory()})
     seen = objective.see(parts, batch)  # type: ignore[arg-type]
     assert seen.h[0].shape == (2, 300)
-    rounding = objective.score(parts, seen, {}).item() ** 0.5  # type: ignore[arg-type]
+    rounding = objective.score(parts, seen, Context(me=0)).item() ** 0.5  # type: ignore[arg-type]
     assert rounding < 1 / 255
 
 
@@ -91,7 +92,7 @@ def test_images_that_are_not_square_are_refused(practise) -> None:  # type: igno
     batch = Batch(torch.arange(3), wide, preset("none"), torch.Generator())
     seen = practice.method.objective.see(practice.parts, batch)
     with pytest.raises(ConfigError, match="these are 8 x 12: set views.size"):
-        practice.method.objective.score(practice.parts, seen, {})
+        practice.method.objective.score(practice.parts, seen, Context(me=0))
 
 
 def test_training_moves_everything_and_beats_the_mean_image(practise) -> None:  # type: ignore[no-untyped-def]
@@ -103,7 +104,10 @@ def test_training_moves_everything_and_beats_the_mean_image(practise) -> None:  
     assert practice.parts.rules == {"encoder": "mean", "decoder": "mean"}
     pixels = practice.client.examples.pixels().double() / 255
     mean_image = (pixels - pixels.mean(0)).square().mean()
-    assert practice.method.objective.score(practice.parts, practice.see(), {}) < 0.6 * mean_image
+    assert (
+        practice.method.objective.score(practice.parts, practice.see(), Context(me=0))
+        < 0.6 * mean_image
+    )
 
 
 def test_the_decoder_follows_the_world() -> None:

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
 from harmonium.evaluation.geometry import spread
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import mlp
 from harmonium.learning.objectives.byol import BYOL, distance
 from harmonium.learning.world import World
@@ -125,7 +126,7 @@ def test_targets_are_what_the_target_makes_of_the_views(update, practise) -> Non
     assert not any(t.requires_grad for t in seen.t) and seen.z[0].requires_grad
     objective, predictor = practice.method.objective, practice.parts["predictor"]
     p1, p2 = (predictor(z) for z in seen.z)
-    score = objective.score(practice.parts, seen, {})
+    score = objective.score(practice.parts, seen, Context(me=0))
     assert score.item() == pytest.approx(distance(p1, p2, *seen.t).item())
 
 
@@ -187,7 +188,7 @@ def test_the_owner_of_the_target_is_a_setting(owner, practise) -> None:  # type:
 class Leaking(BYOL):
     """The model as its own target, and gradients reach it."""
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         p1, p2 = parts["predictor"](torch.cat(seen.pair())).chunk(2)
         first, second = seen.pair()
         same = functional.cosine_similarity

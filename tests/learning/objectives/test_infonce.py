@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harmonium.core.errors import ConfigError
-from harmonium.learning.objectives.infonce import InfoNCE, bound, info_nce
+from harmonium.learning.objectives.infonce import InfoNCE, WithNegatives, bound, info_nce
 from harmonium.learning.objectives.simclr import SimCLR, nt_xent
 from harmonium.learning.world import World
 
@@ -110,11 +110,13 @@ def test_gradients_are_right(anchors, n) -> None:  # type: ignore[no-untyped-def
 def test_training_moves_what_it_should_and_takes_negatives_from_the_method(practise) -> None:  # type: ignore[no-untyped-def]
     plain, crowded = practise(InfoNCE(out=8)), practise(InfoNCE(out=8))
     extra = rows(50, 8).float()
-    assert plain.learn() < crowded.learn(negatives=extra) < math.inf
+    assert plain.learn() < crowded.learn(context=WithNegatives(me=0, negatives=extra)) < math.inf
     assert plain.moved() == {"encoder", "projector"}
     assert plain.parts.rules == {"encoder": "mean", "projector": "mean"}
     seen = crowded.see()
-    scored = crowded.method.objective.score(crowded.parts, seen, {"negatives": extra})
+    scored = crowded.method.objective.score(
+        crowded.parts, seen, WithNegatives(me=0, negatives=extra)
+    )
     assert torch.equal(scored, info_nce(*seen.pair(), 0.5, negatives=extra))
 
 

@@ -9,7 +9,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import objectives
+from harmonium.learning.objectives.assignments import Clustered
 from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.parts import Part, Parts
 from harmonium.methods import methods
@@ -74,8 +76,8 @@ def passes(name: str, joint: bool | None) -> dict[str, list[int]]:
     index = trial.split.indices[0][:COUNT]
     examples = Examples(images, index, uses_labels=True)
     batch = Batch(torch.arange(COUNT), examples, made.views, torch.Generator().manual_seed(0))
-    given = {"me": 0, "centroids": torch.eye(2, 16)}
-    made.objective.score(parts, made.objective.see(parts, batch), given)
+    context = Clustered(me=0, centroids=torch.eye(2, 16))
+    made.objective.score(parts, made.objective.see(parts, batch), context)
     return seen
 
 
@@ -102,7 +104,7 @@ def test_losses_by_hand_at_either_setting() -> None:
         two = {"encoder": Part(module), "projector": Part(nn.Identity())}
         parts = Parts(two, {}, "average", joint)
         batch: Any = type("Batch", (), {"views": views})()
-        loss = objective.score(parts, objective.see(parts, batch), {})
+        loss = objective.score(parts, objective.see(parts, batch), Context(me=0))
         rows = [linear(view) for view in views]
         groups = [torch.cat(rows)] if joint else rows
         z = torch.cat([(g - g.mean(0)) / (g.var(0, correction=0) + 1e-5).sqrt() for g in groups])

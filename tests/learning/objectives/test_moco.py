@@ -6,6 +6,7 @@ import torch
 
 from harmonium.core.errors import ConfigError
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.moco import MoCo, contrast
 from harmonium.learning.objectives.queue import queue_of
 from harmonium.learning.world import World
@@ -121,14 +122,14 @@ def test_a_view_is_scored_against_the_others_key_and_the_right_negatives(
             ]
             total -= math.log(scores[0] / sum(scores)) / 6
     seen = settings.see(parts, batch)
-    assert settings.score(parts, seen, {}).item() == pytest.approx(total, rel=1e-4)
+    assert settings.score(parts, seen, Context(me=0)).item() == pytest.approx(total, rel=1e-4)
     assert len(seen.h) == len(seen.z) == len(seen.t) == 1 + symmetric
 
 
 def test_only_the_asking_network_gets_gradients(practise) -> None:  # type: ignore[no-untyped-def]
     practice = practise(SMALL)
     seen = practice.see()
-    practice.method.objective.score(practice.parts, seen, {}).backward()
+    practice.method.objective.score(practice.parts, seen, Context(me=0)).backward()
     for key, parameter in practice.parts.named_parameters():
         asks = key.partition(".")[0] in ("encoder", "projector")
         assert (parameter.grad is not None) == asks == parameter.requires_grad, key

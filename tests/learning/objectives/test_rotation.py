@@ -9,6 +9,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views, preset
 from harmonium.data.images import Images
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.encoders.cnn import CnnSmall
 from harmonium.learning.objectives.rotation import Rotation
 from harmonium.learning.parts import Part, Parts
@@ -29,7 +30,7 @@ def test_guessing_costs_log_four(practise, turns, head) -> None:  # type: ignore
     practice = practise(Rotation(turns=turns, head=head))
     nn.init.zeros_(practice.parts["rotation"].weight)
     nn.init.zeros_(practice.parts["rotation"].bias)
-    loss = practice.method.objective.score(practice.parts, practice.see(), {})
+    loss = practice.method.objective.score(practice.parts, practice.see(), Context(me=0))
     assert loss.item() == pytest.approx(1.3863, abs=1e-4)
 
 
@@ -73,7 +74,7 @@ def test_the_projectors_output_is_classified_as_it_is(practise) -> None:  # type
     wanted = -sum(
         row.log_softmax(0)[turn] for row, turn in zip(logits, seen.turns, strict=True)
     ) / len(logits)
-    loss = practice.method.objective.score(parts, seen, {})
+    loss = practice.method.objective.score(parts, seen, Context(me=0))
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
@@ -118,7 +119,7 @@ def test_collapsed_features_cannot_beat_a_guess() -> None:
     optimiser = torch.optim.SGD(parts["rotation"].parameters(), lr=0.5)
     for _ in range(200):
         optimiser.zero_grad()
-        loss = objective.score(parts, objective.see(parts, batch), {})
+        loss = objective.score(parts, objective.see(parts, batch), Context(me=0))
         loss.backward()
         optimiser.step()
     assert loss.item() == pytest.approx(math.log(4), abs=1e-4)

@@ -18,6 +18,7 @@ from harmonium.data.images import Images
 from harmonium.data.partition import make_split
 from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.encoders.cnn import CnnSmall
 from harmonium.learning.objectives import Objective, Seen
 from harmonium.learning.objectives.infonce import InfoNCE, info_nce
@@ -64,7 +65,7 @@ def look(objective: Objective, labels: list[int]) -> tuple[Any, Seen, Tensor]:
     method, client, parts = classroom(objective, labels)
     batch = Batch(torch.arange(len(labels)), client.examples, client.views, client.rng)
     seen = objective.see(parts, batch)
-    return parts, seen, objective.score(parts, seen, {})
+    return parts, seen, objective.score(parts, seen, Context(me=0))
 
 
 @pairs
@@ -122,7 +123,7 @@ def test_simsiam_compares_all_pairs_of_a_class_and_views_of_the_others() -> None
     # Numbers that lie far apart, which those of an untrained network do not.
     drawn = torch.randn(4, len(LABELS), 16, generator=torch.Generator().manual_seed(0))
     seen = replace(seen, z=list(drawn[:2]), t=list(drawn[2:]))
-    loss = objective.score(parts, seen, {})
+    loss = objective.score(parts, seen, Context(me=0))
     (first, second), guesses = seen.pair(), seen.t
 
     def one(group: list[int], label: int) -> Tensor:
@@ -188,11 +189,13 @@ def test_verification_can_leave_labelled_images_out() -> None:
         seen = objective.see(parts, batch)
         chosen = [k for k in range(9) if on == "all" or LABELS[k] < 0]
         some = Seen(batch, [h[chosen] for h in seen.h], [])
-        alone = Verification().score(parts, some, {"me": 0})
+        alone = Verification().score(parts, some, Context(me=0))
         assert len(chosen) == count
-        assert term.score(parts, seen, {"me": 0}).item() == pytest.approx(alone.item(), rel=1e-6)
+        assert term.score(parts, seen, Context(me=0)).item() == pytest.approx(
+            alone.item(), rel=1e-6
+        )
     full = Batch(torch.tensor([0, 2]), client.examples, client.views, client.rng)
-    nothing = term.score(parts, objective.see(parts, full), {"me": 0})  # all of them labelled
+    nothing = term.score(parts, objective.see(parts, full), Context(me=0))  # all of them labelled
     assert nothing.item() == 0
 
 

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
 from harmonium.evaluation.geometry import spread
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.simsiam import SimSiam, negative_cosine
 from harmonium.learning.world import World
 
@@ -79,7 +80,7 @@ def test_training_moves_every_part(practise) -> None:  # type: ignore[no-untyped
 def test_the_objective_predicts_and_stops_gradients(practise) -> None:  # type: ignore[no-untyped-def]
     practice = practise(SimSiam())
     seen = practice.see()
-    loss = practice.method.objective.score(practice.parts.eval(), seen, {})
+    loss = practice.method.objective.score(practice.parts.eval(), seen, Context(me=0))
     guesses = [practice.parts["predictor"](z) for z in seen.z]
     plain = (tensor.detach() for tensor in (*guesses, *seen.z))
     assert loss.item() == pytest.approx(by_definition(*plain), abs=1e-5)
@@ -99,7 +100,7 @@ def by_hand(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
 class Leaking(SimSiam):
     """The same without the stop-gradient."""
 
-    def score(self, parts, seen, given):  # type: ignore[no-untyped-def]
+    def score(self, parts, seen, context):  # type: ignore[no-untyped-def]
         first, second = seen.pair()
         return by_hand(parts["predictor"](first), parts["predictor"](second), first, second)
 

@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core.errors import ConfigError
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.spectral import (
     Spectral,
     correlation,
@@ -188,7 +189,7 @@ def test_the_objective_scores_what_its_functions_say(practise) -> None:  # type:
     for form in ("haochen", "fedsc", "orchestra"):
         practice = practise(Spectral(form=form, mu=0.25, centroids=5))
         seen = practice.see()
-        loss = practice.method.objective.score(practice.parts, seen, {})
+        loss = practice.method.objective.score(practice.parts, seen, Context(me=0))
         a, b = (z.detach().double() for z in seen.z)
         if form == "haochen":
             assert loss.item() == pytest.approx(haochen(a, b, 0.25), abs=1e-5)

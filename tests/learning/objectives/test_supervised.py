@@ -12,6 +12,7 @@ from harmonium.data.images import Images
 from harmonium.evaluation.geometry import Health
 from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.encoders.cnn import CnnSmall
 from harmonium.learning.objectives.supervised import Supervised, known_cross_entropy
 from harmonium.learning.training import Local
@@ -83,7 +84,7 @@ def test_every_view_is_classified() -> None:
     method, client = classroom()
     parts = method.pull(client, method.blueprint.shared())
     batch = Batch(torch.arange(10), client.examples, client.views, client.rng)
-    loss = method.objective.score(parts, method.objective.see(parts, batch), {})
+    loss = method.objective.score(parts, method.objective.see(parts, batch), Context(me=0))
     each = [parts["classifier"](parts["encoder"](view)).detach() for view in batch.views]
     wanted = sum(by_definition(logits, batch.labels.tolist()) for logits in each) / 2
     assert len(each) == 2 and loss.item() == pytest.approx(wanted, rel=1e-5)

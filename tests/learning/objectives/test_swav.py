@@ -8,6 +8,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views, preset
 from harmonium.data.partition import make_split
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.queue import queue_of
 from harmonium.learning.objectives.sinkhorn import sinkhorn
 from harmonium.learning.objectives.swav import SwAV, prototypes_of, swapped_prediction
@@ -147,7 +148,7 @@ def test_the_score_is_made_of_the_parts(practise, views: int, queue: int) -> Non
         return by_definition(scores, both, 0.1)
 
     def found() -> float:
-        return settings.score(parts, settings.see(parts, batch), {}).item()
+        return settings.score(parts, settings.see(parts, batch), Context(me=0)).item()
 
     nothing = torch.empty(0, 8)
     assert found() == pytest.approx(wanted(nothing), rel=1e-4)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core.errors import ConfigError
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.vicreg import VICReg, flatness, overlap, vicreg
 from harmonium.learning.world import World
 
@@ -97,7 +98,7 @@ def test_training_moves_every_part(practise) -> None:  # type: ignore[no-untyped
     assert practice.moved() == {"encoder", "projector"}
     assert set(practice.parts.rules.values()) == {"mean"}
     seen = practice.see()
-    scored = practice.method.objective.score(practice.parts, seen, {})
+    scored = practice.method.objective.score(practice.parts, seen, Context(me=0))
     difference = (seen.z[0] - seen.z[1]).square().mean().item()
     expected = by_definition(*(z.detach() for z in seen.z)) - 15 * difference
     assert scored.item() == pytest.approx(expected, rel=1e-4)

@@ -16,6 +16,7 @@ from harmonium.federation.card import card
 from harmonium.federation.method import Server
 from harmonium.federation.server_optimisers import Average
 from harmonium.learning.client import Batch, Client, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives.infonce import info_nce
 from harmonium.learning.terms.verification import TABLE, Verification, bounds, verification
 from harmonium.privacy.mechanisms import Noise
@@ -73,7 +74,7 @@ def trial(**settings: Any) -> Trial:
     return first_trial("fedavg", **{**UV, **settings})
 
 
-def seen_by(trial: Trial, client: int = 1) -> tuple[Any, Any, Any, dict[str, Any]]:
+def seen_by(trial: Trial, client: int = 1) -> tuple[Any, Any, Any, Context]:
     """A model as received, and one client's batch as it sees it."""
     rng = seeds.torch_rng(0, "test")
     examples = Examples(trial.dataset.train, trial.split.indices[client])
@@ -81,28 +82,28 @@ def seen_by(trial: Trial, client: int = 1) -> tuple[Any, Any, Any, dict[str, Any
     at = Client(client, 1, 2, examples, method.views, rng, Noise("simulated", rng))
     parts = method.pull(at, trial.server.model)
     batch = Batch(torch.arange(len(examples)), examples, method.views, rng)
-    return at, parts, method.see(parts, batch), {"me": client, "anchor": trial.server.model}
+    return at, parts, method.see(parts, batch), Context(me=client, anchor=trial.server.model)
 
 
 def test_the_term_sums_the_cost_of_two_views_and_does_not_mind_their_order() -> None:
     found = trial()
-    _, parts, seen, given = seen_by(found)
+    _, parts, seen, context = seen_by(found)
     term = found.method.terms[0]
     table, u = found.server.model[TABLE], parts["uv_projector"]
     costs = [by_definition(u(h).detach(), table, 1, 1.0) for h in seen.h]
-    assert term.score(parts, seen, given).item() == pytest.approx(sum(costs), rel=1e-5)
+    assert term.score(parts, seen, context).item() == pytest.approx(sum(costs), rel=1e-5)
     swapped = replace(seen, h=seen.h[::-1])
     torch.testing.assert_close(
-        term.score(parts, swapped, given), term.score(parts, seen, given), rtol=1e-6, atol=0
+        term.score(parts, swapped, context), term.score(parts, seen, context), rtol=1e-6, atol=0
     )
     half = replace(term, weight=0.5)
-    assert half.score(parts, seen, given).item() == pytest.approx(sum(costs) / 2, rel=1e-5)
+    assert half.score(parts, seen, context).item() == pytest.approx(sum(costs) / 2, rel=1e-5)
 
 
 def test_only_the_own_row_has_a_gradient_and_there_is_no_bias() -> None:
     found = trial()
-    _, parts, seen, given = seen_by(found)
-    found.method.terms[0].score(parts, seen, given).backward()
+    _, parts, seen, context = seen_by(found)
+    found.method.terms[0].score(parts, seen, context).backward()
     gradient = parts["uv"].weight.grad
     assert gradient[1].abs().sum() > 0
     assert gradient[[0, 2, 3]].abs().sum() == 0
@@ -113,8 +114,8 @@ def test_only_the_own_row_has_a_gradient_and_there_is_no_bias() -> None:
 @pytest.mark.parametrize("local", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimiser": "adam"}])
 def test_a_client_changes_its_own_row_and_keeps_all_at_unit_length(local: dict[str, Any]) -> None:
     found = trial(local={"epochs": 2, "batch": 6, "lr": 0.1, **local})
-    at, parts, _, given = seen_by(found)
-    found.method.fit(parts, at, anchor=given["anchor"])
+    at, parts, _, context = seen_by(found)
+    found.method.fit(parts, at, context=context)
     before, after = found.server.model[TABLE], parts["uv"].weight.detach()
     assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
     assert not torch.equal(after[1], before[1])

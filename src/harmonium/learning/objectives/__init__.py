@@ -9,7 +9,7 @@ lets terms use what was already computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from harmonium.core.errors import ConfigError, undefined
 from harmonium.core.registry import Registry
 from harmonium.data.augment.views import Views
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.contract import checked_view_counts
 from harmonium.learning.objectives.heads import mlp
 from harmonium.learning.parts import Part, Parts
@@ -79,8 +80,8 @@ class Objective:
         """
         return type(self).see is Objective.see
 
-    def check_given(self, given: Collection[str]) -> None:
-        """Refuse a method that gives its loss less than it needs, by the names in `given`."""
+    def check_context(self, context: type[Context]) -> None:
+        """Refuse a method whose context has less than the loss needs."""
 
     def check_views(self, views: Views) -> None:
         """Refuse views that it cannot look at."""
@@ -111,7 +112,7 @@ class Objective:
         h, z = parts.through(batch.views, "encoder", "projector")
         return Seen(batch, h, z)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The loss, a scalar mean over the batch."""
         raise undefined(self, "score")
 

@@ -16,7 +16,7 @@ network one after the other, so BatchNorm sees each by itself; `local.joint_view
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -27,11 +27,19 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, objectives
 from harmonium.learning.objectives.rotation import Rotation, Turned
 from harmonium.learning.objectives.twin import Owner, follow, restart, targets, twin
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered(Context):
+    """A context with the centroids that images are assigned to."""
+
+    centroids: Tensor  # unit rows, (clusters, dim)
 
 
 @dataclass(kw_only=True)
@@ -84,9 +92,9 @@ class Assignments(Rotation):
         """Only without assignments: centroids come from Orchestra."""
         return not self.cluster_weight
 
-    def check_given(self, given: Collection[str]) -> None:
+    def check_context(self, context: type[Context]) -> None:
         """Refuse a method without centroids."""
-        if self.cluster_weight and "centroids" not in given:
+        if self.cluster_weight and "centroids" not in context.names():
             raise ConfigError(
                 "objective=assignments needs centroids: set method=orchestra, or "
                 "objective.cluster_weight=0 to predict turns alone"
@@ -131,15 +139,16 @@ class Assignments(Rotation):
         apart = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
         return Assigned(batch, h[:rest], z[:rest], [slow], turned=apart)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Cross-entropies of assignments (eq. 4) and of turns (eq. 3), as weighted."""
-        self.check_given(given)
+        self.check_context(type(context))
         losses, turned = [], cast(Assigned, seen).turned
         if self.cluster_weight:
-            apart = assignment_loss(seen.t[0], seen.z[0], given["centroids"], self.temperature)
+            centroids = cast(Clustered, context).centroids
+            apart = assignment_loss(seen.t[0], seen.z[0], centroids, self.temperature)
             losses.append(self.cluster_weight * apart)
         if turned is not None:
-            losses.append(self.rotation_weight * super().score(parts, turned, given))
+            losses.append(self.rotation_weight * super().score(parts, turned, context))
         return torch.stack(losses).sum()
 
     def after_step(self, parts: Parts) -> None:

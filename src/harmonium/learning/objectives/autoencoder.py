@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +17,7 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import plain
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.encoders import groups_of
 from harmonium.learning.objectives import Objective, Seen, check, objectives
 from harmonium.learning.parts import Part, Parts
@@ -59,7 +59,7 @@ class Autoencoder(Objective):
         """Features of the images as they are: views are never made."""
         return Seen(batch, [parts["encoder"](batch.plain)], [])
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Mean squared error over all images, channels and pixels."""
         wanted = plain(seen.batch.pixels, None, None, seen.batch.make.pipelines[0].size)
         rebuilt = parts["decoder"](seen.h[0])

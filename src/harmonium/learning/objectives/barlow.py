@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.parts import Part, Parts
@@ -53,7 +53,7 @@ class BarlowTwins(Objective):
         inner = [self.hidden or dim] * (self.layers - 1)
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """How far the cross-correlation is from the identity."""
         return cross_correlation(*seen.pair(), self.redundancy)
 

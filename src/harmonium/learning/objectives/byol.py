@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.objectives.simsiam import negative_cosine
@@ -85,7 +86,7 @@ class BYOL(Objective):
         seen.t = targets(parts, batch.views)
         return seen
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The distance of each view's guess to the target's projection of the other."""
         (guesses,) = parts.through(seen.pair(), "predictor")
         return distance(*two(guesses), *two(seen.t), self.scale)

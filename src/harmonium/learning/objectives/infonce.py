@@ -10,14 +10,14 @@ released code, and the former has no BatchNorm; views share a BatchNorm pass as 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, objectives
 from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.parts import Parts
@@ -25,12 +25,19 @@ from harmonium.learning.parts import Parts
 Anchors = Literal["first", "second", "both"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithNegatives(Context):
+    """A context with further negatives."""
+
+    negatives: Tensor | None = None  # rows (count, out)
+
+
 @objectives("infonce")
 @dataclass(frozen=True)
 class InfoNCE(SimCLR):
     """Contrast of two views in one direction, with further negatives where a method has some.
 
-    A method hands negatives, rows (count, out), to the loss as `negatives`.
+    A method hands negatives to the loss by a context that extends `WithNegatives`.
 
     >>> InfoNCE(anchors="first").temperature
     0.5
@@ -40,10 +47,10 @@ class InfoNCE(SimCLR):
 
     anchors: Anchors = "second"  # the view that asks; first as in FedCA; both: mean of the two
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """InfoNCE of the two projections."""
         first, second = seen.pair()
-        negatives = given.get("negatives")
+        negatives = context.negatives if isinstance(context, WithNegatives) else None
         return info_nce(first, second, self.temperature, anchors=self.anchors, negatives=negatives)
 
 

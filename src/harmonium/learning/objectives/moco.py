@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.objectives.infonce import info_nce
@@ -102,7 +103,7 @@ class MoCo(Objective):
         queue_of(parts).offer(torch.cat(keys))
         return Seen(batch, h, z, keys)
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """What it costs to find the other view's key, summed over the views that ask."""
         queue, warmth = queue_of(parts), self.warmth
         losses = [

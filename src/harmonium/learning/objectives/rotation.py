@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views, quarter_turns
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.world import World
@@ -106,7 +107,7 @@ class Rotation(Objective):
             )
         return pictures
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Cross-entropy of the predicted turns; guessing costs log 4."""
         looked_at = seen.z if self.head == "projector" else seen.h
         predicted = parts["rotation"](torch.cat(looked_at))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from harmonium.data.images import UNKNOWN
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, objectives, two
 from harmonium.learning.objectives.infonce import InfoNCE
 from harmonium.learning.objectives.simsiam import SimSiam, negative_cosine
@@ -53,7 +54,7 @@ class InsideClasses(Objective):
         """The plain objective's parts and a linear classifier."""
         return super().build(made, dim, world) | {"classifier": classifier(self, dim, world)}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The plain loss of the unlabelled and of every class, and the label loss of each view."""
         labels = seen.batch.labels
         loss = sum(
@@ -65,12 +66,12 @@ class InsideClasses(Objective):
             if len(rows) >= self.least:
                 h, z, t = ([view[rows] for view in views] for views in (seen.h, seen.z, seen.t))
                 within = replace(seen, h=h, z=z, t=t)
-                loss = loss + self.within(parts, within, given, alike=label != UNKNOWN)
+                loss = loss + self.within(parts, within, context, alike=label != UNKNOWN)
         return loss
 
-    def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
+    def within(self, parts: Parts, seen: Seen, context: Context, alike: bool) -> Tensor:
         """The loss of some images, alike if they are of one class: the plain objective's."""
-        return super().score(parts, seen, given)
+        return super().score(parts, seen, context)
 
 
 @objectives("semi-infonce")
@@ -108,7 +109,7 @@ class SemiSimSiam(InsideClasses, SimSiam):
         seen = super().see(parts, batch)
         return replace(seen, t=parts.through(seen.z, "predictor")[0])
 
-    def within(self, parts: Parts, seen: Seen, given: Mapping[str, Any], alike: bool) -> Tensor:
+    def within(self, parts: Parts, seen: Seen, context: Context, alike: bool) -> Tensor:
         """Minus the similarity of guesses and projections: of each image's, or of all pairs'."""
         guesses, targets = two(seen.t), seen.pair()
         if alike and self.pairs == "all":

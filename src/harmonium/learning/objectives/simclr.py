@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.parts import Part, Parts
@@ -54,7 +54,7 @@ class SimCLR(Objective):
         projector = mlp(*sizes, norm=self.norm, bias=self.bias, out_bias=True, out_norm=ends)
         return {"projector": Part(projector)}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """NT-Xent of the two projections."""
         return nt_xent(*seen.pair(), self.temperature)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives, two
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.parts import Part, Parts
@@ -63,7 +63,7 @@ class SimSiam(Objective):
         """No image looks at another."""
         return True
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Minus the similarity of each view's guess to the other's projection."""
         (guesses,) = parts.through(seen.pair(), "predictor")
         return negative_cosine(*two(guesses), *seen.pair())

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.parts import Part, Parts
@@ -82,7 +83,7 @@ class Spectral(Objective):
             parts["centroids"] = Part(nn.Linear(self.out, self.centroids))
         return parts
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The chosen form of the loss."""
         if self.form == "fedsc":
             return correlation_contrast(seen.z, self.mu)

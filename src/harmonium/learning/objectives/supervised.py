@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.data.images import UNKNOWN
 from harmonium.learning.client import Batch, Examples
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, objectives
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.world import World
@@ -53,7 +54,7 @@ class Supervised(Objective):
         (h,) = parts.through(batch.views, "encoder")
         return Seen(batch, h, [])
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Mean cross-entropy over all views of the images whose label is known."""
         logits = parts["classifier"](torch.cat(seen.h))
         return known_cross_entropy(logits, seen.batch.labels.repeat(len(seen.h)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
 from harmonium.learning.client import Batch
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.objectives.heads import Norm
 from harmonium.learning.objectives.queue import Owner, queue_of, queue_part
@@ -83,7 +84,7 @@ class SwAV(Objective):
             queue_of(parts).offer(torch.cat(seen.z))
         return seen
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Every view predicts the assignment of every other."""
         prototypes = prototypes_of(parts)
         still = int(prototypes.steps) < self.freeze

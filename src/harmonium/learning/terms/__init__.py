@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from harmonium.core.errors import undefined
 from harmonium.core.registry import Registry
 from harmonium.core.types import Weights
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.world import World
@@ -39,11 +40,11 @@ class Term:
         """New parts; most terms have none."""
         return {}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The loss to add. `given` has `me` (client id) and `anchor` (received weights, if any)."""
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
+        """The loss to add."""
         raise undefined(self, "score")
 
-    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
+    def after_step(self, parts: Parts, context: Context) -> None:
         """Called after every optimiser step, e.g. to keep rows at unit length."""
 
     def at_server(self, model: Weights) -> Weights:
@@ -64,7 +65,7 @@ class Term:
         return ()
 
     def measure(
-        self, parts: Parts, seen: Seen, given: Mapping[str, Any], objective: Objective
+        self, parts: Parts, seen: Seen, context: Context, objective: Objective
     ) -> Sequence[Tensor]:
         """Those numbers for one batch, means over its images."""
         return ()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from harmonium.core.errors import ConfigError
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Parts
 from harmonium.learning.terms import Term, terms
@@ -34,9 +34,9 @@ class Proximal(Term):
         if not 0 <= self.mu < math.inf:
             raise ConfigError(f"terms.proximal.mu is {self.mu}; it must be 0 or more")
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The pull; its gradient is mu * (w - w_received)."""
-        return self.mu / 2 * squared_distance(parts, given["anchor"])
+        return self.mu / 2 * squared_distance(parts, context.received_model)
 
 
 def squared_distance(parts: Parts, anchor: Mapping[str, Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from torch.nn import functional
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import Weights
 from harmonium.data.images import UNKNOWN
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, mlp
 from harmonium.learning.objectives.infonce import bound, info_nce
 from harmonium.learning.objectives.simclr import SimCLR
@@ -99,13 +100,13 @@ class Verification(Term):
         table = Part(Rows(world.clients, self.out), "row", lazy=self.rows == "lazy")
         return {"uv_projector": Part(projector), "uv": table}
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The cost of not being told from others, for two views; rows of others are constants."""
         chosen = slice(None) if self.pictures == "all" else seen.batch.labels == UNKNOWN
         h = [view[chosen] for view in seen.h]
         if not self.weight or not len(h[0]):
             return torch.zeros(())
-        return self.weight * 2 * torch.stack(self._costs(parts, h, given["me"])).mean()
+        return self.weight * 2 * torch.stack(self._costs(parts, h, context.me)).mean()
 
     def _costs(self, parts: Parts, h: list[Tensor], me: int) -> list[Tensor]:
         """The mean cross-entropy of each view."""
@@ -115,13 +116,13 @@ class Verification(Term):
         rest = parts["uv_projector"](torch.cat(h)).chunk(len(h))
         return [verification(view, rows, me, self.scale) for view in rest]
 
-    def after_step(self, parts: Parts, given: Mapping[str, Any]) -> None:
+    def after_step(self, parts: Parts, context: Context) -> None:
         """The own row back to unit length; the others as received, whatever weight decay did."""
         if not self.weight:  # nothing has moved, and rounding must not
             return
-        table, me = _table(parts).data, given["me"]
+        table, me = _table(parts).data, context.me
         own = functional.normalize(table[me], dim=0)
-        if TABLE in (received := given.get("anchor", {})):
+        if TABLE in (received := context.anchor or {}):
             table.copy_(received[TABLE])
         table[me] = own
 
@@ -155,10 +156,10 @@ class Verification(Term):
         return ("first", "second", *(["local"] if isinstance(objective, SimCLR) else []))
 
     def measure(
-        self, parts: Parts, seen: Seen, given: Mapping[str, Any], objective: Objective
+        self, parts: Parts, seen: Seen, context: Context, objective: Objective
     ) -> list[Tensor]:
         """Those of one batch."""
-        costs = self._costs(parts, seen.h, given["me"])[:2]
+        costs = self._costs(parts, seen.h, context.me)[:2]
         if isinstance(objective, SimCLR):
             loss = info_nce(*seen.pair(), objective.temperature)
             costs.append(bound(loss, len(seen.batch.index)))

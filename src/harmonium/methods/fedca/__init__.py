@@ -29,7 +29,7 @@ server leaves them out of what it sends to that client. No client learns whose r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -45,7 +45,7 @@ from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
-    Exchange,
+    Field,
     Plan,
     Value,
     exchange,
@@ -55,8 +55,9 @@ from harmonium.federation.wire import (
     weights,
 )
 from harmonium.learning.client import Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
-from harmonium.learning.objectives.infonce import InfoNCE
+from harmonium.learning.objectives.infonce import InfoNCE, WithNegatives
 from harmonium.learning.parts import Parts
 from harmonium.learning.training import evaluating, fit
 from harmonium.methods import methods
@@ -64,12 +65,28 @@ from harmonium.methods.fedca import dictionary as pool
 from harmonium.privacy.mechanisms import Release
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
-ROWS = per_example(
-    "each", shape=lambda method, examples: (range(examples + 1), method.objective.out)
-)
 TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionary(WithNegatives):
+    """Other clients' rows as negatives, and what the model is aligned with."""
+
+    targets: Iterator[tuple[Tensor, Tensor, Tensor]]  # public images, their features, projections
+    weigh: Callable[[float, float], None]  # is told the alignment and the contrast of every step
+
+
+def _rows(method: FedCA) -> Field:
+    """A client's rows: those with noise are guarded, means are statistics, none are public."""
+    per_image: Kind = "per_example" if method.size else "public"
+    return Field(
+        "statistic" if method.group > 1 else per_image,
+        "each",
+        guarded=bool(method.noise and method.size),
+        shape=lambda method, examples: (range(examples + 1), method.objective.out),
+    )
 
 
 @methods("fedca")
@@ -78,6 +95,7 @@ class FedCA(Method):
     """FedAvg with a shared dictionary of negatives and alignment to a public model."""
 
     paper = "Zhang et al., 2020"
+    context = Dictionary
     keeps = {**TARGETS, "ensemble": "per_example"}
     remembers = {
         **TARGETS,
@@ -135,7 +153,8 @@ class FedCA(Method):
         here = self.at_server(server, "align")
         parts = self.blueprint.copy_from()
         once = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
-        fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), {}), once)
+        alone = Context(me=here.id)
+        fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), alone), once)
         h = here.look(parts.eval()["encoder"])
         with torch.no_grad():
             z = parts["projector"](h)
@@ -171,25 +190,34 @@ class FedCA(Method):
             memory["owners"] = owners
         return replace(self.merge(server, got.model), memory=memory)
 
-    @exchange(down={"h": public(), "z": public()})
+    @exchange(down={"h": public(), "z": public()}, when=needs_public)
     def align(self, client: Client, got: SimpleNamespace) -> None:
         """Keep what the alignment model makes of the public images."""
         client.state |= {"align_h": got.h, "align_z": got.z}
 
     @exchange(
         down={"model": weights(), "dictionary": per_example(), "count": scalar()},
-        up={**TRAINED, "rows": ROWS, "ratio": RATIO},
+        up={**TRAINED, "rows": _rows, "ratio": RATIO},
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then describe all images."""
         parts, weighed = self.pull(client, got.model), list[tuple[float, float]]()
+
+        def weigh(pull: float, contrast: float) -> None:
+            weighed.append((pull, contrast))
+
         if self.strength and self.batch_norm == "recalibrate":  # no statistics come with the model
             network = nn.Sequential(parts["encoder"], parts["projector"])
             measure(network, (batch.plain for batch in client.batches(1, self.local.batch)))
-        targets = pool.public_batches(client, self.align_batch)
-        given = {"dictionary": got.dictionary, "targets": targets, "weighed": weighed}
+        context = Dictionary(
+            me=client.id,
+            anchor=got.model,
+            negatives=got.dictionary if len(got.dictionary) else None,
+            targets=pool.public_batches(client, self.align_batch),
+            weigh=weigh,
+        )
         rows = self.rows(client, parts, int(got.count)) if self.source == "received" else None
-        done = self.fit(parts, client, anchor=got.model, **given)
+        done = self.fit(parts, client, context=context)
         return {
             "model": self.push(client, parts),
             "loss": done.loss,
@@ -197,19 +225,18 @@ class FedCA(Method):
             "ratio": sum(pull for pull, _ in weighed) / max(sum(c for _, c in weighed), 1e-12),
         }
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Dictionary) -> Tensor:
         """Contrast among batch and dictionary, and alignment."""
-        dictionary = given["dictionary"] if len(given["dictionary"]) else None
-        contrast = super().score(parts, seen, {**given, "negatives": dictionary})
+        contrast = super().score(parts, seen, context)
         if not self.strength:
             return contrast
-        images, h, z = next(given["targets"])
+        images, h, z = next(context.targets)
         with evaluating(parts["encoder"], parts["projector"]):  # as the targets were made
             own_h = parts["encoder"](images)
             own_z = parts["projector"](own_h)
         far = (own_h - h).square().sum() + (own_z - z).square().sum()
         pull = self.strength * (far if self.reduction == "sum" else far / len(h))
-        given["weighed"].append((pull.item(), contrast.item()))
+        context.weigh(pull.item(), contrast.item())
         return contrast + pull  # type: ignore[no-any-return]
 
     def rows(self, client: Client, parts: Parts, count: int) -> Tensor:
@@ -251,12 +278,3 @@ class FedCA(Method):
     def extents(self) -> dict[str, str]:
         """Sizes of the dictionary, of rows and of targets."""
         return pool.extents(self.size, self.sampling, self.blueprint["projector"])
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared, but rows with noise are guarded, means are statistics, none is nothing."""
-        found = super().exchanges()
-        train = found["train"]
-        kind: Any = "statistic" if self.group > 1 else "per_example" if self.size else "public"
-        rows = replace(train.up["rows"], kind=kind, guarded=bool(self.noise and self.size))
-        found["train"] = replace(train, up={**train.up, "rows": rows})
-        return found if self.strength else {k: v for k, v in found.items() if k != "align"}

@@ -45,6 +45,7 @@ from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.personal import Own
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Batch, Client
+from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen, check, mlp
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.training import fit
@@ -55,12 +56,20 @@ OUT = 128  # of the style network's head, which is thrown away
 MEMORY = 2**29  # bytes of style features that a client's task may hold; of more, none
 
 
+@dataclass(frozen=True, kw_only=True)
+class Styled(Context):
+    """Style features of the client's images."""
+
+    styles: Callable[[Tensor], Tensor] | None  # of images, then of copies, (2 n, dim), by places
+
+
 @methods("fedstyle")
 @dataclass(frozen=True)
 class FedStyle(Method):
     """Content that is averaged, infused with style that each client keeps to itself."""
 
     paper = "Yang et al., 2022"
+    context = Styled
     reveals = (
         "Style networks, generators and style features stay with their clients; of style, the "
         "model that leaves has what training beside them left in it."
@@ -104,7 +113,8 @@ class FedStyle(Method):
             self.learn_style(parts, client)
         moving = [name for name in parts if not name.startswith("style")]
         styles = self.styles(parts["style"].eval(), client) if self.strength else None
-        done = self.fit(parts, client, train=moving, anchor=got.model, styles=styles)
+        context = Styled(me=client.id, anchor=got.model, styles=styles)
+        done = self.fit(parts, client, train=moving, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     def passes_of(self, step: str) -> float:
@@ -154,16 +164,16 @@ class FedStyle(Method):
         pictures, copies = (torch.cat(rows) for rows in zip(*pieces, strict=True))
         return lambda index: torch.cat([pictures[index], copies[index]])
 
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: Styled) -> Tensor:
         """The objective's loss, and that of infused features (eq. 3)."""
-        plain = super().score(parts, seen, given)
-        if not self.strength:
+        plain = super().score(parts, seen, context)
+        if not self.strength or context.styles is None:
             return plain
-        styles = given["styles"](seen.batch.index).chunk(2)
+        styles = context.styles(seen.batch.index).chunk(2)
         both = [torch.cat([h, style], 1) for h, style in zip(seen.h, styles, strict=True)]
         h, z = parts.through(both, "generator", "projector")
         infused = replace(seen, h=h, z=z)
-        return plain + self.strength * super().score(parts, infused, given)
+        return plain + self.strength * super().score(parts, infused, context)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
         """Content and style of an image; then eq. 4, whose generator learns on."""

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.core.errors import ConfigError, counted
-from harmonium.core.types import ClientId, Kind
+from harmonium.core.types import ClientId
 from harmonium.federation.method import TRAINED, Method, Server
 from harmonium.federation.wire import (
     Ask,
-    Exchange,
+    Field,
+    FromSettings,
     Plan,
     Value,
     exchange,
@@ -43,7 +44,7 @@ from harmonium.federation.wire import (
 )
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.objectives import Seen, check
-from harmonium.learning.objectives.assignments import Assignments
+from harmonium.learning.objectives.assignments import Assignments, Clustered
 from harmonium.learning.parts import Parts
 from harmonium.methods import methods
 from harmonium.methods.orchestra import clustering
@@ -51,10 +52,24 @@ from harmonium.methods.orchestra.clustering import Balance, GlobalBalance, Recen
 from harmonium.privacy.kmeans import multiplier, private_centroids, releases
 from harmonium.privacy.mechanisms import Release
 
-CENTROIDS = statistic(
-    "each", shape=lambda m, n: (range((m.local_clusters or m.memory) + 1), m.width)
-)
-CLUSTERED = {"centroids": CENTROIDS, "anonymity": scalar()}  # 0: nothing was sent
+
+def _centroids(method: Orchestra) -> Field:
+    """A client's centroids: noise guards them; clusters that may be of one image are per image."""
+    guarded = method.epsilon is not None
+    several = guarded or (method.local_clusters and method.k_min > 1)
+    most = method.local_clusters or method.memory
+    return Field(
+        "statistic" if several else "per_example",
+        "each",
+        guarded=guarded,
+        shape=lambda method, examples: (range(most + 1), method.width),
+    )
+
+
+CLUSTERED: dict[str, Field | FromSettings] = {
+    "centroids": _centroids,
+    "anonymity": scalar(),
+}  # anonymity 0: nothing was sent
 
 
 @methods("orchestra")
@@ -64,7 +79,7 @@ class Orchestra(Method):
 
     paper = "Lubana et al., 2022"
     remembers = {"centroids": "statistic", "anonymity": "scalar"}
-    gives = ("centroids",)
+    context = Clustered
 
     clusters: int = 64  # of the federation (G); for CIFAR-100 128
     local_clusters: int = 8  # of a client (L); for CIFAR-100 16; 0: send rows of single images
@@ -145,15 +160,14 @@ class Orchestra(Method):
         """Predict assignments and turns, then cluster the target's newest projections."""
         parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
         sent = {} if self.epsilon is None else self.private(client, parts)  # before training
-        given = {"centroids": got.centroids, "recent": recent}
-        done = self.fit(parts, client, anchor=got.model, **given)
+        context = Clustered(me=client.id, anchor=got.model, centroids=got.centroids)
+
+        def remember(seen: Seen) -> None:
+            recent.push(seen.batch.index, seen.t[0])
+
+        done = self.fit(parts, client, context=context, watch=remember)
         sent = sent or self.centroids(client, recent)
         return {"model": self.push(client, parts), "loss": done.loss, **sent}
-
-    def score(self, parts: Parts, seen: Seen, given: Mapping[str, Any]) -> Tensor:
-        """The objective's loss; the target's projections are remembered until the task ends."""
-        given["recent"].push(seen.batch.index, seen.t[0])
-        return super().score(parts, seen, given)
 
     def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
         """What a client sends of its memory: centroids, and images in the smallest cluster."""
@@ -201,16 +215,6 @@ class Orchestra(Method):
     def revealed(self) -> tuple[str, ...]:
         """What leaves, by how many images are behind it."""
         return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """As declared; noise guards, or clusters that may be of one image are single images."""
-        found, guarded = super().exchanges(), self.epsilon is not None
-        several = guarded or (self.local_clusters and self.k_min > 1)
-        kind: Kind = "statistic" if several else "per_example"
-        rows = replace(CENTROIDS, kind=kind, guarded=guarded)
-        for step in ("cluster", "train"):
-            found[step] = replace(found[step], up={**found[step].up, "centroids": rows})
-        return found
 
     def noted(self, server: Server) -> dict[str, float]:
         """Images in the smallest cluster of all whose centroids were sent; 0: none were."""
