@@ -30,8 +30,8 @@ from harmonium.core import codec, files
 from harmonium.core.errors import Diverged, NotEnoughReplies, WireError
 from harmonium.engines.remote import Member, RemoteEngine, Waits, _Task
 from harmonium.engines.seal import seal
-from harmonium.federation import arrival
 from harmonium.federation.driver import Reply
+from harmonium.federation.filters import arrival
 from harmonium.methods import methods
 from harmonium.report.tables import markdown
 from harmonium.testing import Heard, Trial, first_trial, lies

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from harmonium.federation.method import TRAINED
-from harmonium.federation.transport import STEPS
+from harmonium.federation.filters.rounding import STEPS
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
 from harmonium.learning.context import Context

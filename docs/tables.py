@@ -19,10 +19,10 @@ from harmonium.data.partition import SplitRule, splits
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
 from harmonium.federation.aggregation import Aggregation, aggregations
+from harmonium.federation.filters.rounding import Transport
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.server_optimisers import ServerOptimiser, optimisers
-from harmonium.federation.transport import Transport
 from harmonium.learning.encoders import Encoder, encoders
 from harmonium.learning.objectives import Objective, objectives
 from harmonium.learning.terms import Term, terms

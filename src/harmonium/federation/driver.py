@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -15,14 +15,14 @@ from harmonium.core.errors import Diverged, NotEnoughReplies, WireError, counted
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
 from harmonium.core.types import ClientId
-from harmonium.federation import arrival, contract, spending, transport
+from harmonium.federation import contract, spending
+from harmonium.federation.filters import Asked, Chain, filters_of
 from harmonium.federation.fold import Tally
 from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
 from harmonium.federation.method import Method, Server
 from harmonium.federation.secure_aggregation.client import fresh
 from harmonium.federation.secure_aggregation.fixed_point import Masks, Reach
 from harmonium.federation.secure_aggregation.server import TRIES, SecureSum, Shut
-from harmonium.federation.updates import covers, shielded
 from harmonium.federation.wire import (
     SCORE,
     STEPS,
@@ -30,13 +30,11 @@ from harmonium.federation.wire import (
     Exchange,
     Folded,
     Plan,
-    check,
     is_measuring,
     is_spoiled,
 )
 from harmonium.learning.client import Client
 from harmonium.learning.contract import called
-from harmonium.privacy.mechanisms import Release
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,13 @@ class Reply:
     up: Mapping[str, Any] | None  # None: no answer
     why: str = ""  # the reason when there is no answer
     releases: tuple[Mapping[str, Any], ...] = ()
-    state: Any = None  # the engine's own note of the client's new state
-    unreadable: bool = False  # it did answer, but nothing that could be opened
+    state: Any = None  # the engine's own reference to the client's new state
+    unreadable: bool = False  # the client did answer, but its answer could not be decoded
 
 
-Counting = Callable[[], None]  # adds an answer up, once nothing is wrong with it
-Take = Callable[[Reply, Mapping[str, Any]], Counting]  # checks an answer; raises what is wrong
+Counting = Callable[[], None]  # adds a checked reply to what is counted
+Take = Callable[[Reply, Mapping[str, Any]], Counting]  # checks a reply; WireError if it is wrong
+Item = TypeVar("Item")
 
 
 class Engine(Protocol):
@@ -84,34 +83,22 @@ def handle(
 ) -> dict[str, Any]:
     """Run one exchange on one client; every engine calls exactly this.
 
-    The message is checked before and after, labels and undeclared state are refused, and torch's
-    global generator (weight initialisation, dropout) is keyed like the client's own.
+    The message passes the filters on its way to the handler, and the reply on its way out. Labels
+    and undeclared state are refused, and torch's global generator (weight initialisation, dropout)
+    is keyed like the client's own.
     """
     exchanges = method.exchanges()
     if step not in exchanges:
         raise WireError(f"{called(method)} has no exchange `{step}`: {suggest(step, exchanges)}")
-    declared = exchanges[step]
-    check(called(method), declared, "down", down)
-    down = transport.received(method.transport, declared, down)
+    filters = filters_of(method, exchanges[step])
+    down = filters.received(down)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
         answer = getattr(method, step)(client, Folded(**down))
-    up = contract.checked_answer(answer, method, declared)
-    check(called(method), declared, "up", up)
-    if covers(declared):
-        up["model"] = shielded(method, client, down["model"], up["model"])
-    for name, part in declared.up.items():
-        if part.guarded and not client.was_released(name, up[name]):
-            raise WireError(
-                f"{called(method)}.{step} declares `{name}` guarded but sends it without noise. "
-                f'Send what client.release("{name}", ...) returns, unchanged.'
-            )
-    made = [asdict(release) for release in client.releases]
-    if why := spending.fault(spending.paid_here(method, step, len(client.examples)), made):
-        raise WireError(f"{called(method)}.{step} {why}. Let `costs` say what client.release does.")
-    up = transport.answer(method, declared, client, down, up)  # noisy fields have their noise
+    up = contract.checked_answer(answer, method, exchanges[step])
+    reply = filters.reply(client, down, up)
     contract.check_kept(client.state, method.may_keep(), f"{called(method)}.{step}", "keeps")
-    return up
+    return dict(reply)
 
 
 @dataclass
@@ -129,7 +116,7 @@ class Driver:
 
     def drive(self, plan: Plan, server: Server) -> Server:
         """Run a plan to its end; `server` says which round it is and who has how many examples."""
-        got: SimpleNamespace | None = None
+        got: Folded | None = None
         number = 0
         try:
             while True:
@@ -141,7 +128,7 @@ class Driver:
             contract.check_finished(stop.value, Server, self.method, "settle")
             return cast(Server, stop.value)
 
-    def _next(self, plan: Plan, got: SimpleNamespace | None, turn: Turn) -> Ask:
+    def _next(self, plan: Plan, got: Folded | None, turn: Turn) -> Ask:
         """Let the plan go on to its next ask: one thread and keyed chance, as in a handler."""
         seed = seeds.seed_of(self.method.world.seed, "plan", turn.round, turn.ask)
         with single_thread(), torch.random.fork_rng(devices=[]), work("server step"):
@@ -150,41 +137,38 @@ class Driver:
         contract.check_ask(ask, self.method)
         return ask
 
-    def _ask(self, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
-        declared = self._declared(ask)
+    def _ask(self, ask: Ask, turn: Turn, server: Server) -> Folded:
+        """Send an ask and combine the replies."""
+        exchange = self._exchange(ask)
+        filters = filters_of(self.method, exchange)
+        sent = filters.outgoing(ask)
         spending.check_ask(self.method, server, ask)
-        if self.masks is not None and declared.up and ask.to:
-            folded = self._masked(self.masks, ask, declared, turn, server)
+        if self.masks is not None and exchange.up and ask.to:
+            folded = self._masked(self.masks, ask, exchange, turn, server)
         else:
-            folded = self._plain(ask, declared, turn, server)
-        made = self.method.updates
-        if made and made.noise and made.place == "server" and folded.ids and covers(declared):
-            alike = _counts_alike(self.method) or declared.up["model"].by is None
-            shares = {c: 1 if alike else server.examples[c] for c in folded.ids}
-            path = (self.method.world.seed, turn.round, turn.ask)
-            folded.model = made.at_server(folded.model, shares, path)
-        reports = ask.step == SCORE or not is_measuring(ask.step, turn.round)
-        for name, part in declared.up.items():
-            if part.kind == "scalar" and folded.ids and reports:
-                value = getattr(folded, name)
-                mean = sum(value.values()) / len(value) if part.fold == "each" else value
-                self.reported[name] = float(mean)
+            folded = self._plain(ask, sent, filters, turn, server)
+        if folded.ids:
+            folded = filters.folded(folded, server.examples, (turn.round, turn.ask))
+            if ask.step == SCORE or not is_measuring(ask.step, turn.round):
+                self._report_scalars(exchange, folded)
         return folded
 
-    def _plain(self, ask: Ask, declared: Exchange, turn: Turn, server: Server) -> SimpleNamespace:
-        """Fold answers one by one."""
-        tally = self._tally(ask, declared, server)
-        sent = transport.outgoing(self.method.transport, declared, ask)
+    def _report_scalars(self, exchange: Exchange, folded: Folded) -> None:
+        """Note the mean of every scalar that clients sent."""
+        for name, declared in exchange.up.items():
+            if declared.kind == "scalar":
+                value = getattr(folded, name)
+                mean = sum(value.values()) / len(value) if declared.fold == "each" else value
+                self.reported[name] = float(mean)
+
+    def _plain(self, ask: Ask, sent: Ask, filters: Chain, turn: Turn, server: Server) -> Folded:
+        """Fold replies one by one; `sent` is the ask as it leaves the server."""
+        tally = self._tally(ask, filters.exchange, server)
 
         def take(reply: Reply, up: Mapping[str, Any]) -> Counting:
-            client, examples = reply.client, server.examples[reply.client]
-            check(called(self.method), declared, "up", up)
-            up = transport.taken(self.method, declared, ask, sent, client, up)
-            arrival.refuse_shapes(self.method, declared, examples, up)
-            down = {**ask.down, **ask.each.get(client, {})}
-            why = tally.refusal(client, up) or self.method.reply_fault(ask.step, down, up, examples)
-            if why:
-                raise WireError(why)
+            client = reply.client
+            down = ask.message_to(client), sent.message_to(client)
+            up = filters.arrived(Asked(client, server.examples[client], *down, tally), up)
 
             def count() -> None:
                 tally.add(client, up)
@@ -201,16 +185,19 @@ class Driver:
         return folded
 
     def _masked(
-        self, masks: Masks, ask: Ask, declared: Exchange, turn: Turn, server: Server
-    ) -> SimpleNamespace:
-        """Have the sum of answers that nobody sees; if need be anew, with new keys and no liars."""
-        method, least, tries = self.method, self._least(ask), TRIES
-        reach = Reach.of(method, declared, ask.down)
-        while True:
+        self, masks: Masks, ask: Ask, exchange: Exchange, turn: Turn, server: Server
+    ) -> Folded:
+        """The sum of masked replies; if it cannot be opened, another try with new keys.
+
+        The next try leaves out the clients that are known to have lied.
+        """
+        method, least = self.method, self._least(ask)
+        reach = Reach.of(method, exchange, ask.down)
+        for left in reversed(range(TRIES)):
             total = SecureSum(
                 masks,
                 ask,
-                declared,
+                exchange,
                 method.blueprint.layouts(),
                 server.examples,
                 run=(method.world.seed, turn.round, turn.ask),
@@ -218,32 +205,32 @@ class Driver:
                 uniform=_counts_alike(method),
                 least=least,
             )
-            tries -= 1
             try:
                 return self._opened(total, ask, turn, server)
             except NotEnoughReplies as error:
-                if isinstance(error, Shut) and tries:
-                    again = total.again(last=tries == 1)
+                if isinstance(error, Shut) and left:
+                    again = total.again(last=left == 1)
                     again = spending.affordable(method, server, ask.step, again)
                     ask, turn = replace(ask, to=again), replace(turn, ask=fresh(turn.ask))
-                elif ask.least == 0:  # no answer is one as well
-                    return self._tally(ask, declared, server).result()
+                elif ask.least == 0:  # an ask that does without any reply
+                    return self._tally(ask, exchange, server).result()
                 elif isinstance(error, Shut):
-                    why = f"{error}, and so in {TRIES} tries. {self.ledger.last_reason}"
+                    why = f"{error}, in {TRIES} tries. {self.ledger.last_reason}"
                     raise NotEnoughReplies(why.rstrip()) from None
                 else:
                     raise
+        raise AssertionError("the last try returns or raises")
 
-    def _opened(self, total: SecureSum, ask: Ask, turn: Turn, server: Server) -> SimpleNamespace:
-        """One try of a masked ask; states count once the sum is open. Liars are named."""
-        held, before = dict[ClientId, Reply](), set(self.ledger.answered)
+    def _opened(self, total: SecureSum, ask: Ask, turn: Turn, server: Server) -> Folded:
+        """One try of a masked ask. States are accepted once the sum is open; liars are named."""
+        replies, before = dict[ClientId, Reply](), set(self.ledger.answered)
         steps = total.steps()
 
         def take(reply: Reply, up: Mapping[str, Any]) -> Counting:
             if (refusal := count(reply.client, up)) is not None:
                 raise WireError(refusal)
             if part.step == ask.step:
-                held[reply.client] = replace(reply, up={})  # the answer itself is in the sum
+                replies[reply.client] = replace(reply, up={})  # its values are in the sum
             return lambda: None
 
         try:
@@ -253,26 +240,30 @@ class Driver:
                 answered = self._collect(part, turn, take, server, at_once=True, of=of)
                 part, count = steps.send(answered)
         except StopIteration as stop:
-            folded: SimpleNamespace = stop.value
+            folded: Folded = stop.value
             self.ledger.answered &= before | set(folded.ids)
             for client in folded.ids:
-                self.engine.accept(held[client])
+                self.engine.accept(replies[client])
             return folded
         except Shut:
             self.ledger.answered &= before
             raise
         finally:
-            for client, why in total.liars.items():
-                self.watch(Reply(client, None, why))
-                entry = Entry(turn.round, turn.ask, "unmask", client, "refused", why, of=ask.step)
-                self.ledger.write(entry, aside=True)
-            for client, note in total.doubts.items():
-                entry = Entry(turn.round, turn.ask, "unmask", client, "answered", of=ask.step)
-                self.ledger.write(replace(entry, note=note), aside=True)
+            self._name_liars(total, ask, turn)
 
-    def _tally(self, ask: Ask, declared: Exchange, server: Server) -> Tally:
+    def _name_liars(self, total: SecureSum, ask: Ask, turn: Turn) -> None:
+        """Enter in the ledger who lied in a masked ask, and who may have."""
+        for client, why in total.liars.items():
+            self.watch(Reply(client, None, why))
+            entry = Entry(turn.round, turn.ask, "unmask", client, "refused", why, of=ask.step)
+            self.ledger.write(entry, aside=True)
+        for client, note in total.doubts.items():
+            entry = Entry(turn.round, turn.ask, "unmask", client, "answered", of=ask.step)
+            self.ledger.write(replace(entry, note=note), aside=True)
+
+    def _tally(self, ask: Ask, exchange: Exchange, server: Server) -> Tally:
         return Tally(
-            declared,
+            exchange,
             self.method.blueprint.layouts(),
             server.examples,
             uniform=_counts_alike(self.method),
@@ -290,102 +281,130 @@ class Driver:
         at_once: bool = False,
         of: str = "",
     ) -> list[ClientId]:
-        """Deliver an ask and take the answers in the order of asking, whoever was first.
+        """Deliver an ask and take the replies in the order of asking, whoever was first.
 
         `at_once` takes them as they come, where order does not matter, so that none is held back.
         The ledger has the order of asking either way. `of` is the step that an ask of secure
         aggregation is about.
         """
-        left = set(ask.to)
-        waiting: dict[ClientId, Reply | Entry] = {}
-        order = iter(ask.to)
-        awaited = next(order, None)
-        answered: list[ClientId] = []
-        method = self.method
-        promised = {c: spending.costs(method, ask.step, server.examples[c]) for c in ask.to}
-        here = {c: spending.paid_here(method, ask.step, server.examples[c]) for c in ask.to}
-        more = spending.paid_at_server(method, ask.step)
-
-        if paying := [client for client in ask.to if promised[client]]:
+        method, examples = self.method, server.examples
+        costs = {c: spending.costs(method, ask.step, examples[c]) for c in ask.to}
+        if paying := [client for client in ask.to if costs[client]]:
             self.announce(turn, ask.step, paying)
 
-        spoiled, refused, silent = 0, 0, list[ClientId]()
+        entries: dict[ClientId, Entry] = {}
+        unreadable = set[ClientId]()
 
         def count(reply: Reply) -> Entry:
-            nonlocal spoiled, refused
-            entry = self._count(reply, ask, turn, take, here[reply.client])
-            entry.of = of
-            spoiled += entry.outcome == "refused" and is_spoiled(entry.why)
-            refused += entry.outcome == "refused" or reply.unreadable
-            silent.extend([reply.client] if entry.outcome == "no answer" else [])
-            if entry.outcome == "answered":
-                entry.releases += more
-            else:  # it may have left the client all the same
-                entry.releases = spending.records(promised[reply.client])
+            entry = self._count(reply, ask, turn, take, examples[reply.client], of)
+            if reply.unreadable:
+                unreadable.add(reply.client)
             return entry
 
         with work(ask.step, len(ask.to), "clients") as at:
-            for reply in chain(self.engine.deliver(ask, turn), _silent(ask)):
-                if reply.client not in left:
-                    continue
+            replies = ((reply.client, reply) for reply in self._replies(ask, turn, at))
+            if at_once:
+                counted_now = ((client, count(reply)) for client, reply in replies)
+                in_order = _in_order(ask.to, counted_now)
+            else:
+                in_order = ((c, count(reply)) for c, reply in _in_order(ask.to, replies))
+            for client, entry in in_order:
+                down = ask.message_to(client)
+                entry.down, entry.parts["down"] = sizes(down), by_part(down)
+                server.account.charge(client, costs[client])
+                self.ledger.write(entry, aside=ask.step in STEPS)
+                entries[client] = entry
+        self._check_enough(ask, turn, entries, unreadable, of)
+        return [client for client, entry in entries.items() if entry.outcome == "answered"]
+
+    def _replies(self, ask: Ask, turn: Turn, at: Callable[[int], None]) -> Iterator[Reply]:
+        """The first reply of each client, as they come; then those of clients not heard of."""
+        left = set(ask.to)
+        silent = (Reply(client, None, "nothing was heard of it") for client in ask.to)
+        for reply in chain(self.engine.deliver(ask, turn), silent):
+            if reply.client in left:
                 left.remove(reply.client)
                 at(len(ask.to) - len(left))
-                waiting[reply.client] = count(reply) if at_once else reply
-                while awaited in waiting:
-                    one = waiting.pop(awaited)
-                    entry = one if isinstance(one, Entry) else count(one)
-                    down = {**ask.down, **ask.each.get(awaited, {})}
-                    entry.down, entry.parts["down"] = sizes(down), by_part(down)
-                    server.account.charge(awaited, promised[awaited])
-                    self.ledger.write(entry, aside=ask.step in STEPS)
-                    answered += [awaited] if entry.outcome == "answered" else []
-                    awaited = next(order, None)
-        least = self._least(ask)
-        if len(answered) < least and 0 < spoiled == len(ask.to) - len(silent):
+                yield reply
+
+    def _check_enough(
+        self,
+        ask: Ask,
+        turn: Turn,
+        entries: Mapping[ClientId, Entry],
+        unreadable: set[ClientId],
+        of: str,
+    ) -> None:
+        """Refuse to go on if too few clients answered, or most of their replies were refused."""
+        outcomes = Counter(entry.outcome for entry in entries.values())
+        refused = [c for c, e in entries.items() if e.outcome == "refused" or c in unreadable]
+        spoiled = sum(e.outcome == "refused" and is_spoiled(e.why) for e in entries.values())
+        answered, asked, least = outcomes["answered"], len(ask.to), self._least(ask)
+        where = f"round {turn.round}, `{ask.step}`"
+        if answered < least and 0 < spoiled == asked - outcomes["no answer"]:
             raise Diverged(
-                f"round {turn.round}, `{ask.step}`: the answers of {counted(spoiled, 'client')} "
-                "hold numbers that are not finite or beyond any sane range. "
-                f"{self.ledger.last_reason} Training diverged: "
+                f"{where}: the answers of {counted(spoiled, 'client')} hold numbers that are not "
+                f"finite or beyond any sane range. {self.ledger.last_reason} Training diverged: "
                 "lower local.lr, set local.clip, or look for log(0) and 0/0 in the loss. Resuming "
                 "repeats the same round"
             )
-        if 2 * refused > len(ask.to) and not is_measuring(of or ask.step, turn.round):
+        if 2 * len(refused) > asked and not is_measuring(of or ask.step, turn.round):
             raise NotEnoughReplies(
-                f"round {turn.round}, `{ask.step}`: the answers of {refused} of {len(ask.to)} "
-                f"clients were refused, and a round in which most are is not counted. "
-                f"{self.ledger.last_reason}"
+                f"{where}: the answers of {len(refused)} of {asked} clients were refused, and a "
+                f"round in which most are is not counted. {self.ledger.last_reason}"
             )
-        if len(answered) < least:
+        if answered < least:
             raise NotEnoughReplies(
-                f"round {turn.round}, `{ask.step}`: {len(answered)} of {len(ask.to)} clients "
-                f"answered, fewer than the {least} it needs. {self.ledger.last_reason}".rstrip()
+                f"{where}: {answered} of {asked} clients answered, fewer than the {least} it "
+                f"needs. {self.ledger.last_reason}".rstrip()
             )
-        return answered
 
     def _least(self, ask: Ask) -> int:
         return min(self.quorum if ask.least is None else ask.least, len(ask.to))
 
     def _count(
-        self, reply: Reply, ask: Ask, turn: Turn, take: Take, promised: Sequence[Release]
+        self, reply: Reply, ask: Ask, turn: Turn, take: Take, examples: int, of: str
     ) -> Entry:
-        """Take one reply, or say why not: whatever is wrong with it, the round goes on.
+        """Take one reply and enter it in the ledger's words, with what it released.
 
-        An answer is checked to its end before any of it is added up, so that one which fails
-        leaves nothing behind.
+        A client without a counted reply is charged as well: its reply may have left it.
         """
-        entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered")
+        entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered", of=of)
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
             self.watch(reply)
-            return entry
+        else:
+            self._take(reply, reply.up, ask.step, take, entry, examples)
+        if entry.outcome == "answered":
+            noise_at_server = spending.paid_at_server(self.method, ask.step)
+            entry.releases = [*reply.releases, *noise_at_server]
+        else:
+            entry.releases = spending.records(spending.costs(self.method, ask.step, examples))
+        return entry
+
+    def _take(
+        self,
+        reply: Reply,
+        up: Mapping[str, Any],
+        step: str,
+        take: Take,
+        entry: Entry,
+        examples: int,
+    ) -> None:
+        """Count a reply, or refuse it and say why: whatever is wrong with it, the round goes on.
+
+        A reply is checked to its end before any of it is added up, so that one which fails leaves
+        nothing behind.
+        """
         try:
-            if not isinstance(reply.up, Mapping):
-                raise WireError(f"{called(self.method)}.{ask.step} answers with no fields at all")
-            if why := spending.fault(promised, reply.releases):
-                raise WireError(f"{called(self.method)}.{ask.step}: it {why}")
-            entry.up, entry.parts["up"] = sizes(reply.up), by_part(reply.up)
-            add_up = take(reply, reply.up)
-            entry.note = self._note(ask.step, reply.up)
+            if not isinstance(up, Mapping):
+                raise WireError(f"{called(self.method)}.{step} answers with no fields at all")
+            expected = spending.paid_here(self.method, step, examples)
+            if why := spending.fault(expected, reply.releases):
+                raise WireError(f"{called(self.method)}.{step}: it {why}")
+            entry.up, entry.parts["up"] = sizes(up), by_part(up)
+            add_up = take(reply, up)
+            entry.note = self._note(step, up)
         except WireError as error:
             entry.outcome, entry.why = "refused", one_line(error)
         except Exception as error:  # noqa: BLE001  (a client elsewhere may send anything)
@@ -393,41 +412,46 @@ class Driver:
             entry.outcome, entry.why = "refused", f"its answer cannot be read: {why}"
         if entry.outcome == "refused":
             self.watch(replace(reply, up=None, why=f"its answer was refused: {entry.why}"))
-            return entry
-        if ask.step not in STEPS:
+            return
+        if step not in STEPS:
             self.watch(reply)
-        entry.releases = list(reply.releases)
         add_up()
-        return entry
 
     def _note(self, step: str, up: Mapping[str, Any]) -> str:
-        """A remark on rows of single images in an answer, and the method's own."""
+        """The ledger's note on a reply: rows of single images in it, and the method's remark."""
         declared = self.method.exchanges().get(step)
         fields = declared.up if declared else {}
         rows = [name for name in up if name in fields and fields[name].kind == "per_example"]
         note = f"rows of single images left the client: {', '.join(rows)}" if rows else ""
         return "; ".join(filter(None, [note, self.method.remark(step, up)]))
 
-    def _declared(self, ask: Ask) -> Exchange:
+    def _exchange(self, ask: Ask) -> Exchange:
+        """The exchange that an ask is for."""
         exchanges = self.method.exchanges()
         if ask.step not in exchanges:
             raise WireError(
                 f"{called(self.method)} asks for `{ask.step}`, which is no exchange of it: "
                 f"{suggest(ask.step, exchanges)}"
             )
-        declared = exchanges[ask.step]
         if len(set(ask.to)) != len(ask.to):
             raise WireError(f"{called(self.method)}.{ask.step} asks a client twice")
-        for client in ask.to:
-            sent = {**ask.down, **ask.each.get(client, {})}
-            check(called(self.method), declared, "down", sent)
-        return declared
+        return exchanges[ask.step]
 
 
 def _counts_alike(method: Method) -> bool:
+    """Whether every client weighs the same wherever its number of examples would weigh it."""
     return method.server_optimiser.weighting == "uniform"
 
 
-def _silent(ask: Ask) -> Iterator[Reply]:
-    """What is true of clients the engine says nothing about."""
-    return (Reply(client, None, "nothing was heard of it") for client in ask.to)
+def _in_order(
+    order: Sequence[ClientId], items: Iterable[tuple[ClientId, Item]]
+) -> Iterator[tuple[ClientId, Item]]:
+    """Items of clients in a given order; those that come early are held back."""
+    waiting: dict[ClientId, Item] = {}
+    clients = iter(order)
+    awaited = next(clients, None)
+    for client, item in items:
+        waiting[client] = item
+        while awaited in waiting:
+            yield awaited, waiting.pop(awaited)
+            awaited = next(clients, None)

@@ -24,12 +24,12 @@ from harmonium.federation import global_objective as overall
 from harmonium.federation import whitening as whitened
 from harmonium.federation.aggregation import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
+from harmonium.federation.filters.rounding import Transport
+from harmonium.federation.filters.update_noise import Updates, declared_with
 from harmonium.federation.initialisation import Start, load_encoder_weights, load_other_parts
 from harmonium.federation.personal import Own, as_sent
 from harmonium.federation.server_optimisers import Average, ServerOptimiser
 from harmonium.federation.server_training import public_client
-from harmonium.federation.transport import Transport
-from harmonium.federation.updates import Updates, declared_with
 from harmonium.federation.wire import (
     EXAMPLES,
     Ask,

@@ -6,19 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.core.errors import BudgetSpent, ConfigError
 from harmonium.core.types import ClientId
-from harmonium.federation.method import Method, Server
-from harmonium.federation.updates import covers
-from harmonium.federation.wire import Ask
+from harmonium.federation.wire import Ask, changes_model
 from harmonium.learning import dpsgd
 from harmonium.learning.contract import called
 from harmonium.privacy.account import Account
 from harmonium.privacy.mechanisms import Release
+
+if TYPE_CHECKING:
+    from harmonium.federation.method import Method, Server
 
 
 def costs(method: Method, step: str, examples: int) -> tuple[Release, ...]:
@@ -50,7 +51,7 @@ def _of_model(method: Method, step: str) -> tuple[Release, ...]:
     if not (noisy := updates or dpsgd.costs(method.local)):
         return ()
     declared = method.exchanges().get(step)
-    return noisy if declared is not None and covers(declared) else ()
+    return noisy if declared is not None and changes_model(declared) else ()
 
 
 def affordable(
@@ -117,7 +118,7 @@ def check_noise(method: Method) -> None:
         (step, name)
         for step, declared in method.exchanges().items()
         for name, one in declared.up.items()
-        if one.guarded and not (name == "model" and covers(declared))
+        if one.guarded and not (name == "model" and changes_model(declared))
     ]
     if not noisy or not (reason := _private(method)):
         return

@@ -244,6 +244,16 @@ class Ask:
     each: Mapping[ClientId, Mapping[str, Value]] = field(default_factory=dict)
     least: int | None = None  # fewest answers it needs; none: the recipe's quorum
 
+    def message_to(self, client: ClientId) -> dict[str, Value]:
+        """All values that one client is sent."""
+        return {**self.down, **self.each.get(client, {})}
+
+
+def changes_model(declared: Exchange) -> bool:
+    """Whether an exchange sends a model to clients and takes a changed one back."""
+    down, up = declared.down.get("model"), declared.up.get("model")
+    return bool(down and up and down.of == up.of == "model" and up.fold == "parts")
+
 
 def is_measuring(step: str, round: int) -> bool:
     """Whether an ask only measures, for the log, and is no part of what a method costs.

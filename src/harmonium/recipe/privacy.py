@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harmonium.core.errors import ConfigError
+from harmonium.federation.filters.update_noise import Updates
 from harmonium.federation.secure_aggregation.fixed_point import Masks
-from harmonium.federation.updates import Updates
 from harmonium.privacy.mechanisms import Randomness
 
 

@@ -35,13 +35,13 @@ from harmonium.evaluation.evaluator import Evaluation
 from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregation import Aggregation, Mean, aggregations
 from harmonium.federation.contract import check_class
+from harmonium.federation.filters.rounding import Transport
 from harmonium.federation.global_objective import GlobalObjective, obstacle
 from harmonium.federation.label_free_score import Appraisal
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.server_optimisers import Average, ServerOptimiser, optimisers
 from harmonium.federation.spending import check_budget, check_noise
-from harmonium.federation.transport import Transport
 from harmonium.learning.contract import called
 from harmonium.learning.encoders import Encoder, encoders
 from harmonium.learning.encoders.cnn import CnnSmall

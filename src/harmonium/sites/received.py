@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harmonium.core.errors import DataError, WireError
 from harmonium.core.types import Weights
-from harmonium.federation import transport
+from harmonium.federation.filters.rounding import Rounding
 from harmonium.federation.initialisation import ENCODER, Start
 from harmonium.federation.method import Method
 from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, check, fault
@@ -95,7 +95,7 @@ def fault_of_first(
         if one.of == "parameters":  # variates and the like begin with nothing
             expected = {key: tensor.new_zeros(tensor.shape) for key, tensor in began.items()}
         ask = Ask(declared.name, (), {name: expected})
-        sent: Any = transport.outgoing(method.transport, declared, ask).down[name]
+        sent: Any = Rounding(method, declared).outgoing(ask).down[name]
         for key, value in down[name].items():
             if not _same(sent.get(_plain(key)), value):
                 return f"differs from it in `{key}`"

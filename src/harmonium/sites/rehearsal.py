@@ -30,7 +30,7 @@ from harmonium.engines.local import environment
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import addressed
-from harmonium.federation import arrival
+from harmonium.federation.filters import arrival
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of
 from harmonium.sites.site import Identity, Site

@@ -26,8 +26,8 @@ from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, cou
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
 from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
-from harmonium.federation import arrival
 from harmonium.federation.driver import Turn
+from harmonium.federation.filters import arrival
 from harmonium.federation.sampling import Participation
 from harmonium.federation.secure_aggregation.client import STEPS
 from harmonium.federation.wire import Ask

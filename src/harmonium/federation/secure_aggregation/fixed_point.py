@@ -19,8 +19,7 @@ from torch import Tensor
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import ClientId
 from harmonium.federation.aggregation import Mean
-from harmonium.federation.updates import covers
-from harmonium.federation.wire import EXAMPLES, Exchange, Field, fault
+from harmonium.federation.wire import EXAMPLES, Exchange, Field, changes_model, fault
 from harmonium.learning.contract import called
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class Reach:
     @classmethod
     def of(cls, method: Method, declared: Exchange, down: Mapping[str, Any]) -> Reach:
         """The reach of an exchange, by what is sent to clients."""
-        sent = down.get("model", {}) if covers(declared) else {}
+        sent = down.get("model", {}) if changes_model(declared) else {}
         trained, made = method.blueprint.layouts()["parameters"], method.updates
         if made is None:
             return cls(sent, trained)

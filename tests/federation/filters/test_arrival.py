@@ -17,9 +17,9 @@ from torch import Tensor
 
 from harmonium.core import codec
 from harmonium.core.errors import ConfigError, Diverged, NotEnoughReplies, WireError
-from harmonium.federation import arrival
 from harmonium.federation.aggregation import NormBound
 from harmonium.federation.driver import Driver, Reply
+from harmonium.federation.filters import arrival
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
