@@ -1,4 +1,4 @@
-"""A method's card: what crosses, what stays, what that means. Made from declarations alone."""
+"""A method's card: what is sent, what stays, and what that means, from declarations alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harmonium.core.errors import counted
 from harmonium.federation import global_objective, whitening
@@ -68,40 +68,44 @@ class Card:
         """The card as plain text."""
         lines = [f"{self.name}: {self.about}"]
         lines += [f"paper     {self.paper}"] if self.paper else []
-        lines += ["", f"encoder   {self.encoder}"]
+        lines += ["", *self._model(), *self._exchanges(), *self._hidden(), *self._kept()]
+        return "\n".join([*lines, "", *self.meaning()])
+
+    def _model(self) -> list[str]:
+        """What is trained, and how."""
+        parts = [f"{part} {rule} ({self.parameters[part]:,})" for part, rule in self.parts.items()]
+        lines = [f"encoder   {self.encoder}"]
         lines += [f"starts    {self.start}"] if self.start else []
         lines += [f"objective {self.objective}"]
         lines += [f"adds      {self.terms}"] if self.terms else []
-        lines.append(f"trains    {self.local}")
-        lines.append(
-            "parts     "
-            + ", ".join(
-                f"{part} {rule} ({self.parameters[part]:,})" for part, rule in self.parts.items()
-            )
-        )
+        return [*lines, f"trains    {self.local}", f"parts     {', '.join(parts)}"]
+
+    def _exchanges(self) -> list[str]:
+        """What is sent, exchange by exchange, and the noise on it."""
+        lines = []
         for step, sides in self.exchanges.items():
             for word, side in (("down:", "down"), ("up:  ", "up")):
                 name = step if side == "down" else ""
                 lines.append(f"{name:<9} {word} {_fields(sides[side])}{self._size(step, side)}")
-        told = [f"{step}.{n}: {how}" for step, by in self.noise.items() for n, how in by.items()]
-        lines += [f"{'' if place else 'noise':<9} {line}" for place, line in enumerate(told)]
-        lines += self._hidden()
-        lines += [
+        noise = [f"{step}.{n}: {how}" for step, by in self.noise.items() for n, how in by.items()]
+        return [*lines, *(f"{'' if n else 'noise':<9} {line}" for n, line in enumerate(noise))]
+
+    def _kept(self) -> list[str]:
+        """What stays at each end, and the settings that decide what becomes of it."""
+        used = "used at clients" if self.uses_labels else "never reach a client task"
+        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        optional = {
+            "combines": self.aggregation,
+            "batchnorm": self.batch_norm,
+            "transport": self.transport,
+            "labels": used,
+            "settings": settings,
+        }
+        return [
             f"client    keeps {_listed(self.keeps)} between rounds",
             f"server    keeps {_listed(self.remembers)}; knows each client's number of images",
+            *(f"{name:<9} {value}" for name, value in optional.items() if value),
         ]
-        if self.aggregation:
-            lines.append(f"combines  {self.aggregation}")
-        if self.batch_norm:
-            lines.append(f"batchnorm {self.batch_norm}")
-        if self.transport:
-            lines.append(f"transport {self.transport}")
-        used = "used at clients" if self.uses_labels else "never reach a client task"
-        lines.append(f"labels    {used}")
-        if self.settings:
-            lines.append("settings  " + ", ".join(f"{k}={v}" for k, v in self.settings.items()))
-        lines += ["", *self.meaning()]
-        return "\n".join(lines)
 
     def _size(self, step: str, side: str) -> str:
         declared = self.exchanges[step][side]
@@ -130,47 +134,53 @@ class Card:
 
     def meaning(self) -> list[str]:
         """What the declarations imply, in plain words."""
-        said = []
+        sentences = []
         if self.per_example:
-            said.append("Rows that belong to single images leave the clients.")
-        said += self.reveals
-        sent = [f for sides in self.exchanges.values() for f in sides["up"].values()]
-        if any(f.kind == "weights" and not f.guarded for f in sent):
-            said.append(
-                "Model weights leave the clients, and the server sees only their sum; a sum, too, "
-                "can reveal whether an image was trained on."
-                if self.masks
-                else "Model weights leave the clients. Nothing hides them from the server unless "
-                "the recipe adds protection; weights can reveal whether an image was trained on."
-            )
-        elif not sent:
-            said.append("Nothing leaves the clients.")
-        if self.masks:
-            said.append(
-                "Secure aggregation is on: the server sees who took part, and sums over at least "
-                f"{FEWEST} clients and {self.masks.threshold:.0%} of those who began; it sees no "
-                "single client's answer, as long as it keeps to the protocol. Clients that join it "
-                "know their own answers, and so the sum over the others."
-            )
-        elif self.secure_aggregation:
-            said.append(
-                "Everything sent up is a sum over clients, so secure aggregation could hide single "
-                "clients: privacy.secure_aggregation=true."
-            )
-        else:
-            shown = [f"{s}.{n}" for s, f in self.obstacles.items() for n, why in f.items() if why]
-            said.append(
-                f"As it stands, the server must see {', '.join(shown)} of single clients: secure "
-                "aggregation cannot hide that, for the reasons above."
-            )
-        said.append(
+            sentences.append("Rows that belong to single images leave the clients.")
+        sentences += [*self.reveals, *self._about_weights(), self._about_secure_aggregation()]
+        sentences.append(
             "Clients must remember something between rounds (cross-silo)."
             if self.keeps
             else "Clients need no memory between rounds (cross-device)."
         )
         if any("per_example" in what for what in self.keeps.values()):
-            said.append("What clients keep includes rows that belong to single images.")
-        return said
+            sentences.append("What clients keep includes rows that belong to single images.")
+        return sentences
+
+    def _about_weights(self) -> list[str]:
+        sent = [f for sides in self.exchanges.values() for f in sides["up"].values()]
+        if not sent:
+            return ["Nothing leaves the clients."]
+        if not any(field.kind == "weights" and not field.guarded for field in sent):
+            return []
+        if self.masks:
+            return [
+                "Model weights leave the clients, and the server sees only their sum; a sum, too, "
+                "can reveal whether an image was trained on."
+            ]
+        return [
+            "Model weights leave the clients. Nothing hides them from the server unless the recipe "
+            "adds protection; weights can reveal whether an image was trained on."
+        ]
+
+    def _about_secure_aggregation(self) -> str:
+        if self.masks:
+            return (
+                "Secure aggregation is on: the server sees who took part, and sums over at least "
+                f"{FEWEST} clients and {self.masks.threshold:.0%} of those who began; it sees no "
+                "single client's answer, as long as it keeps to the protocol. Clients that join it "
+                "know their own answers, and so the sum over the others."
+            )
+        if self.secure_aggregation:
+            return (
+                "Everything sent up is a sum over clients, so secure aggregation could hide single "
+                "clients: privacy.secure_aggregation=true."
+            )
+        shown = [f"{s}.{n}" for s, f in self.obstacles.items() for n, why in f.items() if why]
+        return (
+            f"As it stands, the server must see {', '.join(shown)} of single clients: secure "
+            "aggregation cannot hide that, for the reasons above."
+        )
 
 
 def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
@@ -181,19 +191,8 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         masks: secure aggregation, if it is on.
         cohort: clients that are asked in a round, which sizes what secure aggregation adds.
     """
-    parts = method.blueprint
-    exchanges = {
-        name: {"down": declared.down, "up": declared.up}
-        for name, declared in method.exchanges().items()
-    }
-    sent = [f for sides in exchanges.values() for f in sides["up"].values()]
-    own = [f.name for f in fields(method) if f.name not in {g.name for g in fields(Method)}]
-    shared, hindered = parts.layouts()["model"], obstacles(method)
-    for step in (one for one in hindered if one in MEASURING):  # a mean where the sum is hidden
-        hindered[step] = {
-            name: why if exchanges[step]["up"][name].fold != "each" else ""
-            for name, why in hindered[step].items()
-        }
+    parts, exchanges = method.blueprint, method.exchanges()
+    hindered = _hindered(method)
     return Card(
         name=method.name,
         about=_about(method),
@@ -203,38 +202,71 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         encoder=_named(method.encoder),
         start=f"from given weights, SHA-256 {method.initial.digest}" if method.initial else "",
         local=_trains(method.local),
-        parameters={
-            name: sum(t.numel() for t in [*module.parameters()] or module.buffers())
-            for name, module in parts.items()
-        },
+        parameters={name: _parameters(module) for name, module in parts.items()},
         parts=dict(parts.rules),
-        exchanges=exchanges,
+        exchanges={name: {"down": one.down, "up": one.up} for name, one in exchanges.items()},
         bytes=_sizes(method, cohort if masks else 0),
-        noise={step: found for step in exchanges if (found := _noise(method, step))},
-        extents={
-            **(global_objective.EXTENTS if method.measures_objective else {}),
-            **(whitening.EXTENTS if method.whitening else {}),
-            **method.extents(),
-        },
+        noise={step: noise for step in exchanges if (noise := _noise(method, step))},
+        extents=_extents(method),
         batch_norm=_batch_norm(method),
         transport=method.transport.words(),
-        aggregation=_combines(method) if shared else "",
+        aggregation=_combines(method) if parts.layouts()["model"] else "",
         keeps=_kept(method),
         remembers=_remembered(method),
-        settings={name: getattr(method, name) for name in own},
+        settings=_own_settings(method),
         obstacles=hindered,
-        secure_aggregation=not any(why for found in hindered.values() for why in found.values()),
+        secure_aggregation=not any(why for fields in hindered.values() for why in fields.values()),
         masks=masks,
-        per_example=any(f.kind == "per_example" for f in sent),
-        uses_labels=method.reads_labels,
-        reveals=(
-            *method.revealed(),
-            *global_objective.words(method),
-            *whitening.words(method),
-            *(term.reveals for term in method.terms if term.reveals),
-            *(method.updates.words() if method.updates else ()),
-            *dpsgd.words(method.local),
+        per_example=any(
+            field.kind == "per_example" for one in exchanges.values() for field in one.up.values()
         ),
+        uses_labels=method.reads_labels,
+        reveals=_reveals(method),
+    )
+
+
+def _hindered(method: Method) -> dict[str, dict[str, str]]:
+    """Why a sum cannot express a field, by exchange and field; empty text where it can.
+
+    Measuring asks send a mean in place of each client's number where secure aggregation is on.
+    """
+    exchanges, hindered = method.exchanges(), obstacles(method)
+    for step in (one for one in hindered if one in MEASURING):
+        hindered[step] = {
+            name: why if exchanges[step].up[name].fold != "each" else ""
+            for name, why in hindered[step].items()
+        }
+    return hindered
+
+
+def _parameters(module: nn.Module) -> int:
+    """How many parameters a part has; values, if it has none."""
+    return sum(tensor.numel() for tensor in [*module.parameters()] or module.buffers())
+
+
+def _extents(method: Method) -> dict[str, str]:
+    return {
+        **(global_objective.EXTENTS if method.measures_objective else {}),
+        **(whitening.EXTENTS if method.whitening else {}),
+        **method.extents(),
+    }
+
+
+def _own_settings(method: Method) -> dict[str, Any]:
+    """The settings that a method has beside those of every method."""
+    common = {field.name for field in fields(Method)}
+    return {f.name: getattr(method, f.name) for f in fields(method) if f.name not in common}
+
+
+def _reveals(method: Method) -> tuple[str, ...]:
+    """What leaves, in sentences of the method, its terms and its protections."""
+    return (
+        *method.revealed(),
+        *global_objective.words(method),
+        *whitening.words(method),
+        *(term.reveals for term in method.terms if term.reveals),
+        *(method.updates.words() if method.updates else ()),
+        *dpsgd.words(method.local),
     )
 
 

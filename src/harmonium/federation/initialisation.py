@@ -28,12 +28,28 @@ class Start(Protocol):
 
 def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> None:
     """Load given weights into an encoder; names and shapes must be the encoder's."""
+    wanted = encoder.state_dict()
+    named = _encoder_weights(given, wanted)
+    if mismatch := _mismatch(named, wanted):
+        raise ConfigError(
+            Key("init"),
+            f": the weights do not fit the encoder ({mismatch}). Choose the encoder that they were "
+            "made with, and images with as many channels",
+        )
+    encoder.load_state_dict({name: named[name].to(wanted[name].dtype) for name in wanted})
+
+
+def _encoder_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights:
+    """Given weights by the names within the encoder; all of them, if none is marked as its own."""
     own = {name: value for name, value in given.items() if name.startswith(ENCODER)}
     named = {name.removeprefix(ENCODER): value for name, value in own.items()} or dict(given)
-    wanted = encoder.state_dict()
-    named = _unwrapped(named, wanted)
     # BatchNorm's counters do not come with statistics that were measured anew.
-    named = {name: value for name, value in wanted.items() if name.endswith(COUNTER)} | named
+    counters = {name: value for name, value in wanted.items() if name.endswith(COUNTER)}
+    return counters | _unwrapped(named, wanted)
+
+
+def _mismatch(named: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """How names and shapes differ from the wanted ones, in words; empty where they do not."""
     faults = {
         "missing": [name for name in wanted if name not in named],
         "unexpected": [name for name in named if name not in wanted],
@@ -43,14 +59,7 @@ def load_encoder_weights(encoder: nn.Module, given: Mapping[str, Tensor]) -> Non
             if name in named and named[name].shape != tensor.shape
         ],
     }
-    if any(faults.values()):
-        told = "; ".join(f"{word}: {_listed(names)}" for word, names in faults.items() if names)
-        raise ConfigError(
-            Key("init"),
-            f": the weights do not fit the encoder ({told}). Choose the encoder that they were "
-            "made with, and images with as many channels",
-        )
-    encoder.load_state_dict({name: named[name].to(wanted[name].dtype) for name in wanted})
+    return "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
 
 
 def _unwrapped(named: Weights, wanted: Mapping[str, Tensor]) -> Weights:

@@ -41,8 +41,7 @@ def paid_at_server(method: Method, step: str) -> list[Mapping[str, Any]]:
 
 
 def _by_server(method: Method) -> bool:
-    made = method.updates
-    return made is not None and made.noise > 0 and made.place == "server"
+    return method.updates is not None and method.updates.at_average
 
 
 def _of_model(method: Method, step: str) -> tuple[Release, ...]:
@@ -110,32 +109,35 @@ def check_noise(method: Method) -> None:
     normalises by the batch at hand in evaluation mode, too. A noisy model is another matter: the
     noise of `updates` is for the client as a whole, and `dpsgd.check` looks at each step.
     """
-    steps = method.declared_exchanges()
-    declared_so = any(field.guarded for one in steps.values() for field in one.up.values())
-    if not declared_so and not any(method.costs(step, 1000) for step in steps):
-        return  # most methods: no model needs to be built to know it
-    noisy = [
-        (step, name)
-        for step, declared in method.exchanges().items()
-        for name, one in declared.up.items()
-        if one.guarded and not (name == "model" and changes_model(declared))
-    ]
-    if not noisy or not (reason := _private(method)):
+    guarded = _guarded_rows(method)
+    if not guarded or not (reason := _shared_influence(method)):
         return
-    for step, name in noisy:
+    for step, name in guarded:
         if {r.neighbours for r in method.costs(step, 1000) if r.field == name} != {"client"}:
             raise ConfigError(
                 f"the noise on `{name}` of {called(method)} would be too small: {reason}"
             )
 
 
-def _private(method: Method) -> str:
+def _guarded_rows(method: Method) -> list[tuple[str, str]]:
+    """Step and field of all that is sent with noise, except models."""
+    declared = method.declared_exchanges()
+    guards = any(field.guarded for one in declared.values() for field in one.up.values())
+    if not guards and not any(method.costs(step, 1000) for step in declared):
+        return []  # most methods: no model needs to be built to know it
+    return [
+        (step, name)
+        for step, exchange in method.exchanges().items()
+        for name, field in exchange.up.items()
+        if field.guarded and not (name == "model" and changes_model(exchange))
+    ]
+
+
+def _shared_influence(method: Method) -> str:
     """What makes the features of an image depend on other images of its client, and a remedy."""
     parts = method.blueprint
     instead = "or choose norms without statistics (encoder.norm, objective.norm)"
-    for key, rule, _ in parts.tensors():
-        if rule != "local":
-            continue
+    for key in (key for key, rule, _ in parts.tensors() if rule == "local"):
         if key in parts.exceptions:
             return (
                 f"batch_norm={method.batch_norm} keeps {key}, which follows from all images of a "

@@ -76,17 +76,21 @@ def obstacles(method: Method) -> dict[str, dict[str, str]]:
     }
 
 
-def _obstacle(method: Method, declared: Exchange, name: str) -> str:
-    part = declared.up[name]
-    if any(other.by == name for other in declared.up.values()) and part.fold != "sum":
+def _obstacle(method: Method, exchange: Exchange, name: str) -> str:
+    """Why a sum cannot express one field; empty where it can."""
+    field = exchange.up[name]
+    if any(other.by == name for other in exchange.up.values()) and field.fold != "sum":
         return 'it weighs other fields and is no sum; declare it scalar("sum")'
-    if part.fold == "each":
+    if field.fold == "each":
         return "the server gets it client by client (each); declare a mean or a sum"
-    if part.fold == "concat":
+    if field.fold == "concat":
         return "the server gets the rows of every client (concat); declare a mean or a sum"
-    if part.fold != "parts":
-        return ""
-    layout = method.blueprint.layouts()[part.of]
+    return _obstacle_of_parts(method, field) if field.fold == "parts" else ""
+
+
+def _obstacle_of_parts(method: Method, field: Field) -> str:
+    """Why parts of the model cannot be averaged by a sum; empty where they can."""
+    layout = method.blueprint.layouts()[field.of]
     if layout and method.transport.obstacle:
         return method.transport.obstacle
     if layout and type(method.aggregation) is not Mean:

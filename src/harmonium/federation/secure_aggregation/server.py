@@ -59,7 +59,7 @@ from harmonium.federation.secure_aggregation.fixed_point import (
     pieces,
     size_of,
 )
-from harmonium.federation.wire import EXAMPLES, MASKS, Ask, Exchange, Folded
+from harmonium.federation.wire import EXAMPLES, MASKS, Ask, Exchange, Field, Folded
 from harmonium.learning.parts import Layouts
 
 Take = Callable[[ClientId, Mapping[str, Any]], str | None]  # counts an answer, or says why not
@@ -334,26 +334,38 @@ class SecureSum:
         """Every field's sum or mean, provided that clients who keep to the rules can have it."""
         weights = {name: float(value) for (name, key), value in sums.items() if key == ""}
         weighing = self._roster.weighing(self._examples, self._uniform)
-        began, count = len(self._roster.clients), len(self._counted)
-        most_weight = sum(self._examples[client] for client in self._counted)
         means: dict[str, dict[str, Tensor]] = {}
         for name, part in self._up.items():
-            by = part.by if part.by not in (None, EXAMPLES) else None
-            if by is not None and not -1e-6 <= weights[by] <= most_weight + 1e-6:
-                self._refuse(f"weight `{by}` is {weights[by]:.4g}, not within 0 and {most_weight}")
+            own = {key: value for (field, key), value in sums.items() if field == name}
+            self._check_weight(part, weights)
             whole = weighing.whole(part, self._counted, weights)
-            limit = most(part, began) * (count if part.fold == "sum" else whole)
-            limit += (count + 1) * 2.0 ** -bits(part) + 1e-9 * limit  # rounding
-            for key, value in ((key, value) for (n, key), value in sums.items() if n == name):
-                if (size := size_of(value)) > limit:
-                    where = f"`{name}` {key}".rstrip()
-                    self._refuse(f"{where} is {size:.4g}, beyond {limit:.4g}")
+            self._check_range(name, part, own, whole)
             if not whole > 0:
                 raise NotEnoughReplies("every answer has weight 0: no client trained on anything")
-            means[name] = {key: value / whole for (n, key), value in sums.items() if n == name}
+            means[name] = {key: value / whole for key, value in own.items()}
         if why := self._reach.excess(means):
             self._refuse(why)
         return means
+
+    def _check_weight(self, part: Field, weights: Mapping[str, float]) -> None:
+        """Refuse a sum of uploaded weights that honest clients cannot have."""
+        if part.by is None or part.by == EXAMPLES:
+            return
+        most_weight = sum(self._examples[client] for client in self._counted)
+        weight = weights[part.by]
+        if not -1e-6 <= weight <= most_weight + 1e-6:
+            self._refuse(f"weight `{part.by}` is {weight:.4g}, not within 0 and {most_weight}")
+
+    def _check_range(
+        self, name: str, part: Field, sums: Mapping[str, Tensor], whole: float
+    ) -> None:
+        """Refuse sums beyond the largest that honest clients can have together."""
+        count = len(self._counted)
+        limit = most(part, len(self._roster.clients)) * (count if part.fold == "sum" else whole)
+        limit += (count + 1) * 2.0 ** -bits(part) + 1e-9 * limit  # rounding
+        for key, value in sums.items():
+            if (size := size_of(value)) > limit:
+                self._refuse(f"{f'`{name}` {key}'.rstrip()} is {size:.4g}, beyond {limit:.4g}")
 
     def _refuse(self, why: str) -> NoReturn:
         raise NotEnoughReplies(
