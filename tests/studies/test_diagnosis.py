@@ -19,9 +19,10 @@ from harmonium.core.errors import DataError
 from harmonium.data.partition import make_split
 from harmonium.data.shift import as_held, turned
 from harmonium.engines.runtime import ClientRuntime
+from harmonium.learning.symmetric import unpack
 from harmonium.methods.diagnosis import Diagnosis
 from harmonium.methods.diagnosis.features import CONTENT, described
-from harmonium.methods.diagnosis.scatter import Spread, Sums, group_sums, spread, unpack
+from harmonium.methods.diagnosis.scatter import Spread, Sums, group_sums, spread
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_host
 from harmonium.runs.start import run
@@ -37,7 +38,8 @@ HIDDEN = [*SHAPES, "data.unlabelled=true"]
 def added_up(groups: list[Tensor]) -> Sums:
     total, within, between = (sum(parts) for parts in zip(*map(group_sums, groups), strict=True))
     assert isinstance(total, Tensor) and isinstance(within, Tensor) and isinstance(between, Tensor)
-    return Sums(len(groups), sum(map(len, groups)), total, unpack(within), unpack(between))
+    within, between = (unpack(packed, len(total)) for packed in (within, between))
+    return Sums(len(groups), sum(map(len, groups)), total, within, between)
 
 
 def drawn(means: Tensor, sizes: list[int], seed: int) -> list[Tensor]:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from harmonium.core.errors import DataError, counted
 from harmonium.core.types import Weights
@@ -27,7 +26,7 @@ from harmonium.federation.label_free_score import judged_model
 from harmonium.federation.wire import Ask, Plan, Value, scalar, statistic
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.contract import called
-from harmonium.learning.symmetric import triangle
+from harmonium.learning.symmetric import triangle, unpack, upper_triangle
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
@@ -93,7 +92,7 @@ def client_moments(method: Method, client: Client, model: Weights) -> dict[str, 
     found = moments_of(client.look(encoder))
     return {
         "first": found.first / count,
-        "second": _packed(found.second / count),
+        "second": upper_triangle(found.second / count),
         "images": count,
     }
 
@@ -104,30 +103,7 @@ def whitening_of(memory: Mapping[str, Any], directions: int | None) -> Whitening
         return None
     count, first, second = float(held["images"]), held["first"], held["second"]
     try:
-        moments = Moments(count, count * first, count * _unpacked(second, len(first)))
+        moments = Moments(count, count * first, count * unpack(second, len(first)))
         return whitening(moments, directions)
     except DataError:  # features that are all the same, or no numbers: as said by their health
         return None
-
-
-def _packed(matrix: Tensor) -> Tensor:
-    """The entries of a symmetric matrix on and above its diagonal.
-
-    >>> _packed(torch.tensor([[1, 2], [2, 3]])).tolist()
-    [1, 2, 3]
-    """
-    rows, columns = torch.triu_indices(*matrix.shape)
-    return matrix[rows, columns]
-
-
-def _unpacked(entries: Tensor, dim: int) -> Tensor:
-    """The symmetric matrix again.
-
-    >>> _unpacked(torch.tensor([1, 2, 3]), 2).tolist()
-    [[1, 2], [2, 3]]
-    """
-    matrix = entries.new_zeros(dim, dim)
-    rows, columns = torch.triu_indices(dim, dim)
-    matrix[rows, columns] = entries
-    matrix[columns, rows] = entries
-    return matrix

@@ -17,14 +17,23 @@ def triangle(size: int) -> int:
     return size * (size + 1) // 2
 
 
+def upper_triangle(matrix: Tensor) -> Tensor:
+    """The entries of a square matrix on and above its diagonal, row after row.
+
+    >>> upper_triangle(torch.tensor([[1, 2], [2, 3]])).tolist()
+    [1, 2, 3]
+    """
+    rows, columns = torch.triu_indices(*matrix.shape)
+    return matrix[rows, columns]
+
+
 def pack(matrix: Tensor) -> Tensor:
     """The symmetric half of a square matrix (size, size), as float32 (triangle(size),).
 
     >>> pack(torch.tensor([[1.0, 0.0], [4.0, 3.0]])).tolist()
     [1.0, 2.0, 3.0]
     """
-    rows, columns = torch.triu_indices(len(matrix), len(matrix))
-    return ((matrix + matrix.T) / 2)[rows, columns].float()
+    return upper_triangle((matrix + matrix.T) / 2).float()
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from harmonium.core.errors import DataError, WireError
 from harmonium.core.types import Weights
 from harmonium.federation.filters.rounding import Rounding
+from harmonium.federation.fold import most_weight
 from harmonium.federation.initialisation import ENCODER, Start
 from harmonium.federation.method import Method
 from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, check, fault
@@ -42,24 +43,22 @@ class Vouched:
 
 
 def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
-    """Refuse an ask with other fields than declared, strange tensors or numbers beyond belief."""
+    """Refuse an ask with undeclared fields, unknown tensors, or values that are far too large."""
     sent = {name: value for name, value in down.items() if name != MASKS}
     check(called(method), declared, "down", sent)
     began = _shared(method)
     known = {*began, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
-    largest = max([1.0, *(_size(tensor) for tensor in began.values() if _counts(tensor))])
+    most = most_weight(began)
     for name, value in sent.items():
         if reason := fault(value):
             raise WireError(f"the ask's `{name}` {reason}")
-        tensors = value if isinstance(value, dict) else {"": value}
-        for key, tensor in tensors.items():
+        for key, tensor in (value if isinstance(value, dict) else {"": value}).items():
             if declared.down[name].kind == "weights" and _plain(key) not in known:
                 raise WireError(f"the ask's `{name}` has `{key}`, which is not sent to clients")
-            if not isinstance(tensor, Tensor) or not _counts(tensor):
-                continue
-            if (found := _size(tensor)) > MOST_GROWTH * largest:
+            is_float = isinstance(tensor, Tensor) and tensor.is_floating_point()
+            if is_float and (reason := fault(tensor, most)):
                 raise WireError(
-                    f"the ask's `{name}` {key} has values up to {found:.3g}, more than "
+                    f"the ask's `{name}` {key} {reason}: no value may be larger than {most:.3g}, "
                     f"{MOST_GROWTH:g} times those of the model as it began"
                 )
 

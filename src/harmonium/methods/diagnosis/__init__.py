@@ -19,10 +19,10 @@ from harmonium.core.types import ClientId
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, Plan, Value, exchange, scalar, statistic
 from harmonium.learning.client import Client, Decline
-from harmonium.learning.symmetric import triangle
+from harmonium.learning.symmetric import triangle, unpack
 from harmonium.methods import methods
 from harmonium.methods.diagnosis.features import CHUNK, CONTENT, FIELDS, described
-from harmonium.methods.diagnosis.scatter import Sums, group_sums, unpack
+from harmonium.methods.diagnosis.scatter import Sums, group_sums
 
 
 def _width(method: Method) -> int:
@@ -86,5 +86,5 @@ class Diagnosis(Method):
 def sums_of(server: Server) -> Sums:
     """What the clients of the last round added up to."""
     held = server.memory["sums"]
-    within, between = (unpack(held[name]) for name in ("within", "between"))
+    within, between = (unpack(held[name], len(held["total"])) for name in ("within", "between"))
     return Sums(held["groups"], held["pictures"], held["total"], within, between)

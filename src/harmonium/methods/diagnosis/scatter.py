@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core.errors import DataError
+from harmonium.learning.symmetric import upper_triangle
 
 IMAGES_PER_DIRECTION = 10  # with fewer, the covariance within groups is not known well enough
 LEAST_VARIANCE = 1e-4  # directions with less, beside the largest, are rounding errors or repeats
@@ -67,37 +68,17 @@ def group_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean = exact.mean(0)
     around = exact - mean
     between = len(rows) * torch.outer(mean, mean)
-    return exact.sum(0), pack(around.T @ around), pack(between)
-
-
-def pack(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix, row after row."""
-    rows, columns = torch.triu_indices(*matrix.shape).unbind()
-    return matrix[rows, columns]
-
-
-def unpack(packed: Tensor) -> Tensor:
-    """The symmetric matrix of an upper triangle.
-
-    >>> unpack(torch.tensor([1.0, 2.0, 3.0])).tolist()
-    [[1.0, 2.0], [2.0, 3.0]]
-    """
-    side = (math.isqrt(8 * len(packed) + 1) - 1) // 2
-    rows, columns = torch.triu_indices(side, side).unbind()
-    matrix = packed.new_zeros(side, side)
-    matrix[rows, columns] = packed
-    matrix[columns, rows] = packed
-    return matrix
+    return exact.sum(0), upper_triangle(around.T @ around), upper_triangle(between)
 
 
 def spread(sums: Sums) -> Spread:
     """How far the groups lie apart, along the directions of most variance within groups.
 
     >>> rows = torch.tensor([[0.0], [1.0]]).repeat(50, 1)  # of each group: variance about 1/4
-    >>> ones = [group_sums(rows + step) for step in (0.0, 1.0)]
-    >>> total, within, between = (sum(parts) for parts in zip(*ones))
-    >>> found = spread(Sums(2, 200, total, unpack(within), unpack(between)))
-    >>> round(found.distance, 2), found.score > 10  # each mean lies 1/2 from the mean of all
+    >>> groups = [group_sums(rows + step) for step in (0.0, 1.0)]
+    >>> total, within, between = (sum(parts) for parts in zip(*groups))
+    >>> apart = spread(Sums(2, 200, total, within.reshape(1, 1), between.reshape(1, 1)))
+    >>> round(apart.distance, 2), apart.score > 10  # each mean lies 1/2 from the mean of all
     (0.97, True)
     """
     if sums.groups < 2:
