@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harmonium.federation.method import TRAINED
 from harmonium.federation.filters.rounding import STEPS
+from harmonium.federation.method import TRAINED
 from harmonium.federation.wire import Value, exchange, weights
 from harmonium.learning.client import Client
 from harmonium.learning.context import Context
