@@ -50,12 +50,12 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What is averaged in place of the uploads; this one changes nothing."""
+    """How uploads are combined; the base class averages them as they are."""
 
     name: ClassVar[str] = ""
 
     def check(self, clients: int) -> None:
-        """Refuse settings that do nothing with so many clients a round."""
+        """Refuse settings that have no effect with this number of clients per round."""
 
     @property
     def holds(self) -> bool:
@@ -65,12 +65,12 @@ class Aggregation:
     def settle(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
-        """What to average instead of these uploads, in the same types.
+        """The uploads to average instead of these, in the same types.
 
         Args:
-            uploads: one of them if it does not hold, else all, each of a weight above 0.
-            sent: what the clients started from; a tensor it lacks was uploaded as a change.
-            trained: names of what is trained.
+            uploads: all of a round if `holds`, else one; each has a weight above 0.
+            sent: what the clients started from; a tensor that it lacks was uploaded as a change.
+            trained: names of the trained tensors.
         """
         yield from uploads
 
@@ -87,7 +87,7 @@ class Mean(Aggregation):
 @aggregations("median")
 @dataclass(frozen=True)
 class Median(Aggregation):
-    """The median of each coordinate; it stands fewer liars than half of the clients."""
+    """The median of each coordinate; it withstands fewer liars than half of the clients."""
 
     @property
     def holds(self) -> bool:
@@ -104,7 +104,7 @@ class Median(Aggregation):
 @aggregations("trimmed")
 @dataclass(frozen=True)
 class Trimmed(Aggregation):
-    """The mean of each coordinate without its extremes; it stands a share of `trim` liars."""
+    """The mean of each coordinate without its extremes; it withstands a share of `trim` liars."""
 
     trim: float = 0.1  # share of the clients cut off at each end, rounded down
 
@@ -115,11 +115,11 @@ class Trimmed(Aggregation):
             )
 
     def check(self, clients: int) -> None:
-        """A share that amounts to less than one client would be the plain mean unnoticed."""
+        """Refuse a share of less than one client, which would be the plain mean."""
         if self.trim and not self._cut(clients):
             right = f"at least {math.ceil(100 / clients) / 100:g}" if clients > 2 else "0"
             raise ConfigError(
-                f"aggregation.trim is {self.trim}, which of {clients} clients a round is nobody; "
+                f"aggregation.trim is {self.trim}, which trims none of {clients} clients a round; "
                 f"it must be {right}"
             )
 
@@ -158,7 +158,7 @@ class NormBound(Aggregation):
 
     @property
     def holds(self) -> bool:
-        """A given bound alone needs one change at a time; medians need all of a round."""
+        """Medians need all changes of a round; a given bound needs one at a time."""
         return self.bound is None or self.agreement is not None
 
     def settle(

@@ -301,20 +301,20 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: boo
 
 def _noise(method: Method, step: str) -> dict[str, str]:
     """What noise guarded fields of a step get, in words; of an example where images count."""
-    made = paid_here(method, step, EXAMPLE)
-    varies = made != paid_here(method, step, 2 * EXAMPLE)
-    found = {}
+    releases = paid_here(method, step, EXAMPLE)
+    varies = releases != paid_here(method, step, 2 * EXAMPLE)
+    noise = {}
     for name in (n for n, one in method.exchanges()[step].up.items() if one.guarded):
         said = [
             (f"{one.count} times " if one.count > 1 else "")
             + f"{one.mechanism}, {SCALES[one.mechanism]} {one.scale:.4g} for a sensitivity of "
             + f"{one.sensitivity:.4g}"
-            for one in made
+            for one in releases
             if one.field == name
         ]
         where = f", of a client with {EXAMPLE:,} images" if said and varies else ""
-        found[name] = ("; ".join(said) or "added before it leaves") + where
-    return found
+        noise[name] = ("; ".join(said) or "added before it leaves") + where
+    return noise
 
 
 def _about(method: Method) -> str:
@@ -371,7 +371,7 @@ def _kept(method: Method) -> dict[str, str]:
 
 
 def _remembered(method: Method) -> dict[str, str]:
-    """What the server keeps; an optimiser's moments are found by one step."""
+    """What the server keeps; one step of the optimiser shows which moments it has."""
     if not method.blueprint.layouts()["model"]:
         return dict[str, str](method.remembers)
     one = {"w": torch.ones(1)}

@@ -1,9 +1,9 @@
-"""Folding: how the server combines what clients sent: streaming, weighted, in a fixed order.
+"""Folding: how the server combines uploads, streaming, weighted and in a fixed order.
 
 Each upload is added into float64 accumulators in the order the clients were asked and then
 dropped, so memory does not grow with the number of clients and the result does not depend on
-who answered first. Weights are normalised over those who answered. Parts of the model pass
-through an aggregation before; one that compares the clients holds all uploads of a round.
+who answered first. Weights are normalised over the clients that answered. Parts of the model pass
+through an aggregation first; one that compares clients keeps all uploads of a round in memory.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Tally:
 
         Args:
             declared: what is uploaded, and how each field is combined.
-            layouts: what model parts must look like in an upload.
-            examples: what weighs each client.
+            layouts: names, shapes and types of the model parts in an upload.
+            examples: number of examples of each client, which weighs it.
             uniform: count every client alike wherever its number of examples would weigh it.
-            aggregation: how the model parts that are averaged become one.
+            aggregation: how the averaged parts of the model are combined.
             reference: the model that was sent: aggregations look at changes of it, and no sent
                 weight may be many times its largest.
         """
@@ -93,7 +93,7 @@ class Tally:
                 return f"`{name}` {reason}"
             weight = 0 if part.by in (None, EXAMPLES) else up[part.by]
             if not 0 <= weight <= self._examples[client]:
-                shown = "beyond any number" if fault(weight) else f"{float(weight):g}"
+                shown = "not finite" if fault(weight) else f"{float(weight):g}"
                 return f"weight `{part.by}` is {shown}, not within 0 and the client's examples"
         return None
 
@@ -133,7 +133,7 @@ class _Sum:
         self._dtype: torch.dtype | None = None  # of the first tensor; all others must have it too
 
     def misfit(self, value: Any) -> str | None:
-        """Whether a tensor cannot be combined with those before it."""
+        """Why a value cannot be combined with those before it; None if it can."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
         dtype = value.dtype if isinstance(value, Tensor) else None
         if dtype is not None and dtype != (self._dtype or dtype):
@@ -143,8 +143,8 @@ class _Sum:
             if not shape:
                 return "has no rows"
             return None if shape[1:] == before else f"has rows of {shape[1:]}, others {before}"
-        held = self._total.get("")
-        before = tuple(held.shape) if isinstance(held, Tensor) else shape if held is None else ()
+        total = self._total.get("")
+        before = tuple(total.shape) if isinstance(total, Tensor) else shape if total is None else ()
         return None if shape == before else f"has shape {shape}, others {before}"
 
     def add(self, client: ClientId, value: Any, weight: float) -> None:
@@ -173,13 +173,13 @@ class _Sum:
         return self._total.get("")
 
     def _finish(self, mean: bool) -> None:
-        """Divide by the weights for a mean, and go back to the types that were uploaded."""
+        """Divide by the weights for a mean, and convert to the types that were uploaded."""
         if mean and self._total and not self._weight > 0:
             raise NotEnoughReplies(_WEIGHTLESS)
         for key, dtype in self._dtypes.items():
             if mean:
                 self._total[key] = self._total[key] / self._weight
-            # A mean of whole numbers is no whole number: it stays float64.
+            # The mean of integers is not an integer: it stays float64.
             if dtype is not None and (dtype.is_floating_point or not mean):
                 self._total[key] = self._total[key].to(dtype)
 
@@ -201,11 +201,11 @@ class _Parts(_Sum):
         self._sent = sent
         self._trained = trained
         self._held: list[Upload] = []
-        self._factors: list[float] = []  # by which changes were shortened
+        self._factors: list[float] = []  # by which changes were scaled down
         self.left_out: dict[ClientId, str] = {}
 
     def bounded(self) -> dict[str, float]:
-        """How many changes were shortened, to what part of their length, and how many left out."""
+        """How many changes were shortened, the smallest factor, and how many were left out."""
         shown: dict[str, float] = {}
         if self._factors:
             shown["shortened"] = len(self._factors)
@@ -222,8 +222,8 @@ class _Parts(_Sum):
             elif tensor.is_floating_point():
                 floats[key] = tensor
             else:  # counters such as BatchNorm's number of batches
-                held = self._total.get(key)
-                self._total[key] = tensor if held is None else torch.maximum(held, tensor)
+                largest = self._total.get(key)
+                self._total[key] = tensor if largest is None else torch.maximum(largest, tensor)
         if self._aggregation.holds:
             self._held.append(Upload(weight, floats, client=client))
         else:
@@ -253,18 +253,18 @@ class _Parts(_Sum):
 
 
 def most_weight(model: Mapping[str, Tensor]) -> float:
-    """How far from 0 a weight may lie that follows from a model.
+    """The largest absolute value that a weight trained from a model may have.
 
     >>> most_weight({"w": torch.tensor([0.5, -2.0])})
     2000000.0
     """
-    floats = (one for one in model.values() if one.numel() and one.is_floating_point())
-    ends = (torch.aminmax(one.detach()) for one in floats)
+    floats = (tensor for tensor in model.values() if tensor.numel() and tensor.is_floating_point())
+    ends = (torch.aminmax(tensor.detach()) for tensor in floats)
     return MOST_GROWTH * max([1.0, *(float(max(-low, high)) for low, high in ends)])
 
 
 def _negative_variance(value: Any) -> str | None:
-    """Whether a BatchNorm's variance lies below 0, which no images make it."""
+    """Which variance of a BatchNorm is below 0, if any; no data gives such a variance."""
     for key, tensor in value.items() if isinstance(value, dict) else ():
         if key.endswith("running_var") and bool((tensor < 0).any()):
             return f"{key} is a variance below 0"
@@ -272,7 +272,7 @@ def _negative_variance(value: Any) -> str | None:
 
 
 def _misfit(value: Weights, layout: Layout) -> str | None:
-    """Whether model parts are not exactly those that the layout shares."""
+    """How model parts differ from those of the layout; None if they do not."""
     if extra := sorted(set(value) - set(layout)):
         return f"has {extra[0]}, which is not a shared part"
     if missing := sorted(set(layout) - set(value)):
@@ -280,7 +280,7 @@ def _misfit(value: Weights, layout: Layout) -> str | None:
     for key, tensor in value.items():
         slot = layout[key]
         if not isinstance(tensor, Tensor):
-            return f"{key} is no tensor"
+            return f"{key} is not a tensor"
         if tuple(tensor.shape) != slot.shape:
             return f"{key} has shape {tuple(tensor.shape)}, not {slot.shape}"
         if tensor.dtype != slot.dtype:

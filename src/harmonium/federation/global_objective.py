@@ -1,7 +1,7 @@
 """The global objective: the loss over the images of all clients together, and its gradient.
 
-It is measured on the federation's model at initialisation and before an encoder is judged, and
-nothing is trained. An objective such as the spectral contrast of FedSC (Jing et al., 2024, eq. 4)
+It is measured on the federation's model at initialisation and before each evaluation; nothing is
+trained. An objective such as the spectral contrast of FedSC (Jing et al., 2024, eq. 4)
 is a function of means over images (`Objective.means`, `Objective.from_means`), so two asks to all
 clients measure it:
 
@@ -14,8 +14,8 @@ clients measure it:
 
 Both asks use one draw of views for each image that depends on the seed and the client alone, so
 value and gradient belong together, and rounds and methods with the same split are compared on the
-same views. All images count alike, whatever weighs the models. FedSC's form is told in the scale of
-its equations 1 and 4, half of the loss that clients train with.
+same views. All images count alike, whatever weighs the models. FedSC's objective is reported in the
+scale of its equations 1 and 4, half of the loss that clients train with.
 
 It is not measured where clients send anything with noise: exact means beside noisy ones would undo
 what the noise protects. With secure aggregation the server sees sums of all of it and no single
@@ -162,7 +162,7 @@ def measured(method: Method, server: Server) -> Plan:
 
 
 def _finite(value: float) -> float | None:
-    """A number as JSON can have it."""
+    """A number for JSON, which has neither NaN nor infinity."""
     return value if math.isfinite(value) else None
 
 

@@ -4,8 +4,8 @@ Every client returns two numbers, the mean cosine of two views of its images (Al
 images lie apart (Unif). Equation 5 is a mean over clients, E over k in [K], so each counts alike,
 however many images it has; over `images` a client counts by its number of them. Both are means over
 clients, so secure aggregation can hide them. The views are those of the appraisal, not of the
-training, so that runs which train with different views are measured by one yardstick; they are
-normalised and sized as the encoder is used to. Nothing is trained and nothing is kept: a run ends
+training, so that runs with different training views can be compared; they are normalised and sized
+as in training. Nothing is trained and nothing is kept: a run ends
 with the same model with and without it.
 """
 
@@ -58,7 +58,7 @@ def up(method: Method) -> dict[str, Field]:
 
 
 def ask(method: Method, server: Server) -> Ask:
-    """The request to everyone, for a score over few clients is noisy; any answer will do."""
+    """The ask to all clients, because a score over few is noisy; no answer is required."""
     everyone = server.everyone
     if not any(method.known(server, client) for client in everyone):
         model = judged_model(method, server, {}, "evaluate.tuning")
@@ -75,21 +75,21 @@ def ask(method: Method, server: Server) -> Ask:
 def judged_model(
     method: Method, server: Server, known: Mapping[str, object], setting: str
 ) -> Weights:
-    """The model as sent, its encoder the one that is judged; `setting` is what asks for it."""
+    """The model to send to clients, with the encoder that is evaluated; errors name `setting`."""
     measured = server.memory.get("statistics", {})
     encoder = checked_encoder(method.represent(server, known), method)
     judged = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
     if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
         raise ConfigError(
-            f"{setting} cannot be used with {called(method)}: what it is judged by is not its "
-            "encoder"
+            f"{setting} cannot be used with {called(method)}: the network that is evaluated is not "
+            "its encoder"
         )
     sent = {**server.model, **measured}
     return {**sent, **{key: value for key, value in judged.items() if key in sent}}
 
 
 def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value]:
-    """Align and Unif of one client, of the federation's encoder or of its own."""
+    """Align and Unif over one client's images, of the federation's encoder or the client's own."""
     count = len(client.examples)
     if count < 2:
         raise Decline(f"it has {counted(count, 'example')}, too few to compare")
@@ -118,15 +118,15 @@ def _features(
     with torch.no_grad():
         all_of_them = torch.arange(len(client.examples))
         for index in client.pieces("tuning score", torch.split(all_of_them, CHUNK)):
-            made = views(client.examples.pixels(index), client.rng)
-            for some, view in zip(rows, made, strict=True):
-                some.append(encoder(view))
-    first, second = (torch.cat(some).double() for some in rows)
+            both = views(client.examples.pixels(index), client.rng)
+            for features, view in zip(rows, both, strict=True):
+                features.append(encoder(view))
+    first, second = (torch.cat(features).double() for features in rows)
     return first, second
 
 
 def _two(wanted: Views, known: Views) -> Views:
-    """Two pipelines of the appraisal, with the size and normalisation of the training."""
+    """Two pipelines of the score, with the image size and normalisation of training."""
     first, *others = wanted.pipelines
     like = known.pipelines[0]
     two = (first, others[0] if others else first)

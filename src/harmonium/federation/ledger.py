@@ -1,7 +1,7 @@
-"""The record of what crossed between server and clients: one line a client and ask.
+"""The ledger: a record of all messages between server and clients, one line per client and ask.
 
-The file holds no times and no machine's name, so two runs of one recipe have the same ledger to
-the byte, also after a crash.
+It has no times and no host names, so two runs of the same recipe have the same ledger to the byte,
+also after a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harmonium.federation.wire import is_measuring
 
 @dataclass
 class Entry:
-    """What one ask of one client carried and what became of it."""
+    """One ask to one client: what was sent each way, and the outcome."""
 
     round: int
     ask: int
@@ -31,14 +31,14 @@ class Entry:
     parts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # way, field, part
     releases: list[Mapping[str, Any]] = field(default_factory=list)
     of: str = ""  # the step that an ask of secure aggregation is about
-    note: str = ""  # in plain words: rows of single images left it, or it kept something back
+    note: str = ""  # in plain words, e.g. that rows of single images left the client
 
 
 class Ledger:
-    """Entries of the rounds since the last checkpoint, with running totals."""
+    """Entries since the last checkpoint, with running totals."""
 
     def __init__(self) -> None:
-        """Start with nothing sent."""
+        """Start empty."""
         self.lines: list[str] = []
         self.totals: Counter[str] = Counter()
         self.answered: set[int] = set()
@@ -46,15 +46,18 @@ class Ledger:
         self.last_reason = ""
 
     def write(self, entry: Entry, *, aside: bool = False) -> None:
-        """Add an entry; who answers only an ask aside from the method's own took no part yet.
+        """Add an entry.
 
-        What measuring costs has a total of its own: it is for the log, and no method needs it.
+        Args:
+            entry: what was sent and the outcome. Bytes of asks that only measure are counted
+                separately, because no method needs them.
+            aside: it is not the method's own ask, so an answer to it is no participation.
         """
-        told = {k: v for k, v in asdict(entry).items() if v != "" and v != []}
-        told["parts"] = {way: told["parts"][way] for way in sorted(entry.parts) if entry.parts[way]}
-        if not told["parts"]:
-            del told["parts"]
-        self.lines.append(json.dumps(told))
+        record = {k: v for k, v in asdict(entry).items() if v != "" and v != []}
+        record["parts"] = {way: entry.parts[way] for way in sorted(entry.parts) if entry.parts[way]}
+        if not record["parts"]:
+            del record["parts"]
+        self.lines.append(json.dumps(record))
         if entry.why:
             self.last_reason = f"Client {entry.client}: {entry.why}."
         if is_measuring(entry.of or entry.step, entry.round):
@@ -68,7 +71,7 @@ class Ledger:
             self.answered.add(entry.client)
 
     def take(self) -> list[str]:
-        """Hand over the lines gathered so far and start afresh."""
+        """Return the lines written so far and start empty."""
         lines = self.lines
         self.__init__()  # type: ignore[misc]
         return lines
@@ -80,12 +83,12 @@ def sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def by_part(values: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Bytes by field and part, of fields that are dotted names of more than one part.
+    """Bytes by field and part, for fields that hold tensors of more than one part.
 
     >>> by_part({"model": {"encoder.a": 1, "encoder.b": 2, "head.a": 3}, "loss": 0.5})
     {'model': {'encoder': 16, 'head': 8}}
     """
-    found = {}
+    parts = {}
     for name, value in values.items():
         if not isinstance(value, Mapping) or not all("." in str(key) for key in value):
             continue
@@ -93,5 +96,5 @@ def by_part(values: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         for key, tensor in value.items():
             counts[str(key).partition(".")[0]] += codec.payload_bytes(tensor)
         if len(counts) > 1:
-            found[name] = dict(counts)
-    return found
+            parts[name] = dict(counts)
+    return parts

@@ -1,9 +1,9 @@
-"""Tables with a row a client at the server, and the step of its optimiser through them.
+"""Tensors with one row per client (tables), and how the server optimiser updates them.
 
-A client sends its own row. The table then moves as if every client had sent all of it with the rows
-of others unchanged, which is what averaging whole tables would give. Moments of an optimiser move
-absent clients' rows as well; lazy rows are tensors of their own to it, so that absent ones rest and
-every row counts its own steps.
+A client sends its own row. The table is updated as if every client had sent the whole table with
+the other rows unchanged, which is what averaging whole tables gives. With momentum the rows of
+absent clients move as well. A lazy table is passed to the optimiser row by row, so absent rows stay
+as they are and each row counts its own steps.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def step(
     """The new tensors and the optimiser's memory after folded uploads.
 
     Args:
-        optimiser: the server's.
-        current: the model before.
+        optimiser: the server optimiser.
+        current: the model before the step.
         folded: averages, and for tables a dict from client to row.
-        steered: keys of what is trained; others are taken as they are.
-        memory: the optimiser's before.
-        rate: its learning rate.
-        examples: what weighs a client.
-        lazy: parts whose absent rows rest.
+        steered: keys of trained tensors; others are taken as they are.
+        memory: the optimiser's memory before the step.
+        rate: the server learning rate.
+        examples: number of examples of each client, which weighs it.
+        lazy: parts in which rows of absent clients stay as they are.
     """
     tables = {key: rows for key, rows in folded.items() if not isinstance(rows, Tensor)}
     before, average = dict(current), {k: v for k, v in folded.items() if k not in tables}
@@ -67,18 +67,18 @@ def _moved(
     uniform: bool,
     examples: Mapping[ClientId, int],
 ) -> dict[ClientId, Tensor]:
-    """Rows after an average of whole tables, in each of which only the owner's has changed."""
+    """Rows after averaging whole tables, in each of which only the owner's row has changed."""
     weights = {client: 1 if uniform else examples[client] for client in rows}
     total = sum(weights.values())
     return {c: torch.lerp(table[c], row, weights[c] / total) for c, row in rows.items()}
 
 
 def _with(table: Tensor, rows: Mapping[ClientId, Tensor]) -> Tensor:
-    """The table with some rows replaced."""
-    made = table.clone()
+    """A copy of the table with some rows replaced."""
+    copy = table.clone()
     for client, row in rows.items():
-        made[client] = row
-    return made
+        copy[client] = row
+    return copy
 
 
 def _single(key: str, client: ClientId) -> str:

@@ -15,11 +15,11 @@ from harmonium.privacy.mechanisms import Noise
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
 
-SERVER = -1  # its number among clients
+SERVER = -1  # the server's client number
 
 
 def public_client(method: Method, server: Server, purpose: str) -> Client:
-    """A client that holds all public images; `purpose` keys what it draws."""
+    """The server as a client with all public images; `purpose` keys its random generator."""
     if server.public is None:
         raise ConfigError(f"{called(method)} needs public images at the server, e.g. public=shapes")
     rng = seeds.torch_rng(method.world.seed, "server", purpose, server.round)

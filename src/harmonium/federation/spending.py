@@ -1,4 +1,4 @@
-"""A privacy budget kept: what asks would release, who may still be asked, what was released."""
+"""Privacy budgets: what an ask costs, which clients can still afford it, what was released."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 def costs(method: Method, step: str, examples: int) -> tuple[Release, ...]:
-    """What an ask for a step costs a client: by the method, and by noise on the model."""
+    """The releases of an ask for a step: those of the method, and noise on the model."""
     return (*method.costs(step, examples), *_of_model(method, step))
 
 
 def paid_here(method: Method, step: str, examples: int) -> tuple[Release, ...]:
-    """That part of it which the client itself releases, in its order."""
-    own = tuple(method.costs(step, examples))
-    return own if _by_server(method) else costs(method, step, examples)
+    """Those of the releases that the client itself makes, in order."""
+    by_method = tuple(method.costs(step, examples))
+    return by_method if _by_server(method) else costs(method, step, examples)
 
 
 def paid_at_server(method: Method, step: str) -> list[Mapping[str, Any]]:
-    """The record of noise that the server adds to the average."""
+    """The ledger's records of noise that the server adds to the average."""
     if method.updates is None or not _by_server(method):
         return []
     return [{**one, "noise": method.updates.source} for one in records(_of_model(method, step))]
@@ -45,7 +45,7 @@ def _by_server(method: Method) -> bool:
 
 
 def _of_model(method: Method, step: str) -> tuple[Release, ...]:
-    """Noise on a client's whole change, or in every step of its training; never both."""
+    """Noise on a client's change of the model or in every step of its training; never both."""
     updates = method.updates.costs if method.updates is not None else ()
     if not (noisy := updates or dpsgd.costs(method.local)):
         return ()
@@ -56,9 +56,9 @@ def _of_model(method: Method, step: str) -> tuple[Release, ...]:
 def affordable(
     method: Method, server: Server, step: str, clients: Iterable[ClientId]
 ) -> list[ClientId]:
-    """Those of the clients whose privacy budget allows them to be asked for a step.
+    """The clients whose privacy budget allows another ask for a step.
 
-    The account notes the others, so that a plan cannot go on without them in silence.
+    The account notes the others, so that the log names whom a plan goes on without.
     """
     able = {client: _affords(method, server, step, client) for client in clients}
     if refused := {client for client, can in able.items() if not can}:
@@ -82,7 +82,7 @@ def check_ask(method: Method, server: Server, ask: Ask) -> None:
 
 
 def check_budget(method: Method) -> None:
-    """Refuse a privacy budget that nothing could be counted against."""
+    """Refuse a privacy budget where nothing is released that could be counted."""
     guarded = {
         step: {name for name, one in declared.up.items() if one.guarded}
         for step, declared in method.exchanges().items()
@@ -101,13 +101,13 @@ def check_budget(method: Method) -> None:
 
 
 def check_noise(method: Method) -> None:
-    """Refuse noisy values into which more of a client's images enters than is counted.
+    """Refuse noisy values whose sensitivity to one image is larger than stated.
 
-    The stated sensitivity of a guarded value holds where each row of it follows from one image and
-    from what the server sent. What a client keeps of its earlier training (`local` tensors, most
-    often BatchNorm's statistics) follows from all of its images, and so does a BatchNorm that
-    normalises by the batch at hand in evaluation mode, too. A noisy model is another matter: the
-    noise of `updates` is for the client as a whole, and `dpsgd.check` looks at each step.
+    The stated sensitivity of a guarded value holds if each row depends on one image and on what the
+    server sent. What a client keeps from earlier training (`local` tensors, most often BatchNorm's
+    statistics) depends on all of its images, and so does a BatchNorm that normalises by the batch
+    even in evaluation mode. Noisy models are not checked here: the noise of `updates` is for the
+    client as a whole, and `dpsgd.check` looks at single training steps.
     """
     guarded = _guarded_rows(method)
     if not guarded or not (reason := _shared_influence(method)):
@@ -157,7 +157,7 @@ def _shared_influence(method: Method) -> str:
 
 
 def check_first(method: Method, account: Account, examples: Mapping[ClientId, int]) -> None:
-    """Refuse a privacy budget of which no client could afford a step even once."""
+    """Refuse a privacy budget with which no client can afford some step even once."""
     fresh = Account(account.limit, account.delta)
     for step in method.exchanges() if account.limit is not None else ():
         needed = {client: costs(method, step, count) for client, count in examples.items()}
@@ -176,7 +176,7 @@ def recount(
     examples: Mapping[ClientId, int],
     entries: Iterable[Mapping[str, Any]],
 ) -> Account:
-    """The account with all asks of a ledger charged to it, as the driver charged them."""
+    """The account after charging all asks of a ledger, as the driver did."""
     for entry in entries:
         client = entry["client"]
         account.charge(client, costs(method, entry["step"], examples[client]))
@@ -186,21 +186,21 @@ def recount(
 def charged(
     ledger: Iterable[Mapping[str, Any]], asked: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The entries of a ledger, and asks for noisy releases that a kill kept out of it.
+    """The entries of a ledger, and asks for noisy releases that are missing from it after a crash.
 
-    `asked` was written before asks were sent, and is never cut back. An ask that was made twice
-    drew its noise twice.
+    `asked` is written before an ask is sent and is never truncated. An ask that was sent twice drew
+    its noise twice, so it counts twice.
     """
     entries = list(ledger)
-    kept = Counter(_name(entry) for entry in entries)
-    lost = Counter(_name(entry) for entry in asked) - kept
+    recorded = Counter(_name(entry) for entry in entries)
+    lost = Counter(_name(entry) for entry in asked) - recorded
     keys = ("round", "ask", "step", "client")
     more = [dict(zip(keys, name, strict=True), outcome="lost") for name in lost.elements()]
     return [*entries, *more]
 
 
 def left_out(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[ClientId, int]]:
-    """By the lines of metrics.jsonl: step, who could not afford it, from which round on."""
+    """By step, who could not afford it and from which round on, from rows of metrics.jsonl."""
     since: dict[str, dict[ClientId, int]] = {}
     for row in rows:
         for step, clients in row.get("refused", {}).items():
@@ -212,7 +212,7 @@ def left_out(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[ClientId, int]
 def notes_on_noise(
     method: Method, account: Account, noise: str, examples: Mapping[ClientId, int]
 ) -> list[str]:
-    """What to know of a run whose clients send something with noise."""
+    """Notes for the user about a run whose clients add noise."""
     fewest = min(examples.values(), default=0)
     if not any(costs(method, step, max(fewest, 1)) for step in method.exchanges()):
         return []
@@ -232,7 +232,7 @@ def notes_on_noise(
 
 
 def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str:
-    """How what a client released differs from what its method says; empty if it does not.
+    """How a client's releases differ from those its method promised; empty if they do not.
 
     >>> fault([Release("corr", "gaussian", 0.5, 2.0)], [])
     'released nothing, not corr by gaussian (sensitivity=0.5, scale=2, count=1)'
@@ -244,12 +244,12 @@ def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str
 
 
 def records(releases: Sequence[Release]) -> list[Mapping[str, Any]]:
-    """Releases as a ledger has them; where their noise comes from only a client can say."""
+    """Releases as ledger records, without the source of the noise, which only the client knows."""
     return [{k: v for k, v in asdict(one).items() if k != "noise"} for one in releases]
 
 
 def in_words(releases: Mapping[str, int]) -> str:
-    """Releases by `field by mechanism` in words, field by field."""
+    """Counts of releases, keyed `FIELD by MECHANISM`, in words."""
     by: dict[str, list[str]] = {}
     for what, count in releases.items():
         name, _, mechanism = what.rpartition(" by ")
@@ -262,19 +262,20 @@ def _name(entry: Mapping[str, Any]) -> tuple[int, int, str, ClientId]:
 
 
 def _same(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> bool:
+    """Whether two records of a release agree, numbers up to rounding."""
     for key, value in wanted.items():
-        got = made.get(key)
-        if isinstance(value, float) and isinstance(got, float | int):
-            if not math.isclose(value, got, rel_tol=1e-9):
+        actual = made.get(key)
+        if isinstance(value, float) and isinstance(actual, float | int):
+            if not math.isclose(value, actual, rel_tol=1e-9):
                 return False
-        elif value != got:
+        elif value != actual:
             return False
     return True
 
 
 def _listed(releases: Sequence[Mapping[str, Any]]) -> str:
-    said = []
-    for one in releases:
-        numbers = (f"{k}={v:g}" for k, v in one.items() if isinstance(v, float | int))
-        said.append(f"{one.get('field')} by {one.get('mechanism')} ({', '.join(numbers)})")
-    return ", ".join(said) or "nothing"
+    texts = []
+    for release in releases:
+        numbers = (f"{k}={v:g}" for k, v in release.items() if isinstance(v, float | int))
+        texts.append(f"{release.get('field')} by {release.get('mechanism')} ({', '.join(numbers)})")
+    return ", ".join(texts) or "nothing"

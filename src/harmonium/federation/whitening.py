@@ -1,6 +1,6 @@
 """Whitening of the federation's features, fitted on moments that clients send (`evaluate.whiten`).
 
-Before an encoder is judged, every client returns the mean of its features and of the products of
+Before each evaluation, every client returns the mean of its features and of the products of
 all pairs of them, d + d (d + 1) / 2 numbers for d features, and how many images they are of. Their
 averages over all images give the whitening of `evaluate/whitening.py`; no labels are involved. Both
 are averages, so secure aggregation can hide what single clients send. Nothing is trained: a run
@@ -79,8 +79,8 @@ def fitted(method: Method, server: Server) -> Plan:
     got = yield Ask("measure_moments", server.everyone, {"model": model}, least=0)
     if not got.ids or got.images < 2:
         return server
-    held = {"first": got.first.double(), "second": got.second.double(), "images": got.images}
-    return replace(server, memory={**server.memory, KEY: held})
+    moments = {"first": got.first.double(), "second": got.second.double(), "images": got.images}
+    return replace(server, memory={**server.memory, KEY: moments})
 
 
 def client_moments(method: Method, client: Client, model: Weights) -> dict[str, Value]:
@@ -89,21 +89,21 @@ def client_moments(method: Method, client: Client, model: Weights) -> dict[str, 
     if count < LEAST:
         raise Decline(f"it has {counted(count, 'example')}, too few to send moments of")
     encoder = method.blueprint.copy_from(model).eval()["encoder"]
-    found = moments_of(client.look(encoder))
+    sums = moments_of(client.look(encoder))
     return {
-        "first": found.first / count,
-        "second": upper_triangle(found.second / count),
+        "first": sums.first / count,
+        "second": upper_triangle(sums.second / count),
         "images": count,
     }
 
 
 def whitening_of(memory: Mapping[str, Any], directions: int | None) -> Whitening | None:
-    """The whitening by the moments in a server's memory; none where nobody has sent any."""
+    """The whitening from the moments in a server's memory; None if no client sent any."""
     if not (held := memory.get(KEY)):
         return None
     count, first, second = float(held["images"]), held["first"], held["second"]
     try:
         moments = Moments(count, count * first, count * unpack(second, len(first)))
         return whitening(moments, directions)
-    except DataError:  # features that are all the same, or no numbers: as said by their health
+    except DataError:  # constant features or NaN, which the evaluation reports by itself
         return None

@@ -658,12 +658,12 @@ def test_too_small_a_roster_and_too_few_peers_are_declined(tmp_path: Path) -> No
     with pytest.raises(Decline, match="2 clients are too few for secure aggregation"):
         two.deal()
     clients = Clients(tmp_path).deal()
-    with pytest.raises(Decline, match="only 2 of 4 are left: too few to hide in"):
+    with pytest.raises(Decline, match="only 2 of 4 clients are left"):
         clients.open(0, peers=(0, 1))
     for wrong in ((1, 2, 3), (0, 0, 1, 2)):
         with pytest.raises(Decline, match="each once, and it among them"):
             clients.open(0, peers=wrong)
-    with pytest.raises(Decline, match="under secure aggregation only, and this ask has no masks"):
+    with pytest.raises(Decline, match="this ask has no masks"):
         clients.rings[0].open(None, "x")
 
 
@@ -742,7 +742,7 @@ GOOD = masking.public_of(bytes(range(32)))
     ("step", "up", "words"),
     [
         *(
-            ("mask_keys", lambda up, k=k: {"keys": bytes_of(k)}, "client 2 sent a key that is none")
+            ("mask_keys", lambda up, k=k: {"keys": bytes_of(k)}, "client 2 sent an invalid key")
             for point in SMALL
             for k in (point + GOOD, GOOD + point)
         ),

@@ -91,7 +91,7 @@ def planned(ask: int) -> int:
 
 @dataclass(frozen=True)
 class Roster:
-    """Those who began a masked ask, as everyone was told; shares of another roster do not open."""
+    """The clients that began a masked ask; shares sealed under another roster do not open."""
 
     clients: tuple[ClientId, ...]
     keys: Tensor  # (clients, 64) uint8: of each, the key to seal for it and the key of its masks
@@ -209,16 +209,20 @@ class Keyring:
             asked: a digest of all else that the answer depends on, which may never be another.
         """
         if not isinstance(given, Mapping):
-            raise Decline("it answers under secure aggregation only, and this ask has no masks")
+            raise Decline(
+                "the client answers only under secure aggregation, and this ask has no masks"
+            )
         held = self._read("roster")
         roster = Roster.read(held["roster"], self.run, self.masks)
         peers = whole_numbers(given, "clients")
         rows = tensor_of(given, "shares", torch.uint8, (len(peers), SEALED))
         if self.client not in peers or len(set(peers)) != len(peers):
-            raise Decline("those who take part are not told right: each once, and it among them")
+            raise Decline(
+                "the list of participants must name every client once, and this one as well"
+            )
         if len(peers) < self.masks.answers(len(roster.clients)):
             raise Decline(
-                f"only {len(peers)} of {len(roster.clients)} are left: too few to hide in"
+                f"only {len(peers)} of {len(roster.clients)} clients are left: too few to hide in"
             )
         sealing = bytes.fromhex(held["sealing"])
         shares, shut = dict[ClientId, str](), list[ClientId]()
@@ -274,7 +278,7 @@ class Keyring:
             raise Decline(f"it has had another {name} for this ask, and masks serve only once")
 
     def _held(self) -> dict[str, Any]:
-        """All that is in the file; nothing if it is lost or damaged."""
+        """The contents of the file; empty if it is lost or damaged."""
         try:
             held: dict[str, Any] = codec.decode(self.path.read_bytes())
         except (OSError, WireError):
@@ -350,8 +354,8 @@ def _agreed(private: bytes, public: bytes, purpose: bytes, owner: ClientId) -> b
         point = X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
         )
-    except ValueError:  # a point of small order gives a secret that is none
-        raise WireError(f"client {owner} sent a key that is none") from None
+    except ValueError:  # a point of small order, with which anybody could know the shared secret
+        raise WireError(f"client {owner} sent an invalid key") from None
     return HKDF(SHA256(), SECRET, salt=None, info=purpose).derive(point)
 
 
@@ -386,7 +390,7 @@ def add_stream(vector: np.ndarray, key: bytes, way: int) -> None:
 
 
 def stream(key: bytes, count: int) -> bytes:
-    """So many bytes that follow from a key."""
+    """`count` pseudorandom bytes that are determined by a key."""
     return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(count))
 
 
@@ -396,7 +400,7 @@ def marked(seed: bytes) -> bytes:
 
 
 def digest_of(share: bytes) -> bytes:
-    """By which the server knows a share that it has never seen."""
+    """The digest by which the server can check a share that it has not seen before."""
     return hashlib.blake2b(share, digest_size=DIGEST).digest()
 
 
@@ -424,7 +428,7 @@ def bytes_of(data: bytes) -> Tensor:
 def tensor_of(
     values: Mapping[str, Any], name: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
-    """A tensor of a message, provided that it is as it must be."""
+    """A tensor of a message; WireError unless it has this type and shape."""
     value = values.get(name)
     if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) != shape:
         raise WireError(f"`{name}` must be {dtype} of shape {shape}")
@@ -432,11 +436,11 @@ def tensor_of(
 
 
 def whole_numbers(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Whole numbers of a message, none below 0."""
+    """A list of non-negative integers of a message; WireError if it is not one."""
     value = values.get(name)
     if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.ndim != 1:
         raise WireError(f"`{name}` must be a list of whole numbers")
-    found = tuple(int(one) for one in value)
-    if any(one < 0 for one in found):
+    numbers = tuple(int(number) for number in value)
+    if any(number < 0 for number in numbers):
         raise WireError(f"`{name}` has a number below 0")
-    return found
+    return numbers

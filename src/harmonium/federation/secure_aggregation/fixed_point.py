@@ -63,8 +63,8 @@ class Masks:
                     )
         if clients < FEWEST:
             raise ConfigError(
-                f"privacy.secure_aggregation needs at least {FEWEST} clients a round, for of two "
-                f"each learns the other's; this recipe asks {clients}"
+                f"privacy.secure_aggregation needs at least {FEWEST} clients a round, because "
+                f"of two each learns the other's answer; this recipe asks {clients}"
             )
 
 
@@ -111,7 +111,7 @@ def _obstacle_of_parts(method: Method, field: Field) -> str:
 
 
 def bits(part: Field) -> int:
-    """Binary places behind the point: a mean's values are small, a sum's grow with the clients."""
+    """Binary digits after the point: a mean's values are small, a sum's grow with the clients."""
     return 32 if part.fold == "sum" else 40
 
 
@@ -149,10 +149,10 @@ class Weighing:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far training may take a model. A client holds to it, and so does the mean of clients.
+    """How far training may move a model. It bounds each client, and so the mean over clients.
 
-    A mean is at most as far from the model that was sent as the furthest of its clients, so the
-    server can tell from the mean alone that somebody went further, but not who.
+    A mean is at most as far from the model that was sent as its furthest client, so the server can
+    tell from the mean alone that some client went further, but not which.
     """
 
     sent: Mapping[str, Tensor]  # the model that clients began with; none: nothing is known
@@ -164,10 +164,11 @@ class Reach:
     def of(cls, method: Method, declared: Exchange, down: Mapping[str, Any]) -> Reach:
         """The reach of an exchange, by what is sent to clients."""
         sent = down.get("model", {}) if changes_model(declared) else {}
-        trained, made = method.blueprint.layouts()["parameters"], method.updates
-        if made is None:
+        trained, updates = method.blueprint.layouts()["parameters"], method.updates
+        if updates is None:
             return cls(sent, trained)
-        return cls(sent, trained, made.clip, 2 * made.clip * made.noise if made.guards else 0.0)
+        noise = 2 * updates.clip * updates.noise if updates.guards else 0.0
+        return cls(sent, trained, updates.clip, noise)
 
     def excess(self, up: Mapping[str, Any]) -> str | None:
         """Where an upload, or the mean of uploads, goes too far; None if it does not."""
@@ -207,7 +208,7 @@ def pieces(declared: Mapping[str, Field], up: Mapping[str, Any]) -> Iterator[tup
 def unfit(
     declared: Mapping[str, Field], client: ClientId, up: Mapping[str, Any], weighing: Weighing
 ) -> str | None:
-    """Why an upload cannot be summed, or None if it can: the server will not see it to judge."""
+    """Why an upload cannot be summed; None if it can. The server cannot check it under masks."""
     for name, key, value in pieces(declared, up):
         where = f"`{name}` {key}".rstrip()
         if isinstance(value, Tensor) and kind_of(value) not in KINDS:
@@ -230,7 +231,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def size_of(value: Any) -> float:
-    """The largest distance from 0."""
+    """The largest absolute value."""
     if not isinstance(value, Tensor):
         return abs(float(value))
     low, high = value.aminmax() if value.numel() else (0.0, 0.0)
@@ -241,10 +242,10 @@ def to_whole(
     declared: Mapping[str, Field], client: ClientId, up: Mapping[str, Any], weighing: Weighing
 ) -> np.ndarray:
     """All values of an upload as one vector of whole numbers modulo 2**64."""
-    found = list(pieces(declared, up))
-    vector = np.empty(sum(_count(value) for _, _, value in found), dtype=np.int64)
+    values_by_name = list(pieces(declared, up))
+    vector = np.empty(sum(_count(value) for _, _, value in values_by_name), dtype=np.int64)
     start = 0
-    for name, _, value in found:
+    for name, _, value in values_by_name:
         part, end = declared[name], start + _count(value)
         factor = weighing.share(part, client, up) * 2.0 ** bits(part)
         values = torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1).numpy()

@@ -88,15 +88,15 @@ class SecureSum:
         uniform: bool,
         least: int,
     ) -> None:
-        """Nothing is known yet.
+        """Start without any answer.
 
         Args:
             masks: how many clients it takes.
-            ask: the method's own.
+            ask: the method's own ask.
             declared: what is uploaded, and how each field is combined.
-            layouts: what model parts look like.
-            examples: what weighs each client.
-            run: the run's seed, the round and the ask.
+            layouts: names, shapes and types of the model parts.
+            examples: number of examples of each client, which weighs it.
+            run: the run's seed, the round and the number of the ask.
             reach: how far a model may be from the one that was sent.
             uniform: count every client alike wherever its number of examples would weigh it.
             least: fewest answers that the sum needs for other reasons.
@@ -104,8 +104,8 @@ class SecureSum:
         self._masks, self._ask, self._up = masks, ask, declared.up
         self._layouts, self._examples, self._run = layouts, examples, run
         self._reach, self._uniform, self._least = reach, uniform, max(FEWEST, least)
-        self.liars: dict[ClientId, str] = {}  # who provably kept to other rules, and how
-        self.doubts: dict[ClientId, str] = {}  # of whom that is possible
+        self.liars: dict[ClientId, str] = {}  # who provably broke the protocol, and how
+        self.doubts: dict[ClientId, str] = {}  # who may have broken it
         self._keys: dict[ClientId, Tensor] = {}
         self._rows: dict[ClientId, Tensor] = {}  # sealed shares by sender
         self._digests: dict[ClientId, Tensor] = {}
@@ -195,7 +195,7 @@ class SecureSum:
         return alike
 
     def _cut(self, up: Mapping[str, Any]) -> Shapes:
-        """The shapes of a masked answer by field; WireError if it is none."""
+        """The shapes of a masked answer by field; WireError if it is not one."""
         if set(up) != set(self._up):
             raise WireError(f"it sends {', '.join(map(str, up))}, not {', '.join(self._up)}")
         shapes: Shapes = {}
@@ -284,9 +284,9 @@ class SecureSum:
         return secret if public_of(secret) == self._roster.mask_key(owner) else None
 
     def again(self, *, last: bool) -> list[ClientId]:
-        """Whom to ask in another try: no liars, and if none is known, nobody who may be one.
+        """The clients to ask in another try: no liars, and if none is known, no suspects.
 
-        The last try does without those who revealed nothing as well, if enough others are left.
+        The last try also leaves out those who revealed nothing, if enough others are left.
         """
         honest = [client for client in self._ask.to if client not in self.liars]
         silent = set(self._counted) - set(self._told) if last else set[ClientId]()
@@ -384,7 +384,7 @@ def _named(clients: Sequence[ClientId]) -> str:
 
 
 def _typed(value: Tensor, dtype: torch.dtype, fold: str) -> Tensor:
-    """In the type that was uploaded; a mean of whole numbers is none and stays float64.
+    """A value in the type that was uploaded; the mean of integers stays float64.
 
     Counters of the model are rounded like sums.
     """

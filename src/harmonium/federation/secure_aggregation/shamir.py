@@ -1,4 +1,4 @@
-"""Sharing a secret so that any `threshold` of its shares give it back and fewer say nothing.
+"""Secret sharing: any `threshold` shares recover the secret, fewer reveal nothing about it.
 
 Shamir, How to Share a Secret, 1979: the secret is a polynomial's value at 0, a share its value at a
 point, in the field of whole numbers modulo a prime. Points are 1, 2, 3 and so on.
@@ -37,15 +37,15 @@ def _value(factors: Sequence[int], point: int) -> int:
 
 def pulls(points: Sequence[int]) -> dict[int, int]:
     """How much the share at each of some distinct points counts in the secret (Lagrange at 0)."""
-    found = {}
+    weights = {}
     for point in points:
         above = below = 1
         for other in points:
             if other != point:
                 above = above * other % PRIME
                 below = below * (other - point) % PRIME
-        found[point] = above * pow(below, -1, PRIME) % PRIME
-    return found
+        weights[point] = above * pow(below, -1, PRIME) % PRIME
+    return weights
 
 
 def join(shares: Mapping[int, bytes], counts: Mapping[int, int], size: int) -> bytes:
