@@ -129,7 +129,7 @@ class Driver:
             return cast(Server, stop.value)
 
     def _next(self, plan: Plan, got: Folded | None, turn: Turn) -> Ask:
-        """Let the plan go on to its next ask: one thread and keyed chance, as in a handler."""
+        """The plan's next ask; one thread and a keyed generator, as in a handler."""
         seed = seeds.seed_of(self.method.world.seed, "plan", turn.round, turn.ask)
         with single_thread(), torch.random.fork_rng(devices=[]), work("server step"):
             torch.default_generator.manual_seed(seed)
@@ -144,6 +144,7 @@ class Driver:
         sent = filters.outgoing(ask)
         spending.check_ask(self.method, server, ask)
         if self.masks is not None and exchange.up and ask.to:
+            # Not `sent`: masks take the place of rounding.
             folded = self._masked(self.masks, ask, exchange, turn, server)
         else:
             folded = self._plain(ask, sent, filters, turn, server)
