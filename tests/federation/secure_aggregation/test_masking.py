@@ -661,7 +661,7 @@ def test_too_small_a_roster_and_too_few_peers_are_declined(tmp_path: Path) -> No
     with pytest.raises(Decline, match="only 2 of 4 clients are left"):
         clients.open(0, peers=(0, 1))
     for wrong in ((1, 2, 3), (0, 0, 1, 2)):
-        with pytest.raises(Decline, match="each once, and it among them"):
+        with pytest.raises(Decline, match="list of participants"):
             clients.open(0, peers=wrong)
     with pytest.raises(Decline, match="this ask has no masks"):
         clients.rings[0].open(None, "x")
@@ -680,7 +680,7 @@ def test_an_answer_never_leaves_without_masks(tmp_path: Path) -> None:
     """A server that leaves the masks out of a plan gets nothing."""
     federation = Federation(tmp_path, MEAN, number)
     federation.masks = None  # the server's; the clients keep theirs
-    with pytest.raises(NotEnoughReplies, match="under secure aggregation only"):
+    with pytest.raises(NotEnoughReplies, match="under secure aggregation.*no masks"):
         federation.ask()
 
 

@@ -209,9 +209,7 @@ class Keyring:
             asked: a digest of all else that the answer depends on, which may never be another.
         """
         if not isinstance(given, Mapping):
-            raise Decline(
-                "the client answers only under secure aggregation, and this ask has no masks"
-            )
+            raise Decline("it answers only under secure aggregation, and this ask has no masks")
         held = self._read("roster")
         roster = Roster.read(held["roster"], self.run, self.masks)
         peers = whole_numbers(given, "clients")
