@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,9 @@ from harmonium.recipe.overrides import Change, apply_changes, changes_of
 from harmonium.report import figure
 from harmonium.report.tables import Tabular, markdown
 from harmonium.runs.start import changed_recipe
+from harmonium.storage.result_folder import FolderKind, refuse_run
+
+EVALUATION = FolderKind("evaluation", "evaluations")
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,13 +241,9 @@ def _folder(
 ) -> Path:
     """Where to write, which is never inside a run."""
     if out is None:
-        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
-        return home() / "evaluations" / "-".join([stamp, first.resolve().name, *names])
-    folder = Path(out)
-    within = [path for path in paths.values() if folder.resolve().is_relative_to(path.resolve())]
-    if within or (folder / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
-    return folder
+        return EVALUATION.new("-".join([first.resolve().name, *names]))
+    refuse_run(Path(out), paths.values())
+    return Path(out)
 
 
 def _written(

@@ -22,7 +22,7 @@ from harmonium.runs.open_run import missing
 from harmonium.runs.start import holds
 from harmonium.storage.run_folder import Folder
 from harmonium.studies.comparison.cells import SUPERVISED, Plan, plan
-from harmonium.studies.comparison.study import cell, refuse_run
+from harmonium.studies.comparison.study import COMPARISON, cell
 from harmonium.studies.comparison.sweep import LINES, read
 
 PATIENCE = 15.0  # seconds after which no further recipe is measured
@@ -168,7 +168,7 @@ def forecast_sweep(
 def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
     for _, folder in plans:
         if folder is not None:
-            refuse_run(folder)
+            COMPARISON.holds(folder)
     recipes = [recipe for made, _ in plans for recipe in made.rows.values()]
     for recipe in recipes:
         recipe.check()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import shlex
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,27 @@ from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import (
     CallbackError,
-    ConfigError,
     DataError,
     HarmoniumError,
     NoneFinished,
 )
-from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import work
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.overrides import as_words, changes_of
-from harmonium.recipe.schema import Recipe
 from harmonium.report import figure as look
 from harmonium.runs.loop import Result
 from harmonium.runs.open_run import read_about, read_split
 from harmonium.runs.start import COMMAND, holds, reference_figures, reference_levels, run
+from harmonium.storage.result_folder import FolderKind
+from harmonium.storage.run_folder import RECIPE
 from harmonium.studies.comparison import table
 from harmonium.studies.comparison.cells import SUPERVISED, UNTRAINED, WHITENED, Plan
 from harmonium.studies.comparison.cells import plan as planned
 from harmonium.studies.comparison.names import slug
 from harmonium.studies.comparison.published import Published, published
 from harmonium.studies.comparison.traffic import Point, components, course
+
+COMPARISON = FolderKind("comparison", "compare")
 
 Cell = tuple[str, int]  # a row's label and a seed
 
@@ -99,7 +99,11 @@ def compare(
         made = replace(made, references=unlabelled)
     folder = Path(out) if out is not None else new_folder(list(made.methods))
     cells = list(made.cells())
-    _refuse_others(folder, cells)
+    COMPARISON.holds(folder)
+    for label, seed, recipe in cells:
+        if (cell(folder, label, seed) / RECIPE).exists():
+            holds(cell(folder, label, seed), recipe)
+    COMPARISON.claim(folder)
     note_command(folder, "compare", words, settings, allow_unfair=allow_unfair)
     found = Found(made, unfair=list(made.unfair))
     results: dict[Cell, Result] = {}
@@ -132,20 +136,6 @@ def compare(
         return table.written(folder, found)
 
 
-def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> None:
-    """Nothing is begun in the folder of a run, or of a comparison with other settings."""
-    refuse_run(folder)
-    for label, seed, recipe in cells:
-        if ((place := cell(folder, label, seed)) / "recipe.yaml").exists():
-            holds(place, recipe)
-
-
-def refuse_run(folder: Path) -> None:
-    """Refuse the folder of a run as that of a comparison."""
-    if (folder / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
-
-
 def note_command(
     folder: Path,
     kind: str,
@@ -159,7 +149,7 @@ def note_command(
     keys = {word.partition("=")[0] for word in words}
     more = [one for one in changes_of([], settings) if one.key not in keys]
     text = shlex.join(["harmonium", kind, *words, *as_words(more), *flags])
-    files.write_atomic(make_folder(folder) / COMMAND, f"{text}\n".encode())
+    files.write_atomic(folder / COMMAND, f"{text}\n".encode())
 
 
 def cell(folder: Path, label: str, seed: int) -> Path:
@@ -172,9 +162,9 @@ def cell(folder: Path, label: str, seed: int) -> Path:
 
 
 def new_folder(labels: list[str]) -> Path:
-    """Where a comparison goes that was given no place."""
+    """The folder of a comparison that was started without `out`."""
     named = "-".join(labels) if len(labels) <= 4 else f"{labels[0]}-and-{len(labels) - 1}-others"
-    return home() / "compare" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{named}"
+    return COMPARISON.new(named)
 
 
 def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> list[str]:

@@ -12,14 +12,12 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, labelled
 from harmonium.core.errors import ConfigError, NoneFinished, suggest
-from harmonium.core.paths import home
 from harmonium.core.settings import plain
 from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.paper_tables import FULL, SMALL
@@ -27,6 +25,7 @@ from harmonium.recipe.presets import read_yaml, sweeps
 from harmonium.report import figure as look
 from harmonium.report.metric_names import PROBES, heading
 from harmonium.report.tables import BEST, NEAR, Marks, Tabular, csv_text, latex, markdown
+from harmonium.storage.result_folder import FolderKind
 from harmonium.studies.comparison.cells import WITHOUT_RUN, Plan, is_name, plan
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.comparison.study import compare, note_command
@@ -40,6 +39,7 @@ from harmonium.studies.comparison.table import (
 )
 from harmonium.studies.tuning.grid import split_values
 
+SWEEP = FolderKind("sweep", "sweeps")
 PREFIX = "sweep."
 
 
@@ -281,6 +281,7 @@ def sweep(
     if asked.lines:
         asked.plan_lines(allow_unfair=allow)
     folder = Path(out) if out is not None else new_folder(words)
+    SWEEP.claim(folder)
     note_command(folder, "sweep", words, settings, allow_unfair=allow_unfair)
     found: dict[str, Comparison] = {}
     lost: list[dict[str, Any]] = []
@@ -406,9 +407,9 @@ def _check(key: str, given: Collection[str]) -> None:
 
 
 def new_folder(words: Sequence[str]) -> Path:
-    """Where a sweep goes that was given no place."""
+    """The folder of a sweep that was started without `out`."""
     name = "-".join(Path(word).stem for word in words if is_name(word))[:80]
-    return home() / "sweeps" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+    return SWEEP.new(name)
 
 
 def _written(made: Sweep) -> Sweep:

@@ -14,14 +14,15 @@ from typing import Any
 from harmonium.core import files
 from harmonium.core.callbacks import Callback, Callbacks, called
 from harmonium.core.errors import ConfigError, DataError, NotEnoughReplies, StoreError, WireError
-from harmonium.core.paths import make_folder
 from harmonium.evaluation.geometry import tuning_score
 from harmonium.federation.driver import Reply
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import run
+from harmonium.storage.result_folder import FolderKind
 from harmonium.storage.run_folder import Folder
 from harmonium.studies.tuning.grid import Setting
 
+STUDY = FolderKind("study", "tune", "study.json")
 FIRST = 3  # round before which nothing stops by itself: scores have hardly moved
 
 
@@ -109,28 +110,24 @@ class Playing:
         return self.folder / "runs" / f"{number:03d}-{label[:80]}"
 
     def begin(self) -> None:
-        """Write down what is studied; a folder that holds anything else is refused."""
-        self.check_folder()
-        if not self._about.exists():
-            make_folder(self.folder)
-            files.write_atomic(self._about, self._studied)
+        """Create the study's folder; one that holds anything else is refused."""
+        if not STUDY.claim(self.folder, self._difference):
+            files.write_atomic(self.folder / STUDY.marker, self._identity)
 
     def check_folder(self) -> None:
         """Refuse a folder that holds anything but this very study."""
-        if self._about.exists():
-            if self._about.read_bytes() != self._studied:
-                raise ConfigError(f"{self.folder} holds another study: name another --out")
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} is not empty and holds no study: name a new --out")
+        STUDY.holds(self.folder, self._difference)
+
+    def _difference(self) -> str:
+        """How the study in the folder differs from this one; empty where it is the same."""
+        same = (self.folder / STUDY.marker).read_bytes() == self._identity
+        return "" if same else "its grid or recipe differs"
 
     @property
-    def _studied(self) -> bytes:
-        held = {p.label: p.recipe and p.recipe.digest for p in self.points}
-        return json.dumps({"settings": held}, indent=1).encode()
-
-    @property
-    def _about(self) -> Path:
-        return self.folder / "study.json"
+    def _identity(self) -> bytes:
+        """Every setting with the digest of its recipe, for the file that marks the folder."""
+        digests = {p.label: p.recipe and p.recipe.digest for p in self.points}
+        return json.dumps({"settings": digests}, indent=1).encode()
 
     def advance(self, until: int) -> bool:
         """Play all that go on up to a round; whether any is left."""

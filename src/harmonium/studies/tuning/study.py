@@ -18,7 +18,6 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,12 @@ import numpy as np
 from harmonium.core import files
 from harmonium.core.callbacks import Callbacks
 from harmonium.core.errors import ConfigError
-from harmonium.core.paths import home
 from harmonium.core.progress import work
 from harmonium.recipe.overrides import Change, as_words, changes_of
 from harmonium.report import figure
 from harmonium.report.metric_names import times
 from harmonium.report.tables import Tabular, csv_text, markdown
-from harmonium.studies.tuning.early_stopping import Playing, Stopping
+from harmonium.studies.tuning.early_stopping import STUDY, Playing, Stopping
 from harmonium.studies.tuning.grid import Setting, points
 
 UNEQUAL = {  # what makes scores hard to compare, and why
@@ -168,8 +166,8 @@ def grid_of(
 
 
 def new_folder(what: str) -> Path:
-    """Where a study goes that was given no place."""
-    return home() / "tune" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(what).stem}"
+    """The folder of a study that was started without `out`."""
+    return STUDY.new(Path(what).stem)
 
 
 def _text(value: Any) -> str:
