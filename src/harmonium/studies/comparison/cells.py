@@ -52,7 +52,7 @@ class Settings(Device):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What a comparison will run."""
 
     methods: Mapping[str, Recipe]  # by label, with the first seed
@@ -93,7 +93,7 @@ class Plan:
 
 def plan(
     words: Sequence[str], settings: Mapping[str, Any] = {}, *, allow_unfair: bool = False
-) -> Plan:
+) -> ComparisonPlan:
     """From the words of a command to its runs: names of methods or recipes, then settings.
 
     Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. So do
@@ -140,7 +140,7 @@ def plan(
         both = {row: beside[label], f"{row} with its own settings": recipe}
         unfair += fairness.check(both, allow=allow_unfair)
     beside |= tuned
-    return Plan(
+    return ComparisonPlan(
         methods,
         beside,
         seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),

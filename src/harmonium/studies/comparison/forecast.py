@@ -21,7 +21,7 @@ from harmonium.runs.estimate import Estimate, estimated
 from harmonium.runs.open_run import missing
 from harmonium.runs.start import holds
 from harmonium.storage.run_folder import Folder
-from harmonium.studies.comparison.cells import SUPERVISED, Plan, plan
+from harmonium.studies.comparison.cells import SUPERVISED, ComparisonPlan, plan
 from harmonium.studies.comparison.study import COMPARISON, cell
 from harmonium.studies.comparison.sweep import LINES, read
 
@@ -154,18 +154,18 @@ def forecast_sweep(
     measure: bool = False,
 ) -> Forecast:
     """The same for `sweep`: all values together."""
-    asked = read(words)
-    plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
-    said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
-    places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
-    if asked.lines:
-        once = asked.plan_lines(allow_unfair=allow_unfair)
+    sweep = read(words)
+    plans = [sweep.at_value(value, allow_unfair=allow_unfair) for value in sweep.values]
+    said = f"{sweep.key} is {', '.join(sweep.values)}; at each {plans[0].said}"
+    places = [folder and folder / f"{sweep.key}={value}" for value in sweep.values]
+    if sweep.lines:
+        once = sweep.at_every_value(allow_unfair=allow_unfair)
         plans, places = [*plans, once], [*places, folder and folder / LINES]
         said += f"; and once {once.said}"
     return _of(said, list(zip(plans, places, strict=True)), measure)
 
 
-def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
+def _of(said: str, plans: Sequence[tuple[ComparisonPlan, Path | None]], measure: bool) -> Forecast:
     for _, folder in plans:
         if folder is not None:
             COMPARISON.holds(folder)
