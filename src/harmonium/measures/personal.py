@@ -49,7 +49,7 @@ from harmonium.evaluation.references import COMMONEST
 from harmonium.federation.personal import Own
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.probing import BALANCED, FIGURES, counted_right
-from harmonium.measures.result_cache import Finished
+from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run
 from harmonium.report.metric_names import times
 
@@ -168,7 +168,7 @@ class Personal(Measure):
     # ---- what is judged on -------------------------------------------------------------------
     def _board(self, run: Run) -> Board:
         data = run.dataset
-        asked = run.pictures(self.pictures, self.seed, self.part)
+        asked = run.images(self.pictures, self.seed, self.part)
         if not asked.labelled or not data.train.labelled:
             what = "training" if asked.labelled else self.part
             raise DataError(f"personal needs labels; the {what} images of {run.path} have none")
@@ -284,9 +284,9 @@ class Personal(Measure):
         rows = run.split.indices[client]
         labels, weights = board.seen[rows], board.weights(rows)
         known, tested = labels != UNKNOWN, np.flatnonzero(weights)
-        pictures, copies = np.unique(rows[known], return_inverse=True)
+        unique, copies = np.unique(rows[known], return_inverse=True)
         whose = f"client {client}"
-        mine = run.features(own.encoder, board.held.subset(pictures), whose)[copies]
+        mine = run.features(own.encoder, board.held.subset(unique), whose)[copies]
         asked = run.features(own.encoder, board.asked.subset(tested), whose)
         mine, asked, adapter = self._adapted(own, mine, asked, client)
         rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
@@ -327,9 +327,9 @@ class Personal(Measure):
         Those of pixels are the same for all runs with the same images and split, so they are kept
         on disk.
         """
-        finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
+        finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
         found = {}
-        for name, encoder in {"untrained": run.untrained, **run.pixels(run.ground())}.items():
+        for name, encoder in {"untrained": run.untrained, **run.pixels(run.eval_data())}.items():
             about = {
                 "reference": encoder_digest(encoder),
                 "measure": self.name,
