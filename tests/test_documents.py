@@ -176,7 +176,7 @@ def test_the_commands_of_the_page_on_comparing_are_known() -> None:
             plan(words)
         elif kind == "sweep":
             asked = read(words)
-            plan(asked.at(asked.values[0]), allow_unfair=asked.own_views)
+            plan(asked.words_at(asked.values[0]), allow_unfair=asked.own_views)
 
 
 def test_the_commands_of_a_federation_are_known() -> None:

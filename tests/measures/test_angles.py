@@ -43,7 +43,7 @@ def test_the_summary_is_that_of_all_pairs_and_images(
     run = opened(fedca)
     found = Angles(clients=3, pictures=20).look(run)
     chosen = run.clients(3, 0, "angles")
-    pictures = run.pictures(20, 0)
+    pictures = run.images(20, 0)
     rows = {c: run.features(e, pictures, "") for c, e in run.encoders(chosen).items()}
     each = [angles(rows[a], rows[b]).numpy() for a, b in combinations(chosen, 2)]
     whole = np.concatenate(each)

@@ -11,12 +11,12 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from harmonium.evaluation import classifier, finetune, linear, metrics
 from harmonium.measures import Figures, Shown, personal
-from harmonium.measures.eval_data import Sets
+from harmonium.measures.eval_data import EvalSets
 from harmonium.measures.knn import NearestNeighbours
 from harmonium.measures.linear import Linear
 from harmonium.measures.personal import Personal, summary
 from harmonium.measures.probing import Frozen
-from harmonium.measures.result_cache import Finished
+from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run
 from harmonium.measures.seed_means import over_seeds
 from harmonium.measures.semi import Semi
@@ -96,7 +96,7 @@ def figures(measure: Semi | Transfer, found: Figures) -> Mapping[str, Any]:
 def test_networks_and_references_have_the_figures_of_scikit_learn(
     measure: Semi | Transfer, two: Path, opened: Opened, asked: list[dict[str, float]]
 ) -> None:
-    sets = Sets(settings={"shapes": {"count": 100, "test_count": 50, "classes": 2}})
+    sets = EvalSets(settings={"shapes": {"count": 100, "test_count": 50, "classes": 2}})
     run = replace(uneven(opened(two)), sets=sets)
     found = measure.look(run)
     one = figures(measure, found)
@@ -146,7 +146,7 @@ def test_references_of_frozen_features_have_every_figure(
 
 @pytest.mark.parametrize("measure", MEASURES, ids=lambda one: one.name)
 def test_ten_classes_have_no_auroc(measure: Any, ten: Path, opened: Opened) -> None:
-    run = opened(ten, sets=Sets(settings={"digits": {"limit": 60}}))
+    run = opened(ten, sets=EvalSets(settings={"digits": {"limit": 60}}))
     measure = replace(measure, data="digits") if isinstance(measure, Transfer) else measure
     found = measure.look(run)
     one = figures(measure, found)
@@ -188,23 +188,23 @@ def test_results_of_before_are_made_anew(
     measure: Any, two: Path, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
-    call = Finished.__call__
+    call = ResultCache.__call__
 
-    def spy(self: Finished, about: Any, work: Any) -> dict[str, Any]:
+    def spy(self: ResultCache, about: Any, work: Any) -> dict[str, Any]:
         told.append(dict(about))
         return call(self, about, work)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Finished, "__call__", spy)
-        wanted = measure.look(opened(two, finished=Finished())).plain
-    kept = Finished(tmp_path)
+        patch.setattr(ResultCache, "__call__", spy)
+        wanted = measure.look(opened(two, finished=ResultCache())).plain
+    kept = ResultCache(tmp_path)
     for about in told:
         del about["figures"]
         kept(about, lambda: {"accuracy": 0.1, "general": 0.1, "personal": 0.1})
     assert len(list(tmp_path.iterdir())) == len(told) > 1
-    found = measure.look(opened(two, finished=Finished(tmp_path)))
+    found = measure.look(opened(two, finished=ResultCache(tmp_path)))
     assert found.plain == wanted and len(list(tmp_path.iterdir())) == 2 * len(told)
-    assert measure.look(opened(two, finished=Finished(tmp_path))).plain == wanted  # from disk
+    assert measure.look(opened(two, finished=ResultCache(tmp_path))).plain == wanted  # from disk
     assert len(list(tmp_path.iterdir())) == 2 * len(told)
 
 

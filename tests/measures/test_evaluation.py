@@ -147,7 +147,7 @@ def test_the_measure_of_the_page_works(
     (tmp_path / "norms.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(measures, "_table", dict(measures.table()))  # it files itself there
-    found = harmonium.evaluate_run(fedca, "norms:Norms", "Norms.pictures=9", out=tmp_path / "out")
+    found = harmonium.evaluate_run(fedca, "norms:Norms", "Norms.images=9", out=tmp_path / "out")
     assert found.figures["Norms"]["run"]["norm"] > 0 and not found.pictures
     assert found.tables[0].rows == [{"run": "run", **found.figures["Norms"]["run"]}]
     sys.modules.pop("norms")

@@ -208,11 +208,11 @@ def test_too_few_clients_are_refused(made: Made, opened: Opened) -> None:
 
 def test_images_are_the_same_for_all_runs_and_not_the_first(fedca: Path, opened: Opened) -> None:
     run, again = opened(fedca), opened(fedca)
-    some, same_ones = run.pictures(10, 0), again.pictures(10, 0)
+    some, same_ones = run.images(10, 0), again.images(10, 0)
     assert len(some) == 10 and np.array_equal(some.pixels, same_ones.pixels)
     assert not np.array_equal(some.pixels, run.dataset.test.subset(np.arange(10)).pixels)
-    assert not np.array_equal(some.pixels, run.pictures(10, 1).pixels)
-    assert len(run.pictures(999, 0)) == 40
+    assert not np.array_equal(some.pixels, run.images(10, 1).pixels)
+    assert len(run.images(999, 0)) == 40
     plain = run.method.represent(run.server)
     assert torch.equal(run.features(plain, some, "all"), embed(plain, some, run.method.views.plain))
 
@@ -223,7 +223,7 @@ def test_features_that_are_no_numbers_are_refused(made: Made, opened: Opened) ->
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
     with pytest.raises(DataError, match="features of client 3 are not finite"):
-        run.features(broken, run.pictures(5, 0), "client 3")
+        run.features(broken, run.images(5, 0), "client 3")
 
 
 def test_a_run_that_has_not_begun_is_refused(fedca: Path, tmp_path: Path, opened: Opened) -> None:

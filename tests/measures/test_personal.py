@@ -21,7 +21,7 @@ from harmonium.federation.method import Method
 from harmonium.federation.personal import Own
 from harmonium.measures import Figures, personal
 from harmonium.measures.extra_round import trained
-from harmonium.measures.personal import Board, Personal, summary
+from harmonium.measures.personal import ClientTests, Personal, summary
 from harmonium.measures.run_reader import Run
 
 from .conftest import SMALL
@@ -80,13 +80,15 @@ def test_a_client_whose_classifier_diverged_is_marked() -> None:
         assert word in Personal.legend
 
 
-def board(groups: list[int], asked: list[int], by: str | None = "style") -> Board:
+def board(groups: list[int], asked: list[int], by: str | None = "style") -> ClientTests:
     def images(values: list[int]) -> Images:
         return Images(np.zeros((len(values), 8, 8, 1), np.uint8), np.zeros(len(values), np.int64))
 
     held, theirs = np.array(groups), np.array(asked)
     names = {0: "zero", 1: "one", 2: "two"}
-    return Board(images(groups), np.zeros(len(groups), int), images(asked), by, held, theirs, names)
+    return ClientTests(
+        images(groups), np.zeros(len(groups), int), images(asked), by, held, theirs, names
+    )
 
 
 def test_test_images_count_by_the_clients_shares() -> None:
@@ -462,7 +464,7 @@ def test_pixels_and_the_commonest_class_stand_beside(styled: Path, opened: Opene
     found = measure.look(run)
     beside = found.plain["references"]
     assert list(beside) == ["untrained", "raw pixels", "whitened pixels", "commonest class"]
-    some = measure._board(run)
+    some = measure._client_tests(run)
     clients = [row["client"] for row in found.plain["personalisation"]["each"]]
     rows = [measure._client(run, some, client, Own(Pixels())) for client in clients]
     wanted = float(np.mean([row["accuracy"] for row in rows]))

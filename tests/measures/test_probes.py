@@ -30,12 +30,12 @@ from harmonium.evaluation.pixels import Pixels
 from harmonium.evaluation.references import references
 from harmonium.evaluation.retrieval import retrieve
 from harmonium.measures import linear, training
-from harmonium.measures.eval_data import Ground, Sets, sets_of
+from harmonium.measures.eval_data import EvalData, EvalSets, sets_of
 from harmonium.measures.extra_round import trained
 from harmonium.measures.geometry import Geometry, drift
 from harmonium.measures.knn import NearestNeighbours
 from harmonium.measures.linear import Linear, cropped
-from harmonium.measures.result_cache import Drawn, Finished
+from harmonium.measures.result_cache import Drawn, ResultCache
 from harmonium.measures.retrieval import Retrieving
 from harmonium.measures.run_reader import Run
 from harmonium.measures.semi import Semi
@@ -76,11 +76,11 @@ def test_probes_learn_from_turned_images_or_from_upright_ones(
     split = {"name": "rotation", "alpha": 0.1, "labels": 0.5}
     path = made("fedavg", data=DATA, split=split, rounds=1)
     run = opened(path)
-    as_read, held = run.dataset.train.pixels, run.ground().data.train.pixels
+    as_read, held = run.dataset.train.pixels, run.eval_data().dataset.train.pixels
     assert not np.array_equal(held, as_read)
-    upright = run.ground("upright").data
+    upright = run.eval_data("upright").dataset
     assert np.array_equal(upright.train.pixels, as_read)
-    assert len(upright.labelled or ()) == len(run.ground().data.labelled or ()) > 0
+    assert len(upright.labelled or ()) == len(run.eval_data().dataset.labelled or ()) > 0
     found = harmonium.evaluate_run(path, "knn", "on=own,upright", out=tmp_path / "out")
     assert list(found.figures["knn"]["run"]["sets"]) == ["own", "upright"]
     with pytest.raises(ConfigError, match="holds turned images: on=own"):
@@ -113,7 +113,7 @@ def test_lp_000_learns_from_the_labels_that_clients_saw(
 
 def test_a_set_that_the_run_learnt_from_is_told(plain: Path, opened: Opened) -> None:
     for names, told in ((("own",), 0), (("shapes",), 1), (("digits",), 0)):
-        sets = Sets(names, {"shapes": {"count": 60, "test_count": 20}, "digits": {"limit": 40}})
+        sets = EvalSets(names, {"shapes": {"count": 60, "test_count": 20}, "digits": {"limit": 40}})
         notes = NearestNeighbours(k=3).look(opened(plain, sets=sets)).notes
         assert sum("learnt from shapes itself" in note for note in notes) == told
 
@@ -143,7 +143,7 @@ def test_the_figures_are_those_that_runs_report(
 
 
 def test_references_are_those_that_runs_report(plain: Path, opened: Opened, home: Path) -> None:
-    run = opened(plain, finished=Finished(home / "draws"))
+    run = opened(plain, finished=ResultCache(home / "draws"))
     data, recipe = judged_on(run.dataset, run.split), run.recipe
     judge = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, run.untrained)
     wanted = {name: figures_of(one) for name, one in references(judge).items()}
@@ -169,9 +169,9 @@ def test_trained_networks_stand_beside_linear_probes_of_pixels(plain: Path, open
     measure = Semi(fractions=(0.2,), draws=2, **FEW)
     found = measure.look(run)
     row = found.plain["sets"]["own"]["fractions"][0]
-    known, test = measure.known(run.ground(), 0.2, 1), run.dataset.test
+    known, test = measure.known(run.eval_data(), 0.2, 1), run.dataset.test
     prepare = run.method.views.plain
-    for name, encoder in run.pixels(run.ground()).items():
+    for name, encoder in run.pixels(run.eval_data()).items():
         mine, asked = (embed(encoder, images, prepare) for images in (known, test))
         none = mine[:0], labels(known)[:0]
         probe = linear_probe(
@@ -266,12 +266,12 @@ def test_fine_tuning_with_few_labels_by_hand(head: Any, plain: Path, opened: Ope
     how = measure.how(run)
     assert how.optimiser == TUNINGS[head].optimiser and how.lr == TUNINGS[head].lr
     assert how.view == (cropped(run) if head == "linear" else None)
-    one, ground, prepare = found.plain["sets"]["own"], run.ground(), run.method.views.plain
+    one, data, prepare = found.plain["sets"]["own"], run.eval_data(), run.method.views.plain
     assert [row["fraction"] for row in one["fractions"]] == [0.01, 0.2]
     assert one["fractions"][0]["labels"] == 3  # one of each class, though 1 % is none
     row = one["fractions"][1]
     for draw in (0, 1):
-        known = measure.known(ground, 0.2, draw)
+        known = measure.known(data, 0.2, draw)
         counts = np.bincount(run.dataset.train.labels)
         assert np.array_equal(np.bincount(known.labels), np.maximum(1, np.round(0.2 * counts)))
         seed = seeds.seed_of(1, "measure", "tuned", draw)
@@ -282,7 +282,7 @@ def test_fine_tuning_with_few_labels_by_hand(head: Any, plain: Path, opened: Ope
             made = finetune(encoder, known, how, prepare, seed)
             assert accuracy(made, run.dataset.test, prepare) == values[draw]
     assert not np.array_equal(
-        measure.known(ground, 0.2, 0).pixels, measure.known(ground, 0.2, 1).pixels
+        measure.known(data, 0.2, 0).pixels, measure.known(data, 0.2, 1).pixels
     )
     assert row["accuracy"] == pytest.approx(np.mean(row["draws"]))
     assert row["stderr"] == pytest.approx(abs(row["draws"][0] - row["draws"][1]) / 2)
@@ -294,7 +294,7 @@ def test_own_encoders_of_clients_are_averaged_draw_by_draw(alone: Path, opened: 
     measure = Semi(fractions=(0.5,), draws=2, **FEW)
     found = measure.look(run).plain["sets"]["own"]["fractions"][0]
     assert found["encoders"] == ["client 0", "client 1"]
-    prepare, known = run.method.views.plain, measure.known(run.ground(), 0.5, 1)
+    prepare, known = run.method.views.plain, measure.known(run.eval_data(), 0.5, 1)
     seed = seeds.seed_of(0, "measure", "tuned", 1)
     each = [
         finetune(
@@ -310,7 +310,7 @@ def test_own_encoders_of_clients_are_averaged_draw_by_draw(alone: Path, opened: 
 
 
 def test_transfer_trains_everything_on_the_other_set(plain: Path, opened: Opened) -> None:
-    sets = Sets(("own",), {"digits": {"limit": 60, "test": 0.03}})
+    sets = EvalSets(("own",), {"digits": {"limit": 60, "test": 0.03}})
     run = replace(opened(plain), sets=sets)
     measure = Transfer(data="digits", **FEW)
     found = measure.look(run)
@@ -406,10 +406,11 @@ def test_other_sets_come_in_the_encoders_shape_with_their_own_parts(
     seen: list[tuple[Any, ...]] = []
     look = NearestNeighbours.judge
 
-    def judge(self: Any, run: Run, ground: Ground) -> Any:
-        data = ground.data
-        seen.append((ground.name, data.train.shape, len(data.train), len(data.test), data.name))
-        return look(self, run, ground)
+    def judge(self: Any, run: Run, data: EvalData) -> Any:
+        images = data.dataset
+        sizes = (images.train.shape, len(images.train), len(images.test))
+        seen.append((data.name, *sizes, images.name))
+        return look(self, run, data)
 
     monkeypatch.setattr(NearestNeighbours, "judge", judge)
     words = ["knn", "on=[own, digits]", "on.digits.limit=200", "on.digits.test=0.1"]
@@ -443,8 +444,8 @@ def test_words_for_sets() -> None:
         (["knn", "on=digits", "on.digits.limt=3"], "did you mean 'on.digits.limit'"),
         (["knn", "on=digits", "on.digits.size=8"], "the shape that the encoder was made for"),
         (["knn", "on=digits", "on.digits=3"], "write on.SET.key=value"),
-        (["knn", "on.digits.limit=3"], "nothing that is asked for looks at digits"),
-        (["angles", "on=digits"], "nothing that is asked for looks at digits"),
+        (["knn", "on.digits.limit=3"], "looks at digits"),
+        (["angles", "on=digits"], "looks at digits"),
         (["knn", "on=digits", "on.digits.limit=99999"], "on.digits.limit=99999"),
         (["knn", "on=mnist"], "mnist"),
         (["knn", "knn.k=0"], "knn.k is 0"),
@@ -551,11 +552,11 @@ def test_networks_that_train_otherwise_share_no_result(plain: Path, opened: Open
 
 def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:
     for text in ("", "{", '{"result": 3}', "[]"):
-        one = Finished(tmp_path)
+        one = ResultCache(tmp_path)
         assert one({"a": 1}, lambda: {"accuracy": 0.5}) == {"accuracy": 0.5}
         (path,) = tmp_path.glob("*.json")
         path.write_text(text)
-        assert Finished(tmp_path)({"a": 1}, lambda: {"accuracy": 0.25})["accuracy"] == 0.25
+        assert ResultCache(tmp_path)({"a": 1}, lambda: {"accuracy": 0.25})["accuracy"] == 0.25
         path.unlink()
 
 
@@ -572,10 +573,10 @@ def test_results_of_two_calls_at_once_do_not_meet(
 
     def work() -> dict[str, Any]:
         if not names:  # the other call finishes while this one works
-            Finished(tmp_path)({"a": 1}, lambda: {"accuracy": 0.5})
+            ResultCache(tmp_path)({"a": 1}, lambda: {"accuracy": 0.5})
         return {"accuracy": 0.5}
 
-    assert Finished(tmp_path)({"a": 1}, work) == {"accuracy": 0.5}
+    assert ResultCache(tmp_path)({"a": 1}, work) == {"accuracy": 0.5}
     assert len(set(names)) == 2 and len(list(tmp_path.iterdir())) == 1
 
 

@@ -76,7 +76,7 @@ def test_a_map_of_a_client_with_two_classes(fedca: Path, opened: Callable[..., R
     assert found.arrays["own"].tolist() == held.tolist() and len(held) == 2
     assert found.plain["own_classes"] == [run.dataset.classes[value] for value in held]
     assert found.arrays["map"].shape == (40, 2) and np.isfinite(found.arrays["map"]).all()
-    features = run.features(run.encoders([1])[1], run.pictures(1000, 0), "")
+    features = run.features(run.encoders([1])[1], run.images(1000, 0), "")
     own = np.isin(run.dataset.test.labels, held)
     assert found.plain["purity"] == separation(functional.normalize(features), own)["purity"]
     again = TSNE(client=1).look(run)

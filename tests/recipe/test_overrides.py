@@ -72,7 +72,7 @@ def _compare(words: list[str], settings: Settings) -> Recipe:
 
 def _sweep(words: list[str], settings: Settings) -> Recipe:
     asked = sweep.read(["fedavg", "sweep.clients=5,10", *words], settings)
-    return asked.plan("10").methods["fedavg"]
+    return asked.at_value("10").methods["fedavg"]
 
 
 def _tune(words: list[str], settings: Settings) -> Recipe:

@@ -57,11 +57,14 @@ def compare(
     if as_json:
         print(json.dumps(found.plain()))
     else:
-        from harmonium.studies.comparison.table import more_tables
+        from harmonium.studies.comparison.table import tables
 
         show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
-        for title, rows, digits in more_tables(found):
-            show_table(rows, title, digits=digits, unbroken=["95 % interval", "p (Holm)"])
+        for table in tables(found)[1:]:
+            show_table(
+                table.rows, table.title, digits=table.digits,
+                unbroken=["95 % interval", "p (Holm)"],
+            )  # fmt: skip
         _say_remarks(found)
         say(f"runs     {found.folder}")
         say_plots(found.plots)
@@ -97,7 +100,7 @@ def sweep(
 
         asked = read(words)
         folder = folder or new_folder(words)
-        made = asked.plan(asked.values[0], allow_unfair=allow_unfair)
+        made = asked.at_value(asked.values[0], allow_unfair=allow_unfair)
     if not as_json:
         say_prose(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
     with _going_on(folder, as_json), long_work(err, as_json, "sweeping"):

@@ -22,13 +22,13 @@ def tune(
     ],
     folder: Annotated[Path | None, typer.Option("--out", help="The study's folder.")] = None,
     keep_all: Annotated[
-        bool, typer.Option("--keep-all", help="Play every setting to its end.")
+        bool, typer.Option("--keep-all", help="Run every setting to its end.")
     ] = False,
     keep: Annotated[
         float, typer.Option("--keep", help="Share of the settings that goes on at a check.")
     ] = 0.5,
     margin: Annotated[
-        float, typer.Option("--margin", help="Who is so near below goes on, too (best - worst: 1).")
+        float, typer.Option("--margin", help="So close below goes on, too (best - worst: 1).")
     ] = 0.1,
     check: Annotated[
         str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
@@ -58,13 +58,28 @@ def tune(
             expected = forecast_study(names[0], given, folder, **how)
         foretell(expected, folder, as_json)
         return
+    found = _tuned(names[0], words, folder, as_json, {**how, "formats": formats})
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        _show(found)
+    if found.best is None:
+        raise ConfigError(f"no setting is complete: {found.rows[0]['why']}")
+
+
+def _tuned(
+    name: str, words: list[str], folder: Path | None, as_json: bool, how: dict[str, Any]
+) -> Study:
+    """Run the study, and say what runs while it does."""
+    from harmonium.report.display import long_work
+
     with long_work(err, as_json, "loading"):
         from harmonium.core.callbacks import Callback
         from harmonium.report.run_progress import watcher_for
         from harmonium.studies.tuning.study import new_folder
-        from harmonium.studies.tuning.study import tune as study
+        from harmonium.studies.tuning.study import tune as run_study
 
-    folder = folder or new_folder(names[0])
+    folder = folder or new_folder(name)
 
     def watcher(label: str) -> Callback:
         return Callback() if as_json else watcher_for(err, label)
@@ -73,27 +88,14 @@ def tune(
         if not as_json:
             say_prose(f"note: {text}", err)
 
+    settings = [word for word in words if "=" in word]
     try:
         with long_work(err, as_json, "tuning"):
-            found = study(
-                names[0],
-                *(word for word in words if "=" in word),
-                out=folder,
-                **how,
-                formats=formats,
-                callbacks=watcher,
-                note=note,
-            )
+            return run_study(name, *settings, out=folder, **how, callbacks=watcher, note=note)
     except (HarmoniumError, KeyboardInterrupt) as error:
         if not isinstance(error, ConfigError) and any(folder.glob("runs/*/recipe.yaml")):
             note(f"nothing is lost; give the same command with --out {folder}")
         raise
-    if as_json:
-        print(json.dumps(found.plain()))
-    else:
-        _show(found)
-    if found.best is None:
-        raise ConfigError(f"no setting came through: {found.rows[0]['why']}")
 
 
 def _rounds(text: str) -> tuple[int, ...] | None:

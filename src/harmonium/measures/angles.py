@@ -59,13 +59,13 @@ class Angles(Measure):
 
     def look(self, run: Run) -> Figures:
         """Angles of one run, by pair and over all pairs."""
-        pictures = run.pictures(self.pictures, self.seed)
+        images = run.images(self.pictures, self.seed)
         chosen = run.clients(self.clients, self.seed, "angles", least=2)
         encoders = run.encoders(chosen)
         if len(encoders) < 2:
             raise ConfigError(f"{run.path}: fewer than 2 of the clients {chosen} could train")
         features = {
-            client: run.features(encoder, pictures, f"client {client}")
+            client: run.features(encoder, images, f"client {client}")
             for client, encoder in encoders.items()
         }
         plain, whole, notes = self.between(features, run)
@@ -82,17 +82,17 @@ class Angles(Measure):
             raise DataError(f"{run.path}: some client's features are all 0, which have no angle")
         whole = torch.cat(list(found.values())).numpy()
         others = float(np.mean([_between(rows, self.seed) for rows in features.values()]))
-        pictures = len(next(iter(features.values())))
+        count = len(next(iter(features.values())))
         plain = {
             "trained": not run.keeps_encoders,
             "clients": sorted(features),
-            "pictures": pictures,
+            "pictures": count,
             **_summary(whole),
             "others": others,  # degrees between different images under one encoder
             "ratio": float(whole.mean()) / others if others else None,
             "pairs": [{"clients": list(pair), **_summary(a.numpy())} for pair, a in found.items()],
         }
-        lost = len(found) * pictures - len(whole)
+        lost = len(found) * count - len(whole)
         return plain, whole, [f"{lost} angles are left out, for a feature is 0"] if lost else []
 
     def _pairs(self, features: Mapping[int, Tensor]) -> list[tuple[int, int]]:

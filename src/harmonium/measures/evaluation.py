@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harmonium.core import files
 from harmonium.core.errors import ConfigError, DataError, suggest
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import each, work
 from harmonium.core.settings import check_fields, plain, unknown
 from harmonium.evaluation.feature_cache import Kept
 from harmonium.measures import Figures, Measure, Shown, measures
-from harmonium.measures.eval_data import OWN, Sets, sets_of
-from harmonium.measures.result_cache import Finished
+from harmonium.measures.eval_data import OWN, EvalSets, sets_of
+from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run, open_run
 from harmonium.measures.seed_means import over_seeds, repeats
 from harmonium.recipe.overrides import Change, apply_changes, changes_of
 from harmonium.report import figure
-from harmonium.report.tables import Tabular, markdown
+from harmonium.report.tables import Tabular
+from harmonium.report.writer import ResultTable, write_plot, write_results
 from harmonium.runs.start import changed_recipe
+from harmonium.storage.result_folder import FolderKind, refuse_run
+
+EVALUATION = FolderKind("evaluation", "evaluations")
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(Tabular):
+class EvaluationResult(Tabular):
     """What was measured, where it was written, and how to show it."""
 
-    folder: Path  # of eval.json and the images
+    folder: Path  # of eval.json and the plots
     runs: Mapping[str, Mapping[str, Any]]  # by label: where it is, what it is, how far it went
     figures: Mapping[str, Mapping[str, Any]]  # by measure, then by run's label
     pictures: Mapping[str, Path]  # by measure
@@ -70,7 +71,7 @@ def evaluate_run(
     formats: str | Sequence[str] | None = None,
     note: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> Evaluation:
+) -> EvaluationResult:
     """Measure runs from their folders, which stay as they are.
 
     Args:
@@ -79,7 +80,7 @@ def evaluate_run(
             `on.mnist.key=value` for other images than the runs' own.
         out: where figures and plots go; beside the first run if left out.
         formats: of the plots, as for `compare`.
-        note: is told what takes time.
+        note: called with a line for each step that takes time.
         settings: settings by name, e.g. `**{"knn.k": 5}`.
 
     Returns:
@@ -94,91 +95,123 @@ def evaluate_run(
     ['knn']
     """
     formats = figure.study_formats(formats)
-    paths, names, chosen, unfinished = _sorted(words)
-    sets, changes = sets_of(changes_of(chosen, settings))
-    asked, engine = _asked(names, changes)
-    needed = _needed(sets, asked)
-    recipes = {label: changed_recipe(path, engine) for label, path in paths.items()}
+    asked = _read_words(words, settings)
+    recipes = {label: changed_recipe(path, asked.engine) for label, path in asked.paths.items()}
     first = next(Path(word) for word in words if "=" not in str(word))
-    folder = _folder(out, first, paths, list(asked))
-    kept, finished = Kept(note=note), Finished(home() / "draws")
-    more: dict[str, Any] = {"sets": sets, "kept": kept, "finished": finished}
+    folder = _folder(out, first, asked)
+    features, trainings = Kept(note=note), ResultCache(home() / "draws")
+    shared: dict[str, Any] = {"sets": asked.sets, "kept": features, "finished": trainings}
     runs = {
-        label: open_run(paths[label], label, recipes[label], note, **more)
-        for label in each("opening", list(paths), "runs")
+        label: open_run(asked.paths[label], label, recipes[label], note, **shared)
+        for label in each("opening", list(asked.paths), "runs")
     }
     for run in runs.values():  # what cannot be read is refused before anything is measured
-        for name in needed:
-            run.ground(name)
-    if out is not None:  # what cannot be written, too
+        for name in asked.needed:
+            run.eval_data(name)
+    if out is not None:  # and so is what cannot be written
         make_folder(folder)
-    found = dict[str, dict[str, Figures]]()
-    lost = [
-        *unfinished,
-        *(f"{label}: {early}" for label, run in runs.items() if (early := run.early)),
-    ]
-    broken: dict[str, ConfigError | DataError] = {}
-    for name in each("evaluation", list(asked), "measures"):
-        found[name], broken = {}, {}
-        for label, run in runs.items():
-            try:
-                found[name][label] = asked[name].look(run)
-            except (ConfigError, DataError) as error:  # of one among several; others are measured
-                broken[label] = error
-        why = next(iter(broken.values()), None)
-        if why and not found[name] and (len(asked) == 1 or isinstance(why, ConfigError)):
-            raise why  # a slip of the caller's, or nothing else was asked for
-        for label, fault in broken.items():
-            lost.append(f"{label}: {name} is left out: {fault}")
-            note(lost[-1])
-    asked = {name: measure for name, measure in asked.items() if found[name]}
-    if not asked:
-        raise next(iter(broken.values()))
+    early = [f"{label}: {run.early}" for label, run in runs.items() if run.early]
+    measured = _measure(runs, asked.measures, note)
     spared = {
-        "features": {"found": kept.found, "computed": kept.computed},
-        "draws": {"found": finished.found, "computed": finished.computed},
+        "features": {"found": features.found, "computed": features.computed},
+        "draws": {"found": trainings.found, "computed": trainings.computed},
     }
+    notes = [*asked.unfinished, *early, *measured.notes]
     with work("tables and plots"), figure.formats(formats):
-        return _written(make_folder(folder), runs, asked, found, spared, lost)
+        return _write(make_folder(folder), runs, measured, spared, notes)
 
 
-def _sorted(
-    words: Sequence[str | Path],
-) -> tuple[dict[str, Path], list[str], list[str], list[str]]:
-    """Folders by label, names of measures, settings, and what is left out of folders of runs."""
+@dataclass(frozen=True)
+class _Request:
+    """What the words and settings of a call ask for."""
+
+    paths: Mapping[str, Path]  # folders of runs, by label
+    measures: Mapping[str, Measure]
+    sets: EvalSets
+    needed: Sequence[str]  # names of the sets that the measures look at
+    engine: Sequence[Change]
+    unfinished: Sequence[str]  # notes on runs that are left out
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the measures found, of those that could be taken."""
+
+    measures: Mapping[str, Measure]
+    figures: Mapping[str, Mapping[str, Figures]]  # by measure, then by run's label
+    notes: Sequence[str]  # on runs that a measure had to leave out
+
+
+def _read_words(words: Sequence[str | Path], settings: Mapping[str, Any]) -> _Request:
+    """Sort the words of a call into runs, measures and settings, and check them."""
     if wrong := [word for word in words if not isinstance(word, str | Path)]:
         raise ConfigError(
-            f"{wrong[0]!r} is no word: name folders, measures and settings one by one"
+            f"{wrong[0]!r} is neither text nor a path: name folders, measures and settings one by "
+            "one"
         )
     changes = [word for word in words if isinstance(word, str) and "=" in word]
     rest = [word for word in words if word not in changes]
-    if not rest or (rest[0] in measures.table() and not Path(rest[0]).is_dir()):
-        raise ConfigError("name a run's folder first, e.g. `harmonium eval runs/a angles`")
-    if not Path(rest[0]).is_dir():
-        raise ConfigError(f"there is no folder {rest[0]}: name a run's folder first")
-    folders, names, unfinished = list[Path](), list[str](), list[str]()
-
-    def take(folder: Path) -> None:
+    folders, names = _folders_and_measures(rest)
+    runs, unfinished = list[Path](), list[str]()
+    for folder in folders:
         done, begun = _runs_in(folder)
-        folders.extend(done)
-        unfinished.extend(f"{path} is left out: it did not come to its end" for path in begun)
+        runs += done
+        unfinished += [f"{path} is left out: it did not come to its end" for path in begun]
+    if not names:
+        known = ", ".join(measures.table())
+        raise ConfigError(f"name what to measure of {runs[0]}: {known}")
+    given = [*map(str, (run.resolve() for run in runs)), *names]
+    if twice := [one for one in given if given.count(one) > 1]:
+        raise ConfigError(f"{twice[0]} is named twice")
+    sets, others = sets_of(changes_of(changes, settings))
+    chosen, engine = _with_settings(names, others)
+    paths = dict(zip(_labels(runs), runs, strict=True))
+    return _Request(paths, chosen, sets, _needed(sets, chosen), engine, unfinished)
 
-    take(Path(rest[0]))
-    for word in rest[1:]:
+
+def _folders_and_measures(words: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """The folders among words, which come first, and the names of measures."""
+    first = words[0] if words else None
+    if first is None or (first in measures.table() and not Path(first).is_dir()):
+        raise ConfigError("name a run's folder first, e.g. `harmonium eval runs/a angles`")
+    if not Path(first).is_dir():
+        raise ConfigError(f"there is no folder {first}: name a run's folder first")
+    folders, names = [Path(first)], list[str]()
+    for word in words[1:]:
         if isinstance(word, str) and (word in measures.table() or ":" in word):
             names.append(word)
         elif Path(word).is_dir():
-            take(Path(word))
+            folders.append(Path(word))
         else:
             near = suggest(str(word), measures.table())
             raise ConfigError(f"'{word}' is neither a run's folder nor a measure: {near}")
-    if not names:
-        known = ", ".join(measures.table())
-        raise ConfigError(f"name what to measure of {folders[0]}: {known}")
-    given = [*map(str, (folder.resolve() for folder in folders)), *names]
-    if twice := [one for one in given if given.count(one) > 1]:
-        raise ConfigError(f"{twice[0]} is named twice")
-    return dict(zip(_labels(folders), folders, strict=True)), names, changes, unfinished
+    return folders, names
+
+
+def _measure(
+    runs: Mapping[str, Run], asked: Mapping[str, Measure], note: Callable[[str], None]
+) -> _Measured:
+    """Take every measure of every run; one that some runs lack is taken of the others."""
+    found, notes = dict[str, dict[str, Figures]](), list[str]()
+    errors: dict[str, ConfigError | DataError] = {}
+    for name in each("evaluation", list(asked), "measures"):
+        figures, errors = dict[str, Figures](), {}
+        for label, run in runs.items():
+            try:
+                figures[label] = asked[name].look(run)
+            except (ConfigError, DataError) as error:
+                errors[label] = error
+        first = next(iter(errors.values()), None)
+        if first and not figures and (len(asked) == 1 or isinstance(first, ConfigError)):
+            raise first  # a slip of the caller's, or nothing else was asked for
+        for label, why in errors.items():
+            notes.append(f"{label}: {name} is left out: {why}")
+            note(notes[-1])
+        if figures:
+            found[name] = figures
+    if not found:
+        raise next(iter(errors.values()))
+    return _Measured({name: asked[name] for name in found}, found, notes)
 
 
 def _runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -206,10 +239,10 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _asked(
+def _with_settings(
     names: Sequence[str], changes: Sequence[Change]
 ) -> tuple[dict[str, Measure], list[Change]]:
-    """The measures with their settings, and what is set of the engine."""
+    """The measures with their settings, and the changes of the engine."""
     engine = [change for change in changes if change.section == "engine"]
     tree = apply_changes({}, [change for change in changes if change not in engine])
     chosen = {name.rpartition(":")[2]: measures[name] for name in names}
@@ -219,92 +252,92 @@ def _asked(
             raise ConfigError(f"{section} is set but not asked for: name it, or leave its settings")
         if section not in chosen or not isinstance(tree[section], dict):
             raise ConfigError(unknown(section, [*keys, "engine.workers", "on"]))
-    made = {
+    asked = {
         name: cls(**check_fields(cls, tree.get(name, {}), name)) for name, cls in chosen.items()
     }
-    return made, engine
+    return asked, engine
 
 
-def _needed(sets: Sets, asked: Mapping[str, Measure]) -> list[str]:
-    """The data sets that the measures look at; a call names no others."""
-    each = [name for measure in asked.values() for name in measure.needs(sets.names)]
+def _needed(sets: EvalSets, asked: Mapping[str, Measure]) -> list[str]:
+    """The data sets that the measures look at; others may not be named."""
+    needed = [name for measure in asked.values() for name in measure.needs(sets.names)]
     named = [name for name in sets.names if name != OWN] + list(sets.settings)
-    if unused := [name for name in named if name not in each]:
-        raise ConfigError(f"on: nothing that is asked for looks at {unused[0]}: leave it out")
-    return list(dict.fromkeys(each))
+    if unused := [name for name in named if name not in needed]:
+        raise ConfigError(f"on: none of the measures looks at {unused[0]}: leave it out")
+    return list(dict.fromkeys(needed))
 
 
-def _folder(
-    out: str | Path | None, first: Path, paths: Mapping[str, Path], names: Sequence[str]
-) -> Path:
+def _folder(out: str | Path | None, first: Path, asked: _Request) -> Path:
     """Where to write, which is never inside a run."""
     if out is None:
-        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S}"
-        return home() / "evaluations" / "-".join([stamp, first.resolve().name, *names])
-    folder = Path(out)
-    within = [path for path in paths.values() if folder.resolve().is_relative_to(path.resolve())]
-    if within or (folder / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
-    return folder
+        return EVALUATION.new("-".join([first.resolve().name, *asked.measures]))
+    refuse_run(Path(out), asked.paths.values())
+    return Path(out)
 
 
-def _written(
+def _write(
     folder: Path,
     runs: Mapping[str, Run],
-    asked: Mapping[str, Measure],
-    found: Mapping[str, Mapping[str, Figures]],
+    measured: _Measured,
     spared: Mapping[str, Mapping[str, int]],
-    lost: Sequence[str] = (),
-) -> Evaluation:
-    """Draw and write what was found."""
-    pictures, plots, tables, notes = dict[str, Path](), list[Path](), list[Shown](), list(lost)
-    if len({run.dataset.digest for run in runs.values()}) > 1:
-        notes.append("these runs are on different images: their figures cannot be compared")
-    for name, measure in asked.items():
-        path = folder / f"{name}.png"
-        if measure.draw(path, found[name]):
-            plots += figure.plot_paths(path)
-            pictures[name] = figure.plot_paths(path)[0]
-        tables += measure.tables(found[name])
-        notes += _shared(found[name])
-    about = {
-        label: {
-            "folder": str(run.path),
-            "recipe": run.recipe.digest,
-            "method": run.recipe.method.name,
-            "data": run.dataset.name,
-            "round": run.commit.round,
-        }
-        for label, run in runs.items()
+    notes: Sequence[str],
+) -> EvaluationResult:
+    """Draw and write what was measured; `spared` counts what was found on disk."""
+    files = {
+        name: write_plot(folder / f"{name}.png", measure.draw, measured.figures[name])
+        for name, measure in measured.measures.items()
     }
-    figures = {
-        name: {label: dict(one.plain) for label, one in each.items()}
-        for name, each in found.items()
-        if each
-    }
-    told = tuple(dict.fromkeys(notes))
-    groups = repeats({label: (run.recipe, run.commit.round) for label, run in runs.items()})
-    means = [one for shown in tables if groups and (one := over_seeds(shown, groups))]
-    legends = list(dict.fromkeys(one.legend for one in asked.values() if one.legend))
-    more: dict[str, Any] = {**spared, "over_seeds": means, "legends": legends}
-    more["plots"] = tuple(plots)
-    made = Evaluation(folder, about, figures, pictures, tables, told, **more)
-    settings = {name: plain(measure) for name, measure in asked.items()}
-    text = json.dumps({**made.plain(), "settings": settings}, indent=1)
-    files.write_atomic(folder / "eval.json", f"{text}\n".encode())
-    parts = [
-        f"## {one.title}\n\n{markdown(one.rows, digits=one.digits)}" for one in (*tables, *means)
+    tables = [
+        table
+        for name, measure in measured.measures.items()
+        for table in measure.tables(measured.figures[name])
     ]
-    said = "".join(f"- {line}\n" for line in (*legends, *told))
-    files.write_atomic(folder / "eval.md", "\n".join([*parts, said]).encode())
-    return made
+    groups = repeats({label: (run.recipe, run.commit.round) for label, run in runs.items()})
+    result = EvaluationResult(
+        folder,
+        {label: _about(run) for label, run in runs.items()},
+        {
+            name: {label: dict(one.plain) for label, one in figures.items()}
+            for name, figures in measured.figures.items()
+        },
+        {name: paths[0] for name, paths in files.items() if paths},
+        tables,
+        tuple(dict.fromkeys([*notes, *_notes(runs, measured)])),
+        over_seeds=[mean for shown in tables if groups and (mean := over_seeds(shown, groups))],
+        legends=list(dict.fromkeys(m.legend for m in measured.measures.values() if m.legend)),
+        plots=tuple(path for paths in files.values() for path in paths),
+        **spared,
+    )
+    write_results(
+        folder,
+        "eval",
+        {**result.plain(), "settings": {n: plain(m) for n, m in measured.measures.items()}},
+        [ResultTable(*shown) for shown in (*result.tables, *result.over_seeds)],
+        notes=(*result.legends, *result.notes),
+    )
+    return result
 
 
-def _shared(found: Mapping[str, Figures]) -> Iterator[str]:
-    """The notes of a measure, each once, with the runs that it is of."""
-    whose: dict[str, list[str]] = {}
-    for label, one in found.items():
-        for note in one.notes:
-            whose.setdefault(note, []).append(label)
-    for note, labels in whose.items():
-        yield note if len(labels) == len(found) > 1 else f"{', '.join(labels)}: {note}"
+def _about(run: Run) -> dict[str, Any]:
+    """What a run is, and how far it went."""
+    return {
+        "folder": str(run.path),
+        "recipe": run.recipe.digest,
+        "method": run.recipe.method.name,
+        "data": run.dataset.name,
+        "round": run.commit.round,
+    }
+
+
+def _notes(runs: Mapping[str, Run], measured: _Measured) -> Iterator[str]:
+    """What a reader of the figures should know."""
+    if len({run.dataset.digest for run in runs.values()}) > 1:
+        yield "these runs are on different images: their figures cannot be compared"
+    for figures in measured.figures.values():
+        labels_of: dict[str, list[str]] = {}
+        for label, one in figures.items():
+            for note in one.notes:
+                labels_of.setdefault(note, []).append(label)
+        for note, labels in labels_of.items():
+            of_all = len(labels) == len(figures) > 1
+            yield note if of_all else f"{', '.join(labels)}: {note}"

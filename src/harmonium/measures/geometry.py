@@ -30,7 +30,7 @@ from harmonium.evaluation.features import evaluating
 from harmonium.evaluation.geometry import health
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.angles import Angles, angles
-from harmonium.measures.eval_data import Ground
+from harmonium.measures.eval_data import EvalData
 from harmonium.measures.extra_round import encoder_of, sends_model, trained
 from harmonium.measures.probing import Probe, by_set
 from harmonium.measures.run_reader import Run
@@ -56,9 +56,9 @@ class Geometry(Probe):
     def __post_init__(self) -> None:
         self.at_least(pictures=2, clients=0, seed=0)
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """How features of one set lie; the mean over encoders where clients have their own."""
-        images = self._images(ground)
+        images = self._images(data)
         pixels = torch.from_numpy(np.array(images.pixels))
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
         views = views if len(views) > 1 else views * 2
@@ -71,10 +71,10 @@ class Geometry(Probe):
         plain = {**average(found[:-1]), "untrained": found[-1]}
         return Figures(plain)
 
-    def _images(self, ground: Ground) -> Images:
-        images: Images = getattr(ground.data, self.part)
+    def _images(self, data: EvalData) -> Images:
+        images: Images = getattr(data.dataset, self.part)
         if len(images) < 2:
-            raise DataError(f"{ground.data.name} has {len(images)} {self.part} images; needs 2")
+            raise DataError(f"{data.dataset.name} has {len(images)} {self.part} images; needs 2")
         rng = seeds.numpy_rng(self.seed, "measure", "pictures")
         return images.subset(np.sort(rng.permutation(len(images))[: self.pictures]))
 
@@ -89,17 +89,17 @@ class Geometry(Probe):
     def _local(self, run: Run) -> tuple[dict[str, Any], list[str]]:
         """Angles between clients' features, and drift of what they send."""
         chosen = run.clients(self.clients, self.seed, "geometry", least=2)
-        pictures = self._images(run.ground())
+        images = self._images(run.eval_data())
         sends, models = sends_model(run.method), dict[int, Weights]()
         encoders = run.encoders(chosen) if run.keeps_encoders or not sends else {}
         features = {
-            client: run.features(encoder, pictures, f"client {client}")
+            client: run.features(encoder, images, f"client {client}")
             for client, encoder in encoders.items()
         }
         for client, one in trained(run, chosen) if sends else ():
             models[client] = one.model
             if not run.keeps_encoders:
-                features[client] = run.features(encoder_of(run, one), pictures, f"client {client}")
+                features[client] = run.features(encoder_of(run, one), images, f"client {client}")
         notes = [] if sends else [f"{run.method.name} sends no model, so there is no drift"]
         local: dict[str, Any] = {"clients": sorted(features), "angles": None, "drift": None}
         if len(features) > 1:

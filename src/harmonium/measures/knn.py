@@ -13,7 +13,7 @@ from torch import nn
 from harmonium.data.images import Images
 from harmonium.evaluation.knn import knn_answers
 from harmonium.measures import measures
-from harmonium.measures.eval_data import Ground, labels_of
+from harmonium.measures.eval_data import EvalData, labels_of
 from harmonium.measures.probing import Frozen, counted_right
 from harmonium.measures.run_reader import Run
 
@@ -32,13 +32,13 @@ class NearestNeighbours(Frozen):
         self.check_whiten()
 
     def accuracy(
-        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
     ) -> dict[str, Any]:
         """Of one encoder."""
-        known = run.kept_features(encoder, ground.bank, whose)
+        known = run.kept_features(encoder, data.bank, whose)
         found = knn_answers(
             known,
-            labels_of(ground.bank),
+            labels_of(data.bank),
             run.kept_features(encoder, asked, whose),
             labels_of(asked),
             k=self._k(run),
@@ -56,11 +56,11 @@ class NearestNeighbours(Frozen):
     def _k(self, run: Run) -> int:
         return self.k or run.recipe.evaluate.k
 
-    def remarks(self, run: Run, ground: Ground) -> list[str]:
+    def remarks(self, run: Run, data: EvalData) -> list[str]:
         """A vote of everyone says little."""
-        if (k := self._k(run)) < len(ground.bank):
+        if (k := self._k(run)) < len(data.bank):
             return []
-        return [f"knn.k is {k}, but {len(ground.bank)} images can vote: all do; set a smaller one"]
+        return [f"knn.k is {k}, but {len(data.bank)} images can vote: all do; set a smaller one"]
 
     def title(self) -> str:
         """What the accuracies are of."""

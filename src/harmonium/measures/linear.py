@@ -22,7 +22,7 @@ from harmonium.evaluation.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluation.linear import linear_probe
 from harmonium.evaluation.metrics import answers
 from harmonium.measures import measures
-from harmonium.measures.eval_data import THEIRS, Ground, labels_of
+from harmonium.measures.eval_data import THEIRS, EvalData, labels_of
 from harmonium.measures.probing import Frozen, counted_right
 from harmonium.measures.result_cache import Drawn
 from harmonium.measures.run_reader import Run
@@ -49,13 +49,13 @@ class Linear(Frozen):
             raise ConfigError("linear.epochs is for a paper's protocol: linear.protocol=lp_fedsc")
 
     def accuracy(
-        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
     ) -> dict[str, Any]:
         """Of one encoder."""
-        bank = self._bank(run, ground)
+        bank = self._bank(run, data)
         tested, wanted = run.kept_features(encoder, asked, whose), labels_of(asked)
         if self.protocol == "fast":
-            held = ground.data.validation
+            held = data.dataset.validation
             chosen = run.kept_features(encoder, held, whose) if len(held) else tested[:0]
             known = run.kept_features(encoder, bank, whose)
             probe = linear_probe(known, labels_of(bank), chosen, labels_of(held), tested, wanted)
@@ -79,14 +79,14 @@ class Linear(Frozen):
         """By lp_000, which labels clients may see."""
         return {"split": run.split.digest} if self.protocol == "lp_000" else {}
 
-    def _bank(self, run: Run, ground: Ground) -> Images:
+    def _bank(self, run: Run, data: EvalData) -> Images:
         """The images to learn from; by lp_000 those whose labels clients saw, if not all did."""
-        if self.protocol != "lp_000" or ground.name not in THEIRS or run.split.labelled is None:
-            return ground.bank
-        seen = run.split.seen(ground.data.train)
+        if self.protocol != "lp_000" or data.name not in THEIRS or run.split.labelled is None:
+            return data.bank
+        seen = run.split.seen(data.dataset.train)
         return seen.subset(np.flatnonzero(seen.labels != UNKNOWN))
 
-    def remarks(self, run: Run, ground: Ground) -> list[str]:
+    def remarks(self, run: Run, data: EvalData) -> list[str]:
         """What belongs to a protocol and cannot be seen in its figure."""
         found = []
         if self.protocol == "fast" and self.part == "validation":
@@ -101,7 +101,7 @@ class Linear(Frozen):
                 "lp_000: the paper goes on with the classifier of the evaluation before; this is "
                 "the first one, so it begins anew"
             )
-            if (few := len(self._bank(run, ground))) < len(ground.bank):
+            if (few := len(self._bank(run, data))) < len(data.bank):
                 found.append(f"lp_000: learnt from the {few} images whose labels clients may see")
         return found
 

@@ -15,11 +15,11 @@ with the final model and nothing kept.
 A mean over clients can hide that some are served badly, so the spread, the worst client and the
 mean of the worst tenth stand beside it. Test labels serve for counting right answers only.
 
-Accuracy weighs test images by the shares that their groups have at the client (`Board.weights`).
-Balanced accuracy is the mean recall over the classes of these images, and AUROC, for a client with
-exactly two of them, how often an image of one class is ranked above one of the other. Within a
-class images have the same weights as in accuracy; the classes count alike. So where the groups are
-the classes, their shares at the client play no part in either figure.
+Accuracy weighs test images by the shares that their groups have at the client
+(`ClientTests.weights`). Balanced accuracy is the mean recall over the classes of these images, and
+AUROC, for a client with exactly two of them, how often an image of one class is ranked above one of
+the other. Within a class images have the same weights as in accuracy; the classes count alike. So
+where the groups are the classes, their shares at the client play no part in either figure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from harmonium.evaluation.references import COMMONEST
 from harmonium.federation.personal import Own
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.probing import BALANCED, FIGURES, counted_right
-from harmonium.measures.result_cache import Finished
+from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run
 from harmonium.report.metric_names import times
 
@@ -62,8 +62,8 @@ LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.j
 
 
 @dataclass(frozen=True)
-class Board:
-    """What a run's clients are judged on; labels -1 are not known."""
+class ClientTests:
+    """The images that a run's clients are evaluated with; labels -1 are not known."""
 
     held: Images  # all training images as clients hold them
     seen: Integers  # their labels, as far as clients may see them
@@ -145,30 +145,30 @@ class Personal(Measure):
 
     def look(self, run: Run) -> Figures:
         """Both figures of one run."""
-        board = self._board(run)
-        general = self._general(run, board)
-        rows, notes = self._clients(run, board, self._chosen(run, board, sorted(run.examples)))
+        tests = self._client_tests(run)
+        general = self._general(run, tests)
+        rows, notes = self._clients(run, tests, self._chosen(run, tests, sorted(run.examples)))
         if not rows:
             raise DataError(f"{run.path}: no client could be judged: {'; '.join(notes)}")
-        new, more = self._clients(run, board, self._chosen(run, board, run.split.newcomers))
+        new, more = self._clients(run, tests, self._chosen(run, tests, run.split.newcomers))
         plain = {
             "round": run.commit.round,
             "part": self.part,
-            "by": board.by,
+            "by": tests.by,
             "protocol": {"name": self.protocol, **asdict(self.how)},
             "adapter": self.adapter,
             "generalisation": general,
             "personalisation": {**summary(rows), "each": rows},
             "newcomers": {**summary(new), "each": new} if new else None,
-            "references": self._references(run, board, [row["client"] for row in rows]),
+            "references": self._references(run, tests, [row["client"] for row in rows]),
         }
-        told = f"tested on {self.part} images, {_WORDS.get(board.by, f'by {board.by}')}"
+        told = f"tested on {self.part} images, {_WORDS.get(tests.by, f'by {tests.by}')}"
         return Figures(plain, [told, *notes, *more])
 
     # ---- what is judged on -------------------------------------------------------------------
-    def _board(self, run: Run) -> Board:
+    def _client_tests(self, run: Run) -> ClientTests:
         data = run.dataset
-        asked = run.pictures(self.pictures, self.seed, self.part)
+        asked = run.images(self.pictures, self.seed, self.part)
         if not asked.labelled or not data.train.labelled:
             what = "training" if asked.labelled else self.part
             raise DataError(f"personal needs labels; the {what} images of {run.path} have none")
@@ -177,15 +177,15 @@ class Personal(Measure):
         seen = run.split.seen(held).labels
         if by is None:
             nothing = np.zeros(len(held), np.int64), np.zeros(len(asked), np.int64)
-            return Board(held, seen, asked, by, *nothing, {0: "all"})
+            return ClientTests(held, seen, asked, by, *nothing, {0: "all"})
         if by == CLASSES:
-            return Board(held, seen, asked, by, held.labels, asked.labels, {})
+            return ClientTests(held, seen, asked, by, held.labels, asked.labels, {})
         values = asked.factors[by]
         words = data.names.get(by, ())
         names = {
             int(v): words[v] if v < len(words) else str(v) for v in np.unique(values) if v >= 0
         }
-        return Board(held, seen, asked, by, held.factors[by], values, names)
+        return ClientTests(held, seen, asked, by, held.factors[by], values, names)
 
     def _by(self, run: Run, asked: Images) -> str | None:
         """What tells a client's test images: the column it was split by, else its classes.
@@ -209,11 +209,11 @@ class Personal(Measure):
         return CLASSES
 
     # ---- generalisation ----------------------------------------------------------------------
-    def _general(self, run: Run, board: Board) -> dict[str, Any]:
+    def _general(self, run: Run, tests: ClientTests) -> dict[str, Any]:
         """Means over groups, and accuracy by group; over encoders where clients have their own."""
         encoders = run.federations()
         run.note(f"{run.label}: generalisation, {counted(len(encoders), 'encoder')}")
-        found = [self._groups(run, board, encoder) for encoder in encoders]
+        found = [self._groups(run, tests, encoder) for encoder in encoders]
         if not found or not found[0]:
             raise DataError(f"{run.path}: no group has both training and test images with labels")
         groups = {
@@ -222,72 +222,73 @@ class Personal(Measure):
         rows = [row for one in found for row in one.values()]
         return {"mean": float(np.mean(list(groups.values()))), **_beside(rows), "groups": groups}
 
-    def _groups(self, run: Run, board: Board, encoder: nn.Module) -> dict[str, dict[str, Any]]:
+    def _groups(
+        self, run: Run, tests: ClientTests, encoder: nn.Module
+    ) -> dict[str, dict[str, Any]]:
         """The figures of a classifier for each group."""
-        rows = np.flatnonzero(board.held.labels != UNKNOWN)
+        rows = np.flatnonzero(tests.held.labels != UNKNOWN)
         whose = "the federation's encoder"
-        known = run.features(encoder, board.held.subset(rows), whose)
-        asked = run.features(encoder, board.asked, whose)
+        known = run.features(encoder, tests.held.subset(rows), whose)
+        asked = run.features(encoder, tests.asked, whose)
         found = {}
-        for value, name, mine, theirs in board.parts():
+        for value, name, mine, theirs in tests.parts():
             rng = seeds.torch_rng(self.seed, "measure", "general", value)
-            labels = torch.from_numpy(board.held.labels[mine])
+            labels = torch.from_numpy(tests.held.labels[mine])
             model = train(known[mine[rows]], labels, self.how, rng)
             scores = model.scores(asked[theirs]).numpy(), model.classes.numpy()
-            found[name] = counted_right(answers([scores], board.asked.labels[theirs]))
+            found[name] = counted_right(answers([scores], tests.asked.labels[theirs]))
         return found
 
     # ---- personalisation ---------------------------------------------------------------------
-    def _chosen(self, run: Run, board: Board, among: Sequence[ClientId]) -> list[ClientId]:
+    def _chosen(self, run: Run, tests: ClientTests, among: Sequence[ClientId]) -> list[ClientId]:
         """All of these clients, or so many of them, of every group in turn."""
         if self.clients is None or self.clients >= len(among):
             return list(among)
-        groups = [board.group(run.split.indices[client]) for client in among]
+        groups = [tests.group(run.split.indices[client]) for client in among]
         order = in_turn(groups, seeds.numpy_rng(self.seed, "measure", "clients"))
         return sorted(among[place] for place in order[: self.clients])
 
     def _clients(
-        self, run: Run, board: Board, clients: Sequence[ClientId]
+        self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """A row a client that could be judged, and what to know of them."""
-        able, lacking = [], dict[str, list[ClientId]]()
-        for client in clients:
-            rows = run.split.indices[client]
-            if not (board.seen[rows] != UNKNOWN).any():
-                lacking.setdefault("no labelled training image", []).append(client)
-            elif not board.weights(rows).any():
-                lacking.setdefault(f"no {self.part} image such as theirs", []).append(client)
-            else:
-                able.append(client)
-        found = []
+        """A row for each client that could be evaluated, and notes on the others."""
+        able, left_out = self._able(run, tests, clients)
+        rows = []
         with work("personal figures", len(able), "clients") as at:
             for client, own in run.owns(able, self.epochs) if able else ():
-                found.append(self._client(run, board, client, own))
-                at(len(found))
-                if len(found) % 10 == 0 or len(found) == len(able):
-                    run.note(f"{run.label}: {len(found)} of {len(able)} clients judged")
-        away = [client for client in able if client not in {row["client"] for row in found}]
-        lacking |= {"no model of their own": away} if away else {}
-        notes = [f"{_who(some)} left out: {why}" for why, some in lacking.items()]
-        if one := [row["client"] for row in found if row["classes"] == 1]:
-            notes.append(f"{_who(one)} with labels of one class: the classifier names no other")
-        if broke := [row["client"] for row in found if not row["finite"]]:
-            notes.append(f"{_who(broke)} whose classifier diverged, and names any class")
-        if 0 < (some := sum(row["auroc"] is not None for row in found)) < len(found):
-            notes.append(
-                f"AUROC: the mean over {some} of {counted(len(found), 'client')}, those that have "
-                "exactly two classes"
-            )
-        return found, notes
+                rows.append(self._client(run, tests, client, own))
+                at(len(rows))
+                if len(rows) % 10 == 0 or len(rows) == len(able):
+                    run.note(f"{run.label}: {len(rows)} of {len(able)} clients judged")
+        evaluated = {row["client"] for row in rows}
+        if without_model := [client for client in able if client not in evaluated]:
+            left_out["no model of their own"] = without_model
+        notes = [f"{_who(some)} left out: {why}" for why, some in left_out.items()]
+        return rows, [*notes, *_notes_on(rows)]
 
-    def _client(self, run: Run, board: Board, client: ClientId, own: Own) -> dict[str, Any]:
+    def _able(
+        self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
+    ) -> tuple[list[ClientId], dict[str, list[ClientId]]]:
+        """The clients that have images to learn from and to be tested on; the others by reason."""
+        able, left_out = [], dict[str, list[ClientId]]()
+        for client in clients:
+            rows = run.split.indices[client]
+            if not (tests.seen[rows] != UNKNOWN).any():
+                left_out.setdefault("no labelled training image", []).append(client)
+            elif not tests.weights(rows).any():
+                left_out.setdefault(f"no {self.part} image such as theirs", []).append(client)
+            else:
+                able.append(client)
+        return able, left_out
+
+    def _client(self, run: Run, tests: ClientTests, client: ClientId, own: Own) -> dict[str, Any]:
         rows = run.split.indices[client]
-        labels, weights = board.seen[rows], board.weights(rows)
+        labels, weights = tests.seen[rows], tests.weights(rows)
         known, tested = labels != UNKNOWN, np.flatnonzero(weights)
-        pictures, copies = np.unique(rows[known], return_inverse=True)
+        unique, copies = np.unique(rows[known], return_inverse=True)
         whose = f"client {client}"
-        mine = run.features(own.encoder, board.held.subset(pictures), whose)[copies]
-        asked = run.features(own.encoder, board.asked.subset(tested), whose)
+        mine = run.features(own.encoder, tests.held.subset(unique), whose)[copies]
+        asked = run.features(own.encoder, tests.asked.subset(tested), whose)
         mine, asked, adapter = self._adapted(own, mine, asked, client)
         rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
         model = train(mine, torch.from_numpy(labels[known]), self.how, rng, adapter=adapter)
@@ -295,8 +296,8 @@ class Personal(Measure):
         shares = weights[tested] / weights.max()
         return {
             "client": client,
-            "group": board.group(rows),
-            **_weighted(answers([scores], board.asked.labels[tested], shares), shares),
+            "group": tests.group(rows),
+            **_weighted(answers([scores], tests.asked.labels[tested], shares), shares),
             "labels": int(known.sum()),
             "classes": len(model.classes),
             "tested": len(tested),
@@ -320,16 +321,16 @@ class Personal(Measure):
 
     # ---- what it stands beside ---------------------------------------------------------------
     def _references(
-        self, run: Run, board: Board, clients: Sequence[ClientId]
+        self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
     ) -> dict[str, dict[str, Any]]:
         """The figures of encoders that learnt nothing, over the clients that were judged.
 
         Those of pixels are the same for all runs with the same images and split, so they are kept
         on disk.
         """
-        finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
+        finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
         found = {}
-        for name, encoder in {"untrained": run.untrained, **run.pixels(run.ground())}.items():
+        for name, encoder in {"untrained": run.untrained, **run.pixels(run.eval_data())}.items():
             about = {
                 "reference": encoder_digest(encoder),
                 "measure": self.name,
@@ -342,27 +343,29 @@ class Personal(Measure):
             }
 
             def judged(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
-                bare, general = replace(self, adapter="none"), self._groups(run, board, encoder)
+                bare, general = replace(self, adapter="none"), self._groups(run, tests, encoder)
                 order = each(f"personal figures of {name}", clients, "clients")
-                own = [bare._client(run, board, client, Own(encoder)) for client in order]
+                own = [bare._client(run, tests, client, Own(encoder)) for client in order]
                 return _both([*general.values()], own)
 
             found[name] = finished(about, judged)
-        found[COMMONEST] = self._commonest(run, board, clients)
+        found[COMMONEST] = self._commonest(run, tests, clients)
         return found
 
-    def _commonest(self, run: Run, board: Board, clients: Sequence[ClientId]) -> dict[str, Any]:
+    def _commonest(
+        self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
+    ) -> dict[str, Any]:
         """Naming the commonest class: of all training images, and of each client's own."""
-        wanted, own = board.asked.labels, []
+        wanted, own = tests.asked.labels, []
         for client in clients:
             rows = run.split.indices[client]
-            labels, weights = board.seen[rows], board.weights(rows)
+            labels, weights = tests.seen[rows], tests.weights(rows)
             tested, known = weights > 0, labels[labels != UNKNOWN]
             shares = weights[tested]
             own.append(_weighted(commonest_class(known, wanted[tested], shares), shares))
         general = [
-            counted_right(commonest_class(board.held.labels[mine], wanted[theirs]))
-            for _, _, mine, theirs in board.parts()
+            counted_right(commonest_class(tests.held.labels[mine], wanted[theirs]))
+            for _, _, mine, theirs in tests.parts()
         ]
         return _both(general, own)
 
@@ -425,6 +428,20 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "worst_tenth": float(values[: math.ceil(len(values) / 10)].mean()),
         "groups": {name: float(np.mean(some)) for name, some in sorted(groups.items())},
     }
+
+
+def _notes_on(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What to know of the clients that were evaluated."""
+    if single := [row["client"] for row in rows if row["classes"] == 1]:
+        yield f"{_who(single)} with labels of one class: the classifier names no other"
+    if diverged := [row["client"] for row in rows if not row["finite"]]:
+        yield f"{_who(diverged)} whose classifier diverged, and names any class"
+    having = sum(row["auroc"] is not None for row in rows)
+    if 0 < having < len(rows):
+        yield (
+            f"AUROC: the mean over {having} of {counted(len(rows), 'client')}, those that have "
+            "exactly two classes"
+        )
 
 
 def _beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -19,8 +19,8 @@ from harmonium.evaluation.feature_cache import encoder_digest
 from harmonium.evaluation.metrics import Answers, commonest_class
 from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.measures import Figures, Measure, Shown
-from harmonium.measures.eval_data import OWN, Ground
-from harmonium.measures.result_cache import Finished
+from harmonium.measures.eval_data import OWN, EvalData
+from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run
 from harmonium.report.metric_names import times
 from harmonium.report.tables import estimate
@@ -50,7 +50,7 @@ class Probe(Measure):
         several, found, lost = len(names) > 1, dict[str, Figures](), list[str]()
         for name in names:
             try:
-                found[name] = self.judge(run, run.ground(name))
+                found[name] = self.judge(run, run.eval_data(name))
             except DataError as error:  # of one set among several
                 if not several or (name == names[-1] and not found):
                     raise
@@ -70,7 +70,7 @@ class Probe(Measure):
             {f"{name}/{key}": v for name, one in found.items() for key, v in one.arrays.items()},
         )
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """The figures of one run on one set."""
         raise TypeError(f"{type(self).__name__} must define `judge`")
 
@@ -111,25 +111,25 @@ class Frozen(Probe):
     whiten: bool | int = False  # also whitened features: true (64) or how many directions
 
     def accuracy(
-        self, run: Run, ground: Ground, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
     ) -> dict[str, Any]:
         """The accuracy of one encoder, and what was chosen for it."""
         raise TypeError(f"{type(self).__name__} must define `accuracy`")
 
-    def remarks(self, run: Run, ground: Ground) -> list[str]:
+    def remarks(self, run: Run, data: EvalData) -> list[str]:
         """What a reader of the figures should know."""
         return []
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """The mean over the encoders that runs judge, and what they stand beside."""
-        asked = ground.part(self.part)
+        asked = data.part(self.part)
         encoders = run.judged
         each = [
-            self.accuracy(run, ground, encoder, asked, whose) for whose, encoder in encoders.items()
+            self.accuracy(run, data, encoder, asked, whose) for whose, encoder in encoders.items()
         ]
-        before = self.accuracy(run, ground, run.untrained, asked, "the untrained encoder")
+        before = self.accuracy(run, data, run.untrained, asked, "the untrained encoder")
         mean = float(np.mean([one["accuracy"] for one in each]))
-        run.note(f"{run.label}: {self.name} on {ground.name}: {100 * mean:.1f} %")
+        run.note(f"{run.label}: {self.name} on {data.name}: {100 * mean:.1f} %")
         balanced = [one["balanced"] for one in each]
         areas = [one["auroc"] for one in each if one["auroc"] is not None]
         plain = {
@@ -137,22 +137,22 @@ class Frozen(Probe):
             "balanced": float(np.mean(balanced)),
             **({"auroc": float(np.mean(areas))} if areas else {}),
             "untrained": before["accuracy"],
-            "chance": ground.chance(asked),
+            "chance": data.chance(asked),
             "references": {
                 "untrained": before,
-                **self._references(run, ground, asked),
-                COMMONEST: counted_right(commonest_class(ground.bank.labels, asked.labels)),
+                **self._references(run, data, asked),
+                COMMONEST: counted_right(commonest_class(data.bank.labels, asked.labels)),
             },
-            **self._whitened(run, ground, asked, each),
+            **self._whitened(run, data, asked, each),
             "pictures": len(asked),
-            "learnt_from": each[0].get("learnt_from", len(ground.bank)),
+            "learnt_from": each[0].get("learnt_from", len(data.bank)),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
         }
         broken = [
             whose for whose, one in zip(encoders, each, strict=True) if not one.get("finite", True)
         ]
         notes = [f"the classifier of {whose} diverged, and names any class" for whose in broken]
-        return Figures(plain, [*self.remarks(run, ground), *notes])
+        return Figures(plain, [*self.remarks(run, data), *notes])
 
     def check_whiten(self) -> None:
         """Refuse a number of directions below 1."""
@@ -160,18 +160,15 @@ class Frozen(Probe):
             raise ConfigError(f"{self.name}.whiten is {self.whiten}; give true, or at least 1")
 
     def _whitened(
-        self, run: Run, ground: Ground, asked: Images, each: Sequence[Mapping[str, Any]]
+        self, run: Run, data: EvalData, asked: Images, each: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """The same encoders with whitened features, and what that changes."""
         if self.whiten is False:
             return {}
         made = {
-            whose: run.whitened(encoder, ground, self.whiten)
-            for whose, encoder in run.judged.items()
+            whose: run.whitened(encoder, data, self.whiten) for whose, encoder in run.judged.items()
         }
-        found = [
-            self.accuracy(run, ground, encoder, asked, whose) for whose, encoder in made.items()
-        ]
+        found = [self.accuracy(run, data, encoder, asked, whose) for whose, encoder in made.items()]
         mean = {
             key: float(np.mean([one[key] for one in found])) for key in ("accuracy", "balanced")
         }
@@ -182,24 +179,24 @@ class Frozen(Probe):
         """What figures of pixels depend on beside images, labels and the measure's settings."""
         return {}
 
-    def _references(self, run: Run, ground: Ground, asked: Images) -> dict[str, Any]:
+    def _references(self, run: Run, data: EvalData, asked: Images) -> dict[str, Any]:
         """The figures of pixels, which are those of all runs on the same images: kept on disk."""
-        finished = Finished(run.finished.folder)  # its counts are of trainings that a call names
+        finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
         found = {}
-        for name, encoder in run.pixels(ground).items():
+        for name, encoder in run.pixels(data).items():
             about = {
                 "reference": encoder_digest(encoder),
                 "measure": self.name,
                 "settings": plain_settings(replace(self, whiten=False)),
                 **self.depends(run),
                 "parts": [
-                    identity(run, part) for part in (ground.bank, ground.data.validation, asked)
+                    identity(run, part) for part in (data.bank, data.dataset.validation, asked)
                 ],
                 "prepared": plain_settings(run.method.views.pipelines[0]),
             }
 
             def work(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
-                return self.accuracy(run, ground, encoder, asked, name)
+                return self.accuracy(run, data, encoder, asked, name)
 
             found[name] = finished(about, work)
         return found

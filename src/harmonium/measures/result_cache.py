@@ -32,7 +32,7 @@ class Drawn:
 
 
 @dataclass
-class Finished:
+class ResultCache:
     """Results of long trainings, kept one by one, so that a killed call goes on where it was.
 
     A result is found by all that it follows from. Any file may be deleted at any time.

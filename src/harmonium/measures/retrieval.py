@@ -22,7 +22,7 @@ from harmonium.data.images import Images
 from harmonium.evaluation.evaluator import average
 from harmonium.evaluation.retrieval import nearest, retrieve
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.eval_data import Ground, labels_of
+from harmonium.measures.eval_data import EvalData, labels_of
 from harmonium.measures.probing import Probe, by_set, called
 from harmonium.measures.run_reader import Run
 
@@ -49,9 +49,9 @@ class Retrieving(Probe):
         if not self.at or min(self.at) < 1:
             raise ConfigError(f"retrieval.at is {list(self.at)}; each must be at least 1")
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """The means over the encoders that runs judge, and the encoder as first drawn."""
-        asked = ground.part(self.part)
+        asked = data.part(self.part)
         rng = seeds.numpy_rng(self.seed, "measure", "queries")
         queries = torch.from_numpy(rng.permutation(len(asked))[: self.queries])
         features = {
@@ -59,11 +59,11 @@ class Retrieving(Probe):
         }
         before = run.kept_features(run.untrained, asked, "the untrained encoder")
         mean = average([self._figures(rows, asked, queries) for rows in features.values()])
-        run.note(f"{run.label}: retrieval on {ground.name}: mAP {100 * mean['map']:.1f} %")
+        run.note(f"{run.label}: retrieval on {data.name}: mAP {100 * mean['map']:.1f} %")
         first = next(iter(features.values()))
         pixels = {
             name: self._figures(run.kept_features(encoder, asked, name), asked, queries)
-            for name, encoder in run.pixels(ground).items()
+            for name, encoder in run.pixels(data).items()
         }
         plain = {
             **mean,
@@ -71,7 +71,7 @@ class Retrieving(Probe):
             "references": pixels,
         }
         if self.whiten is not False:
-            made = {k: run.whitened(one, ground, self.whiten) for k, one in run.judged.items()}
+            made = {k: run.whitened(one, data, self.whiten) for k, one in run.judged.items()}
             features = {k: run.kept_features(one, asked, k) for k, one in made.items()}
             found = [self._figures(rows, asked, queries) for rows in features.values()]
             plain["whitened"] = average(found)

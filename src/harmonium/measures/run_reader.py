@@ -30,8 +30,8 @@ from harmonium.evaluation.references import RAW, WHITENED, whitened_pixels
 from harmonium.evaluation.whitening import DIRECTIONS, WhitenedEncoder, moments_of, whitening
 from harmonium.federation.method import Method, Server
 from harmonium.federation.personal import Own
-from harmonium.measures.eval_data import OWN, THEIRS, UPRIGHT, Ground, Sets
-from harmonium.measures.result_cache import Drawn, Finished
+from harmonium.measures.eval_data import OWN, THEIRS, UPRIGHT, EvalData, EvalSets
+from harmonium.measures.result_cache import Drawn, ResultCache
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import load_encoder
 from harmonium.runs.loop import as_drawn
@@ -54,9 +54,9 @@ class Run:
     split: Split
     commit: Commit
     note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
-    sets: Sets = field(default_factory=Sets, repr=False)  # that it is judged on
+    sets: EvalSets = field(default_factory=EvalSets, repr=False)  # to evaluate on
     kept: Kept = field(default_factory=Kept, repr=False)  # features on disk
-    finished: Finished = field(default_factory=Finished, repr=False)  # draws of an earlier call
+    finished: ResultCache = field(default_factory=ResultCache, repr=False)  # of earlier calls
 
     @cached_property
     def method(self) -> Method:
@@ -79,21 +79,21 @@ class Run:
         return self.method.personal or self.method.blueprint.rules["encoder"] == "local"
 
     @cached_property
-    def _grounds(self) -> dict[str, Ground]:
-        found = {OWN: Ground(OWN, judged_on(self.dataset, self.split))}
+    def _eval_data(self) -> dict[str, EvalData]:
+        found = {OWN: EvalData(OWN, judged_on(self.dataset, self.split))}
         if self.split.angles is not None:
-            found[UPRIGHT] = Ground(
+            found[UPRIGHT] = EvalData(
                 UPRIGHT, judged_on(self.dataset, replace(self.split, angles=None))
             )
         return found
 
-    def ground(self, name: str = OWN) -> Ground:
+    def eval_data(self, name: str = OWN) -> EvalData:
         """What to judge on: the run's own images, or another set in the shape of these."""
-        if name not in self._grounds:
+        if name not in self._eval_data:
             if name == UPRIGHT:
                 raise ConfigError(f"no client of {self.path} holds turned images: on={OWN}")
-            self._grounds[name] = Ground(name, self.sets.load(name, self.dataset.train.shape))
-        return self._grounds[name]
+            self._eval_data[name] = EvalData(name, self.sets.load(name, self.dataset.train.shape))
+        return self._eval_data[name]
 
     def overlap(self, name: str) -> list[str]:
         """A warning where a set to judge on is one that the run has learnt from."""
@@ -130,28 +130,28 @@ class Run:
 
     @property
     def _held(self) -> Dataset:
-        return self.ground().data
+        return self.eval_data().dataset
 
-    def pixels(self, ground: Ground) -> dict[str, nn.Module]:
+    def pixels(self, data: EvalData) -> dict[str, nn.Module]:
         """Encoders without training: pixels as they are, and whitened.
 
         Whitening is of the training part of the set that is judged on, and needs no labels.
         """
-        if ground.name not in self._pixels:
+        if data.name not in self._pixels:
             found: dict[str, nn.Module] = {RAW: Pixels()}
             with suppress(DataError):  # images that are all the same cannot be whitened
-                found[WHITENED] = whitened_pixels(ground.data.train, self.method.views.plain)
-            self._pixels[ground.name] = found
-        return self._pixels[ground.name]
+                found[WHITENED] = whitened_pixels(data.dataset.train, self.method.views.plain)
+            self._pixels[data.name] = found
+        return self._pixels[data.name]
 
     @cached_property
     def _pixels(self) -> dict[str, dict[str, nn.Module]]:
         return {}
 
-    def whitened(self, encoder: nn.Module, ground: Ground, whiten: bool | int) -> nn.Module:
+    def whitened(self, encoder: nn.Module, data: EvalData, whiten: bool | int) -> nn.Module:
         """An encoder with its features whitened by those of the training part of a set."""
         directions = DIRECTIONS if isinstance(whiten, bool) else whiten
-        features = self.kept_features(encoder, ground.data.train, "the encoder to whiten")
+        features = self.kept_features(encoder, data.dataset.train, "the encoder to whiten")
         return WhitenedEncoder(encoder, whitening(moments_of(features), directions))
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
@@ -235,7 +235,7 @@ class Run:
             return {}
         return state_store.read(self.path / "clients" / held["file"], held["digest"]).state
 
-    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+    def images(self, count: int | None, seed: int, part: str = "test") -> Images:
         """Up to `count` images of a part: the same for all runs on the same data."""
         test: Images = getattr(self.dataset, part)
         if len(test) == 0:
@@ -246,13 +246,11 @@ class Run:
         return test.subset(np.sort(rng.choice(len(test), count, replace=False)))
 
     def kept_features(
-        self, encoder: nn.Module, pictures: Images, whose: str, drawn: Drawn | None = None
+        self, encoder: nn.Module, images: Images, whose: str, drawn: Drawn | None = None
     ) -> Tensor:
         """The same by way of the disk; of random views where `drawn` says of which."""
         if isinstance(encoder, WhitenedEncoder):  # plain features are kept, and serve both
-            white: Tensor = encoder.white(
-                self.kept_features(encoder.encoder, pictures, whose, drawn)
-            )
+            white: Tensor = encoder.white(self.kept_features(encoder.encoder, images, whose, drawn))
             return white
         first = self.method.views.pipelines[0]
         how = {
@@ -260,13 +258,13 @@ class Run:
             "prepared": [first.mean, first.std, first.size],
             **({"drawn": plain(drawn)} if drawn else {}),
         }
-        found = self.kept.features(encoder, pictures, self.method.views.plain, how, drawn)
+        found = self.kept.features(encoder, images, self.method.views.plain, how, drawn)
         return self._sound(found, whose)
 
-    def features(self, encoder: nn.Module, pictures: Images, whose: str) -> Tensor:
+    def features(self, encoder: nn.Module, images: Images, whose: str) -> Tensor:
         """Frozen features of images, refused where they are no numbers."""
         watch = partial(tell, "features")
-        return self._sound(embed(encoder, pictures, self.method.views.plain, watch=watch), whose)
+        return self._sound(embed(encoder, images, self.method.views.plain, watch=watch), whose)
 
     @property
     def early(self) -> str:
@@ -333,7 +331,7 @@ class Federated(Run):
         """Stays at its site: refused."""
         raise self._away("it")
 
-    def pictures(self, count: int | None, seed: int, part: str = "test") -> Images:
+    def images(self, count: int | None, seed: int, part: str = "test") -> Images:
         """Stay at the sites: refused."""
         raise self._away("it")
 
@@ -391,7 +389,7 @@ def _federated(
     **more: Any,
 ) -> Run:
     """A federation's run, to be judged on the first of the sets that the call names."""
-    sets: Sets = more.get("sets", Sets())
+    sets: EvalSets = more.get("sets", EvalSets())
     if theirs := [name for name in sets.names if name in THEIRS]:
         raise ConfigError(
             f"{path} is a run of a federation, whose images stay at the sites, so on={theirs[0]} "

@@ -23,7 +23,7 @@ from harmonium.core.settings import plain
 from harmonium.data.images import Images
 from harmonium.data.labels import stratified
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.eval_data import Ground
+from harmonium.measures.eval_data import EvalData
 from harmonium.measures.probing import barred, by_set, called, columns
 from harmonium.measures.run_reader import Run
 from harmonium.measures.training import Tunes
@@ -47,12 +47,12 @@ class Semi(Tunes):
         if len(set(self.fractions)) < len(self.fractions):
             raise ConfigError(f"semi.fractions names one twice: {list(self.fractions)}")
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """Every fraction on one set."""
         found, notes = [], []
         for share in self.fractions:
-            labelled = [self.known(ground, share, draw) for draw in range(self.draws)]
-            one = self.both(run, ground, labelled, f"{100 * share:g} % of labels")
+            labelled = [self.known(data, share, draw) for draw in range(self.draws)]
+            one = self.both(run, data, labelled, f"{100 * share:g} % of labels")
             found.append({"fraction": share, "labels": len(labelled[0]), **one})
             for whose, values in (("its", one), ("an untrained", one["untrained"])):
                 if lost := sum(value is None for value in values["draws"]):
@@ -60,13 +60,13 @@ class Semi(Tunes):
                         f"{100 * share:g} %: {whose} network diverged in {counted(lost, 'draw')}"
                     )
         about = plain(self.how(run))
-        chance = ground.chance(ground.part(self.part))
+        chance = data.chance(data.part(self.part))
         return Figures({"how": about, "fractions": found, "chance": chance}, notes)
 
-    def known(self, ground: Ground, share: float, draw: int) -> Images:
+    def known(self, data: EvalData, share: float, draw: int) -> Images:
         """The images whose labels are known in a draw."""
         rng = seeds.numpy_rng(self.seed, "measure", "semi", f"{share:g}", draw)
-        images = ground.bank
+        images = data.bank
         return images.subset(stratified(np.asarray(images.labels), share, rng))
 
     def tables(self, found: Mapping[str, Figures]) -> list[Shown]:

@@ -87,7 +87,7 @@ class Styles(Measure):
                 for kind, rows in features.items()
             },
         }
-        run.note(f"{run.label}: styles, {len(KINDS)} maps of {counted(len(owner), 'picture')}")
+        run.note(f"{run.label}: styles, {len(KINDS)} maps of {counted(len(owner), 'image')}")
         maps = {kind: laid_out(rows, self.perplexity, self.seed) for kind, rows in features.items()}
         named = np.array(self._names(run, chosen), str)
         return Figures(plain, self._notes(run, groups), {**maps, "owner": owner, "names": named})

@@ -21,7 +21,7 @@ from harmonium.evaluation.linear import FEW_STRENGTH, linear_probe
 from harmonium.evaluation.metrics import commonest_class
 from harmonium.evaluation.references import COMMONEST
 from harmonium.measures import Shown
-from harmonium.measures.eval_data import Ground, labels_of
+from harmonium.measures.eval_data import EvalData, labels_of
 from harmonium.measures.linear import cropped
 from harmonium.measures.probing import (
     FIGURES,
@@ -90,14 +90,14 @@ class Tunes(Probe):
     def tuned(
         self,
         run: Run,
-        ground: Ground,
+        data: EvalData,
         encoder: nn.Module,
         labelled: Sequence[Images],
         what: str,
         whose: str,
     ) -> list[dict[str, Any]]:
         """The figures of an encoder that is trained on, one for each choice of images."""
-        asked = ground.part(self.part)
+        asked = data.part(self.part)
         how, views = self.how(run), run.method.views
         found = list[dict[str, Any]]()
         for draw, images in enumerate(labelled):
@@ -128,32 +128,32 @@ class Tunes(Probe):
             told = "diverged" if value is None else f"{100 * value:.1f} %"
             told += "" if fresh else ", found on disk"
             number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
-            run.note(f"{run.label}: {self.name} on {ground.name}: {what}, {whose}{number}: {told}")
+            run.note(f"{run.label}: {self.name} on {data.name}: {what}, {whose}{number}: {told}")
         return found
 
     def both(
-        self, run: Run, ground: Ground, labelled: Sequence[Images], what: str
+        self, run: Run, data: EvalData, labelled: Sequence[Images], what: str
     ) -> dict[str, Any]:
         """The figures of the run's encoders, and of the encoder as first drawn beside them."""
         each = {
-            whose: self.tuned(run, ground, encoder, labelled, what, whose)
+            whose: self.tuned(run, data, encoder, labelled, what, whose)
             for whose, encoder in self.some(run).items()
         }
-        before = self.tuned(run, ground, run.untrained, labelled, what, "untrained")
+        before = self.tuned(run, data, run.untrained, labelled, what, "untrained")
         return {
             **summed([_mean(some) for some in zip(*each.values(), strict=True)]),
             "untrained": summed(before),
-            "references": self._references(run, ground, labelled),
+            "references": self._references(run, data, labelled),
             "encoders": list(each),
         }
 
     def _references(
-        self, run: Run, ground: Ground, labelled: Sequence[Images]
+        self, run: Run, data: EvalData, labelled: Sequence[Images]
     ) -> dict[str, dict[str, Any]]:
         """Linear probes on pixels with the same labels, and always naming the commonest class."""
-        asked = ground.part(self.part)
+        asked = data.part(self.part)
         found = {}
-        for name, encoder in run.pixels(ground).items():
+        for name, encoder in run.pixels(data).items():
             tested = run.kept_features(encoder, asked, name)
             draws = []
             for images in labelled:
@@ -169,7 +169,7 @@ class Tunes(Probe):
                 )
                 draws.append(counted_right(probe.answers))
             found[name] = summed(draws)
-        always = commonest_class(ground.bank.labels, asked.labels)
+        always = commonest_class(data.bank.labels, asked.labels)
         return {**found, COMMONEST: summed([counted_right(always)])}
 
     def side_by_side(

@@ -17,7 +17,7 @@ from harmonium.core.errors import ConfigError, counted, suggest
 from harmonium.core.settings import plain
 from harmonium.data.datasets import datasets
 from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.eval_data import THEIRS, Ground
+from harmonium.measures.eval_data import THEIRS, EvalData
 from harmonium.measures.probing import barred, by_set, called, columns
 from harmonium.measures.run_reader import Run
 from harmonium.measures.training import Tunes
@@ -45,13 +45,13 @@ class Transfer(Tunes):
             raise ConfigError("transfer needs another data set: transfer.data=mnist, or on=mnist")
         return found
 
-    def judge(self, run: Run, ground: Ground) -> Figures:
+    def judge(self, run: Run, data: EvalData) -> Figures:
         """One set."""
-        one = self.both(run, ground, [ground.bank] * self.draws, "all labels")
+        one = self.both(run, data, [data.bank] * self.draws, "all labels")
         plainly = {
             "how": plain(self.how(run)),
-            "labels": len(ground.bank),
-            "chance": ground.chance(ground.part(self.part)),
+            "labels": len(data.bank),
+            "chance": data.chance(data.part(self.part)),
             **one,
         }
         lost = [

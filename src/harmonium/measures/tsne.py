@@ -59,12 +59,12 @@ class TSNE(Measure):
 
     def look(self, run: Run) -> Figures:
         """The map of one run, and how far the client's classes lie apart from the rest."""
-        pictures = run.pictures(self.pictures, self.seed)
-        if len(pictures) < FEWEST:
-            raise DataError(f"{run.path} has {len(pictures)} test images; a map needs {FEWEST}")
+        images = run.images(self.pictures, self.seed)
+        if len(images) < FEWEST:
+            raise DataError(f"{run.path} has {len(images)} test images; a map needs {FEWEST}")
         encoder = self._encoder(run)
-        features = functional.normalize(run.features(encoder, pictures, f"client {self.client}"))
-        labels = np.asarray(pictures.labels)
+        features = functional.normalize(run.features(encoder, images, f"client {self.client}"))
+        labels = np.asarray(images.labels)
         held = run.dataset.train.labels
         own = own_classes(held[run.split.indices[self.client]], held)
         is_own = np.isin(labels, own) & (labels != UNKNOWN)
@@ -72,7 +72,7 @@ class TSNE(Measure):
             "round": run.commit.round,
             "trained": not run.keeps_encoders,
             "client": self.client,
-            "pictures": len(pictures),
+            "pictures": len(images),
             "own_classes": [name_of(run.dataset.classes, int(value)) for value in own],
             **separation(features[labels != UNKNOWN], is_own[labels != UNKNOWN]),
         }

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harmonium.core.errors import ConfigError
 from harmonium.report.figure import (
@@ -52,7 +52,7 @@ def arms_plot(
     the axis instead: bars begin at 0, so short differences would not be seen.
 
     Args:
-        path: where to: `.png`, `.pdf` or `.svg`.
+        path: the file, `.png`, `.pdf` or `.svg`.
         arms: name of an arm, from top to bottom, to probe (`kNN`, `linear`, ...) to `(mean, half)`,
             where half is half the width of its interval or None. None instead of a pair, or a
             probe that is left out, is a missing value and said to be one.
@@ -66,39 +66,28 @@ def arms_plot(
         digits: decimals of the values.
     """
     probes = list(dict.fromkeys(probe for its in arms.values() for probe in its))
-    if not probes or not any(_value(one) for its in arms.values() for one in its.values()):
-        raise ConfigError("there is nothing to draw yet: no arm has a figure")
-    across = min(ACROSS, len(probes)) if len(probes) != 4 else 2
-    down = math.ceil(len(probes) / across)
-    levels = references or {}
-    short = brief_names([*arms, *levels])
-    names = [textwrap.fill(short[name], LINE) for name in arms]
-    room = 0.2 + 0.068 * max(len(line) for name in names for line in name.split("\n"))
-    width = min(PAGE, max(5.0, room + PANEL * across))
-    rows = legend_rows([*levels, interval], width)
-    deep = sum(1 + 0.6 * name.count("\n") for name in names)  # of two lines some are taller
-    height = 0.75 + down * (0.55 + 0.25 * max(deep, 2)) + 0.17 * rows
-    letters = int((width - room) / across / 0.078)  # of a panel's title on one line
     values = [pair for its in arms.values() for one in its.values() if (pair := _value(one))]
-    known = [v for its in levels.values() for v in its.values() if v is not None]
+    if not values:
+        raise ConfigError("there is nothing to draw yet: no arm has a figure")
+    levels = references or {}
     percent = "(%)" in xlabel
+    known = [level for its in levels.values() for level in its.values() if level is not None]
     ends = [end for mean, half in values for end in _ends(mean, half, percent)] + known
     dots = min(ends) > 0 and max(ends) - min(ends) < CLOSE * max(ends)
-    with picture(path, width, height) as figure:
-        grid = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
+    short = brief_names([*arms, *levels])
+    names = [textwrap.fill(short[name], LINE) for name in arms]
+    page = _page(names, len(probes), [*levels, interval])
+    colours = [_colour(name, muted, strong) for name in arms]
+    with picture(path, page.width, page.height) as figure:
+        grid = figure.subplots(page.down, page.across, squeeze=False, sharey=True).flatten()
         for axes, probe in zip(grid, probes, strict=False):
             figures = [_value(its.get(probe)) for its in arms.values()]
-            colours = [_colour(name, muted, strong) for name in arms]
             _arms(axes, figures, colours, digits, dots, percent)
-            for index, (name, its) in enumerate(levels.items()):
-                style = level_style(index)
-                if (level := its.get(probe)) is not None:
-                    axes.axvline(level, zorder=3, **style)
-                    axes.plot([], [], label=short[name], **style)
+            _levels(axes, {short[name]: its.get(probe) for name, its in levels.items()})
             if interval and any(one is not None and one[1] for one in figures):
                 axes.plot([], [], "_", color=INK, markersize=12, label=interval)
             dress(axes, xlabel, "")
-            axes.set_title(textwrap.fill(probe, letters), loc="left", fontsize=9.5, color=INK)
+            axes.set_title(textwrap.fill(probe, page.letters), loc="left", fontsize=9.5, color=INK)
             axes.grid(visible=False, axis="y")
             axes.tick_params(axis="y", length=0)
             axes.set_yticks(range(len(arms)), names)
@@ -108,6 +97,36 @@ def arms_plot(
             axes.set_axis_off()
         headline(figure, title)
         add_legend(figure)
+
+
+class _Page(NamedTuple):
+    """How panels are laid out; sizes are in inches."""
+
+    across: int
+    down: int
+    width: float
+    height: float
+    letters: int  # of a panel's title on one line
+
+
+def _page(names: Sequence[str], panels: int, legend: Sequence[str]) -> _Page:
+    """A layout with room for the names of arms at the left and for the legend below."""
+    across = min(ACROSS, panels) if panels != 4 else 2
+    down = math.ceil(panels / across)
+    room = 0.2 + 0.068 * max(len(line) for name in names for line in name.split("\n"))
+    width = min(PAGE, max(5.0, room + PANEL * across))
+    deep = sum(1 + 0.6 * name.count("\n") for name in names)  # names of two lines are taller
+    height = 0.75 + down * (0.55 + 0.25 * max(deep, 2)) + 0.17 * legend_rows(legend, width)
+    return _Page(across, down, width, height, int((width - room) / across / 0.078))
+
+
+def _levels(axes: Any, levels: Mapping[str, float | None]) -> None:
+    """One panel's references as vertical lines."""
+    for index, (name, level) in enumerate(levels.items()):
+        if level is not None:
+            style = level_style(index)
+            axes.axvline(level, zorder=3, **style)
+            axes.plot([], [], label=name, **style)
 
 
 def _value(one: Estimate | None) -> Estimate | None:

@@ -7,22 +7,19 @@ import platform
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import torch
 from torch import nn
 
 from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
-from harmonium.core.errors import BudgetSpent, ConfigError, DataError, StoreError, WireError
-from harmonium.core.paths import home, make_folder
+from harmonium.core.errors import BudgetSpent, ConfigError, DataError, WireError
 from harmonium.core.progress import work
 from harmonium.core.settings import plain
 from harmonium.data.images import UNKNOWN, Dataset
@@ -50,10 +47,11 @@ from harmonium.runs.open_run import (
     read_about,
     read_recipe,
 )
+from harmonium.storage.result_folder import LOCK, PARTIAL, FolderKind, locked_folder
 from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
-TORN = ".part"  # what a kill leaves of a file while a run begins
+RUN = FolderKind("run", "runs", RECIPE, frozenset({LOCK, SPLIT, ABOUT, COPY}))
 
 
 def run(
@@ -276,31 +274,27 @@ def _begin(folder: Path, recipe: Recipe) -> None:
 
 
 def new_folder(recipe: Recipe) -> Path:
-    """Where a run goes that was given no place."""
+    """The folder of a run that was started without `out`."""
     losses = (recipe.objective.name, *(term.name for term in recipe.terms))
     choices = (recipe.method.name, *losses, recipe.data.name, recipe.digest[:8])
     name = "-".join(choice.rpartition(":")[2] for choice in choices if choice)
-    return home() / "runs" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+    return RUN.new(name)
 
 
 def holds(folder: Path, recipe: Recipe) -> bool:
     """Whether a folder holds this very run already; refuse one that holds anything else."""
-    if (folder / "recipe.yaml").exists():
+
+    def difference() -> str:
         held = read_recipe(folder)
-        if held.digest != recipe.digest:
-            apart = [*_apart(held.tree(), recipe.tree())]
-            more = ", ..." if len(apart) > 3 else ""
-            raise ConfigError(
-                f"{folder} holds another run ({', '.join(apart[:3])}{more}): name another folder "
-                "with --out"
-            )
+        if held.digest == recipe.digest:
+            return ""
+        apart = [*_apart(held.tree(), recipe.tree())]
+        return ", ".join(apart[:3]) + (", ..." if len(apart) > 3 else "")
+
+    held = RUN.holds(folder, difference)
+    if held:
         check_recipe(folder)
-        return True
-    ours = {".lock", SPLIT, ABOUT, COPY}
-    found = {path.name for path in folder.iterdir() if path.suffix != TORN}
-    if foreign := sorted(found - ours):
-        raise ConfigError(f"{folder} is not empty ({foreign[0]}): name a new folder with --out")
-    return False
+    return held
 
 
 def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -322,8 +316,8 @@ def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -
 def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:
     """Write what a run needs to be resumable; the recipe last, for then the run exists."""
     explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.training))
-    for torn in folder.glob(f"*{TORN}"):
-        files.remove(torn)
+    for partial in folder.glob(f"*{PARTIAL}"):
+        files.remove(partial)
     if recipe.init is not None:
         recipe.init.keep(folder)
     text = recipe.yaml().encode()
@@ -348,33 +342,33 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time may write to a run; the lock goes when its holder does.
+    """Create and lock the folder of a run: one process at a time may write to it.
 
     A run that begins here and is refused before a round was trained leaves nothing behind, so that
     the corrected command can have the same folder.
     """
-    new, begins = not folder.exists(), not (folder / "recipe.yaml").exists()
-    make_folder(folder)
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StoreError(f"another process is running {folder}: wait for it, or stop it") from None
-    except OSError as error:
-        raise StoreError(
-            f"{folder / '.lock'} cannot be locked ({error.strerror}): remove what is in its place"
-        ) from None
-    try:
-        yield
-    except (BudgetSpent, ConfigError, DataError, WireError):
-        if begins and (folder / "recipe.yaml").exists() and not Folder(folder).has_trained:
-            for path in folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != ".lock":
-                    path.unlink()
-        raise
-    finally:
-        lock.release()
-        if new and not (folder / "recipe.yaml").exists():  # refused before it began
-            shutil.rmtree(folder, ignore_errors=True)
+    new, begins = not folder.exists(), not (folder / RECIPE).exists()
+    with ExitStack() as after, locked_folder(folder):
+        if new:
+            after.callback(_remove_unless_begun, folder)  # once the lock is released
+        try:
+            yield
+        except (BudgetSpent, ConfigError, DataError, WireError):
+            if begins and (folder / RECIPE).exists() and not Folder(folder).has_trained:
+                _empty(folder)
+            raise
+
+
+def _empty(folder: Path) -> None:
+    """Remove everything in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def _remove_unless_begun(folder: Path) -> None:
+    """Remove a folder whose run was refused before it began."""
+    if not (folder / RECIPE).exists():
+        shutil.rmtree(folder, ignore_errors=True)

@@ -12,18 +12,20 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError
 from harmonium.recipe.presets import sweeps
 from harmonium.runs.loop import RunLoop
-from harmonium.studies.comparison import study, table
+from harmonium.studies.comparison import study
 from harmonium.studies.comparison.cells import plan
-from harmonium.studies.comparison.sweep import Sweep, _written, read
+from harmonium.studies.comparison.outcomes import Outcomes
+from harmonium.studies.comparison.summary import write_comparison
+from harmonium.studies.comparison.sweep import Sweep, read, write_sweep
 
 
 @pytest.mark.parametrize("name", sweeps())
 def test_sweeps_of_the_papers_can_be_run(name: str):
     for size in ("", "@cpu"):
         asked = read([f"{name}{size}", "seeds=2"])
-        made = plan(asked.at(asked.values[0]), allow_unfair=True)
+        made = plan(asked.words_at(asked.values[0]), allow_unfair=True)
         assert made.seeds == (0, 1) and not made.references and len(asked.values) > 2
-        last = plan(asked.at(asked.values[-1]), allow_unfair=True)
+        last = plan(asked.words_at(asked.values[-1]), allow_unfair=True)
         first = next(iter(made.methods.values())), next(iter(last.methods.values()))
         assert first[0].digest != first[1].digest
 
@@ -38,14 +40,14 @@ def test_every_paper_sweep_is_there():
 @pytest.mark.parametrize("size", ["", "@cpu"])
 def test_more_local_training_means_fewer_rounds(size: str):
     asked = read([f"synchronisation{size}"])
-    runs = [plan(asked.at(value)).methods["local-simclr"] for value in asked.values]
+    runs = [plan(asked.words_at(value)).methods["local-simclr"] for value in asked.values]
     assert len({run.rounds * run.local.epochs for run in runs}) == 1
     assert len({run.rounds for run in runs}) == len(asked.values)
 
 
 def test_one_of_two_shifts_is_swept():
     asked = read(["covariate-shift@cpu"])
-    splits = [plan(asked.at(value)).methods["local-simclr"].split for value in asked.values]
+    splits = [plan(asked.words_at(value)).methods["local-simclr"].split for value in asked.values]
     assert {one.alpha for one in splits} == {0.1} and len({one.angle_alpha for one in splits}) == 4
 
 
@@ -143,11 +145,11 @@ def test_figure_3c_has_its_split_its_supervised_line_and_its_labelled_part(size:
     """Louizos et al., 2024, section 4: joint shift, a fixed labelled holdout, all labels once."""
     asked = read([f"labels{size}"])
     assert asked.probe == "linear_labelled"
-    once = asked.plan_lines().methods
+    once = asked.at_every_value().methods
     assert set(once) == {"supervised"} and once["supervised"].split.labels == 1.0
     assert once["supervised"].objective.name == "supervised"
     for value in asked.values:
-        made = asked.plan(value).methods
+        made = asked.at_value(value).methods
         assert set(made) == {"semi-federated-simclr", "semi-local-simclr"}
         for recipe in (*made.values(), *once.values()):
             assert recipe.split.name == "joint" and recipe.split.alpha == 0.1
@@ -162,7 +164,7 @@ def test_what_a_sweep_runs_once_is_a_level_beside_all_values(
     monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(
-        "harmonium.report.plots.curves",
+        "harmonium.studies.comparison.sweep.curves",
         lambda path, series, *words, **more: drawn.update({path.name: (series, *words[3:])}),
     )
     words = (
@@ -200,7 +202,7 @@ def test_every_form_of_a_sweep_carries_what_was_unfair(tmp_path: Path):
     asked = plan(["fedavg", "fedprox,local.batch=6", *words], allow_unfair=True)
     health = {"spread": 0.5, "uniformity": -1.0, "effective_rank": 3.0, "warnings": []}
     figures = {(k, 0): {"knn": 0.5, "health": health} for k in ("untrained", *asked.methods)}
-    made = table.written(tmp_path, study.Found(asked, figures, unfair=list(asked.unfair)))
-    _written(Sweep(tmp_path, "local.lr", ("1",), {"1": made}, None))
+    made = write_comparison(tmp_path, Outcomes(asked, figures, unfair=list(asked.unfair)))
+    write_sweep(Sweep(tmp_path, "local.lr", ("1",), {"1": made}, None))
     for name in ("sweep.csv", "sweep.md", "sweep.tex", "sweep.json"):
         assert "differ in local.batch (64; 6)" in (tmp_path / name).read_text(), name

@@ -15,16 +15,17 @@ from harmonium.methods.fedavg import FedAvg
 from harmonium.report.figure import FORMATS, formats
 from harmonium.studies.comparison import statistics, traffic
 from harmonium.studies.comparison.cells import plan
-from harmonium.studies.comparison.published import Published
-from harmonium.studies.comparison.study import Found
-from harmonium.studies.comparison.table import Comparison, more_tables, written
+from harmonium.studies.comparison.outcomes import Outcomes
+from harmonium.studies.comparison.published import PublishedFigure
+from harmonium.studies.comparison.summary import write_comparison
+from harmonium.studies.comparison.table import Comparison, tables
 from harmonium.studies.comparison.traffic import Device, Point
 
 KNN = {"fedavg": [0.50, 0.56, 0.53], "fedprox": [0.55, 0.60, 0.59], "fedbyol": [0.2, 0.7, 0.4]}
 
 
-def found(labelled: bool = True) -> Found:
-    made = Found(plan([*KNN, "seeds=3", "compare.references=first"]), unfair=["a and b differ"])
+def found(labelled: bool = True) -> Outcomes:
+    made = Outcomes(plan([*KNN, "seeds=3", "compare.references=first"]), unfair=["a and b differ"])
     for label, values in {**KNN, "untrained": [0.1] * 3, "raw pixels": [0.3] * 3}.items():
         for seed, knn in enumerate(values):
             health = {"spread": knn, "uniformity": -1.0, "effective_rank": 3.0, "warnings": []}
@@ -37,14 +38,14 @@ def found(labelled: bool = True) -> Found:
             ]  # fmt: skip
             up = {"encoder": 1e6, "loss": 8.0} | ({"centroids": 3e5} if label == "fedbyol" else {})
             made.traffic[label, seed] = {"down": {"encoder": 2e6 + seed * 1e6}, "up": up}
-    made.published["fedavg"] = Published(71.2, ("rounds=9, not 20",))
+    made.published["fedavg"] = PublishedFigure(71.2, ("rounds=9, not 20",))
     made.failed["centralised", 1] = "the model\n  broke"
     return made
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_figures_over_seeds_are_summed_up(tmp_path: Path):
-    made = written(tmp_path, found())
+    made = write_comparison(tmp_path, found())
     rows = {row["encoder"]: row for row in made.rows}
     assert list(rows) == ["untrained", "raw pixels", *KNN]
     assert rows["fedavg"]["knn"] == pytest.approx(0.53)
@@ -62,7 +63,7 @@ def test_figures_over_seeds_are_summed_up(tmp_path: Path):
 
 
 def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
-    made = written(tmp_path, found())
+    made = write_comparison(tmp_path, found())
     assert made.notes[:2] == (
         "unfair: a and b differ",
         "left out: centralised, seed 1: the model broke",
@@ -90,7 +91,7 @@ def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         with formats(FORMATS):
-            made = written(folder, found())
+            made = write_comparison(folder, found())
         assert len(made.plots) == 12 and {path.suffix for path in made.plots} == {
             ".png", ".pdf", ".svg",
         }  # fmt: skip
@@ -105,7 +106,7 @@ def test_the_demonstration_has_the_formats_that_are_named(
 ):
     some = found()
     some.failed.clear()
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     monkeypatch.setattr("harmonium.cli.compare._compared", lambda *_, **__: made)
     app(["demo", "--formats", "pdf,svg"], standalone_mode=False)
     assert f"plot     {tmp_path / 'demo'}.pdf, .svg" in capsys.readouterr().out
@@ -120,7 +121,7 @@ def test_plots_name_intervals_and_references(tmp_path: Path):
     some.plan = replace(some.plan, references=beside)
     some.levels |= {(label, 0): 0.4 + 0.01 * n for n, label in enumerate(beside)}
     with formats("svg"):
-        written(tmp_path, some)
+        write_comparison(tmp_path, some)
     text = {path.stem: path.read_text() for path in tmp_path.glob("*.svg")}
     assert {"untrained", "raw pixels", "95 % interval over 3 seeds"} <= set(words(text["compare"]))
     named = " ".join(words(text["knn-over-bytes"]))
@@ -139,7 +140,7 @@ def test_every_probe_is_tested_as_knn_is(tmp_path: Path):
     for (label, seed), its in list(some.figures.items()):
         spread = {"fedavg": 0.01, "fedprox": 0.02}.get(label, 0.05) * (seed - 1)
         some.figures[label, seed] = {**its, "linear_10": its["knn"] + spread}
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     for key in ("linear", "linear_10"):
         tested = made.details["tests"][key]
         own = [some.figures["fedprox", seed][key] for seed in range(3)]
@@ -170,7 +171,7 @@ def test_every_probe_is_tested_as_knn_is(tmp_path: Path):
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_best_is_bold_and_what_a_test_cannot_tell_from_it_underlined(tmp_path: Path):
-    made = written(tmp_path, found())
+    made = write_comparison(tmp_path, found())
     tests = made.details["tests"]["knn"]
     assert tests["best"] == ("fedprox",) and tests["near"] == ("fedbyol",)
     # fedavg is 5.0 below fedprox with a paired p of 0.02, 0.04 by Holm.
@@ -190,7 +191,7 @@ def test_equal_means_are_all_bold_and_a_single_seed_has_no_underlines(tmp_path: 
     some.courses = {cell: its for cell, its in some.courses.items() if cell[1] == 0}
     some.plan = replace(some.plan, seeds=(0,))
     some.figures["fedavg", 0] = some.figures["fedprox", 0]
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     assert made.details["tests"]["knn"]["best"] == ("fedavg", "fedprox")
     assert made.details["tests"]["knn"]["near"] == () and made.tested() == []
     assert "underlined" not in (tmp_path / "compare.tex").read_text()
@@ -203,7 +204,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
     some.plan = replace(some.plan, names=names)
     (tmp_path / "notes").mkdir()
     with formats("svg"):
-        made = written(tmp_path, some)
+        made = write_comparison(tmp_path, some)
     assert [row["encoder"] for row in made.shown()][1:4] == ["Pixel", "fedavg", names["fedprox"]]
     assert [row["encoder"] for row in made.rows][1:4] == ["raw pixels", "fedavg", "fedprox"]
     for rows in (made.beside(), made.costs(), made.sent()):
@@ -219,7 +220,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
     assert held["details"]["names"] == names and "fedprox" in held["details"]["rows"]
     some.failed["fedprox", 1] = some.stopped["fedprox", 0] = "why"
     some.figures["fedprox", 2] = {**some.figures["fedprox", 2], "knn": None, "linear": None}
-    notes = written(tmp_path / "notes", some).notes
+    notes = write_comparison(tmp_path / "notes", some).notes
     notes = [note for note in notes if "prox" in note.lower() and "BatchNorm" not in note]
     assert len(notes) == 4 and all(names["fedprox"] in note for note in notes)
     for name in ("compare", "knn-over-rounds"):
@@ -230,7 +231,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
 def test_tables_compile(tmp_path: Path):
     some = found()
     some.plan = replace(some.plan, names={"fedprox": r"50% \ours{} #1 ~ a^b & ε_2 < 3 | … – “é”"})
-    written(tmp_path, some)
+    write_comparison(tmp_path, some)
     page = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}"]
     page += [r"\input{compare}", r"See Table~\ref{tab:compare}.", r"\end{document}"]
     (tmp_path / "page.tex").write_text("\n".join(page))
@@ -252,7 +253,7 @@ def test_global_objectives_are_drawn_and_tabled_by_objective(tmp_path: Path):
                 }}
                 for number in (1, 2)
             ]  # fmt: skip
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     its = made.details["rows"]["fedprox"]["global_objective"]
     assert its["value"]["by_seed"] == {0: -4.0, 1: -5.0, 2: -6.0} and its["local"]["mean"] == -2.0
     rows = {row["method"]: row for row in made.objectives()}
@@ -279,13 +280,16 @@ def test_two_forms_of_one_loss_are_named_and_drawn_apart(tmp_path: Path):
             for n in (0, 1)
         ]
     with formats("svg"):
-        made = written(tmp_path, some)
+        made = write_comparison(tmp_path, some)
     named = {row["method"]: row["loss"] for row in made.objectives()}
     assert named == {
         "fedsc": "spectral (form=fedsc, mu=4, views=fedsc)",
         "fedspectral": "spectral (form=haochen, mu=1, views=simclr)",
     }
-    assert any("only values of the same loss" in title for title, _, _ in more_tables(made))
+    assert any(
+        "only values of the same loss" in title
+        for title in (table.title for table in tables(made)[1:])
+    )
     assert "form=fedsc, mu=4" in (tmp_path / "compare.md").read_text()
     for name, label, other in (("", "fedsc", "fedspectral"), ("-2", "fedspectral", "fedsc")):
         text = " ".join(words_of(tmp_path / f"objective-over-rounds{name}.svg"))
@@ -303,7 +307,7 @@ def test_means_of_other_seeds_are_told(tmp_path: Path):
     some.failed["fedprox", 1] = "the disk is gone"
     some.figures["fedbyol", 2] = {**some.figures["fedbyol", 2], "knn": None, "linear": None}
     some.stopped["fedavg", 0] = "after 3 of 20 rounds: the budget is spent"
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     assert "ended early: fedavg, seed 0: after 3 of 20 rounds: the budget is spent" in made.notes
     assert "diverged: fedbyol, seed 2: left out of its mean" in made.notes
     assert not any("diverged: fedprox" in note for note in made.notes)
@@ -322,14 +326,14 @@ def test_differences_stand_where_no_seed_is_common_to_all(tmp_path: Path):
     for seed in (0, 1):
         del some.figures["fedbyol", seed]
     del some.figures["fedavg", 2]
-    rows = {row["method"]: row for row in written(tmp_path, some).beside()}
+    rows = {row["method"]: row for row in write_comparison(tmp_path, some).beside()}
     assert rows["fedprox"]["difference"] == pytest.approx(4.5)
     assert rows["fedprox"]["mean rank"] is None and "fedbyol" not in rows
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_cost_and_published_figures_stand_beside(tmp_path: Path):
-    made = written(tmp_path, found())
+    made = write_comparison(tmp_path, found())
     cost = made.costs()[0]
     assert cost["MB down"] == 3.0 and cost["MB up"] == pytest.approx(1.0, abs=1e-4)
     assert (
@@ -344,7 +348,7 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
             "because": "rounds=9, not 20",
         }
     ]
-    assert [title.split()[0] for title, _, _ in more_tables(made)] == [
+    assert [title.split()[0] for title in (table.title for table in tables(made)[1:])] == [
         "Against",
         "Megabytes",
         "Megabytes",
@@ -364,7 +368,7 @@ def test_a_diverged_run_has_its_line_and_its_costs(tmp_path: Path):
     one = found()
     one.figures["fedavg", 1] = {"knn": None, "linear": None, "health": {"warnings": ["broken"]}}
     one.courses["fedavg", 1] = [Point(0, 0.1, 0, 0.0), Point(1, None, 1000, 60.0)]
-    written(tmp_path, one)
+    write_comparison(tmp_path, one)
     lines = (tmp_path / "compare.csv").read_text().splitlines()
     assert any(
         line.startswith("fedavg,1,,,a and b differ,1,3000000,1000008,0.46,,,") for line in lines
@@ -378,7 +382,7 @@ def test_one_component_needs_no_table_of_its_own():
 
 
 def test_data_without_labels_have_label_free_figures(tmp_path: Path):
-    made = written(tmp_path, found(labelled=False))
+    made = write_comparison(tmp_path, found(labelled=False))
     assert made.title.startswith("Label-free") and made.picture is None
     assert made.rows[2]["spread"] == pytest.approx(0.53)
     assert "knn-over-rounds.png" not in {path.name for path in tmp_path.iterdir()}
@@ -441,12 +445,12 @@ def test_balanced_accuracy_and_verdicts_stand_beside(tmp_path: Path):
     for seed in range(3):
         some.figures["commonest class", seed] = {"knn": 0.52, "linear": 0.2}
         some.figures["whitened pixels", seed] = {"knn": 0.3, "linear": 0.2}
-    made = written(tmp_path, some)
+    made = write_comparison(tmp_path, some)
     assert [row["encoder"] for row in made.rows][:2] == ["commonest class", "untrained"]
-    tables = {title: rows for title, rows, _ in more_tables(made)}
-    rows = {row["encoder"]: row for row in tables["Balanced test accuracy in percent"]}
+    shown = {table.title: table.rows for table in tables(made)[1:]}
+    rows = {row["encoder"]: row for row in shown["Balanced test accuracy in percent"]}
     assert rows["fedavg"]["kNN"][0] == pytest.approx(26.5) and "commonest class" not in rows
-    assert {row["kNN"][0] for row in tables["AUROC in percent"]} == {75.0}
+    assert {row["kNN"][0] for row in shown["AUROC in percent"]} == {75.0}
     lines = (tmp_path / "compare.csv").read_text().splitlines()
     assert lines[0].startswith("encoder,seed,knn,linear,")
     assert {"balanced_knn", "auroc_knn"} <= set(lines[0].split(","))
@@ -458,7 +462,7 @@ def test_balanced_accuracy_and_verdicts_stand_beside(tmp_path: Path):
     margins = {"probes": {"knn": {"commonest class": {"margin": 0.04}}}}
     some.against = {("fedbyol", seed): margins for seed in range(3)}
     assert (
-        written(tmp_path, some)
+        write_comparison(tmp_path, some)
         .verdicts["fedbyol"]
         .startswith(
             "Below always naming the commonest class by kNN (43.3 against 52.0 %), which 3 seeds "

@@ -56,7 +56,7 @@ def test_it_lists_settings_and_what_they_take(home: Path) -> None:
 def test_a_study_that_was_stopped_is_estimated_from_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harmonium.studies.tuning.study._plots", lambda *given: ())
+    monkeypatch.setattr("harmonium.studies.tuning.study.plot_study", lambda *given: False)
     out = tmp_path / "study"
     tune("fedavg", *GRID, out=out, check=(2,), keep=0.5, margin=0.0)
     held = sorted(path for path in out.rglob("*") if path.is_file())

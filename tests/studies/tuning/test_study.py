@@ -39,9 +39,9 @@ FILES = ("tune.csv", "tune.json", "tune.md", "tune.png")
 
 
 @pytest.fixture
-def _no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of a small study's time."""
-    monkeypatch.setattr("harmonium.studies.tuning.study._plots", lambda *given: ())
+    monkeypatch.setattr("harmonium.studies.tuning.study.plot_study", lambda *given: False)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def study(out: Path, *words: str, **rest: Any) -> Any:
 GRID = ("grid.local.lr=0,0.01,0.02", "local.optimiser=adam", "rounds=3", "evaluate.every=2")
 
 
-@pytest.mark.usefixtures("_no_images")
+@pytest.mark.usefixtures("_no_plots")
 def test_the_best_score_wins_and_a_hopeless_setting_stops(tmp_path: Path) -> None:
     found = study(tmp_path / "s", *GRID, keep=0.5, margin=0, check=[2])
     states = {row["setting"]["local.lr"]: row["state"] for row in found.rows}
@@ -105,7 +105,7 @@ def _warn(folder: Path, rate: str) -> None:
         held.commit(commit.round, commit.server, commit.clients)  # as if it had been so at first
 
 
-@pytest.mark.usefixtures("_no_images")
+@pytest.mark.usefixtures("_no_plots")
 def test_the_command_runs_the_best_setting_in_full(tmp_path: Path) -> None:
     found = study(tmp_path / "s", "grid.local.milestones=[0.5, 0.8],[0.6]", "rounds=1")
     words = shlex.split(found.command)
@@ -156,7 +156,7 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> 
     assert not seen  # nothing was left to run
 
 
-@pytest.mark.usefixtures("_no_images")
+@pytest.mark.usefixtures("_no_plots")
 def test_settings_that_fail_or_are_refused_are_in_the_table(tmp_path: Path) -> None:
     words = ("grid.local.momentum=0,1.5", "grid.local.lr=0.01,1e30", "local.clip=none", "rounds=2")
     told: list[str] = []
@@ -251,7 +251,7 @@ def test_another_study_is_not_overwritten(tmp_path: Path) -> None:
         study(tmp_path / "s", "grid.local.lr=0.1", "rounds=1")
 
 
-@pytest.mark.usefixtures("_no_images")
+@pytest.mark.usefixtures("_no_plots")
 def test_python_reads_like_the_command(tmp_path: Path) -> None:
     found = harmonium.tune(
         "fedsimclr",

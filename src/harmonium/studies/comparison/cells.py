@@ -52,7 +52,7 @@ class Settings(Device):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What a comparison will run."""
 
     methods: Mapping[str, Recipe]  # by label, with the first seed
@@ -93,70 +93,78 @@ class Plan:
 
 def plan(
     words: Sequence[str], settings: Mapping[str, Any] = {}, *, allow_unfair: bool = False
-) -> Plan:
+) -> ComparisonPlan:
     """From the words of a command to its runs: names of methods or recipes, then settings.
 
     Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. So do
     those of a reference: `centralised,local.lr=0.3`. From Python, settings of all may be given by
     name. `label.ROW=NAME` names a row for readers.
     """
-    settings, called = taken(settings)
-    called = [*filter(is_label, words), *called]
+    settings, label_words = taken(settings)
+    label_words = [*filter(is_label, words), *label_words]
     words = [word for word in words if not is_label(word)]
     own_settings = reference_settings(words)
-    names = [word for word in words if is_method(word)]
-    if not names:
+    method_words = [word for word in words if is_method(word)]
+    if not method_words:
         raise ConfigError("name at least one method, e.g. `harmonium compare fedavg rounds=10`")
     changes = changes_of([word for word in words if not is_name(word)], settings)
-    own = apply_changes({}, [change for change in changes if change.section in OWN])
-    rest = [change for change in changes if change.section not in OWN]
-    for change in rest:
+    tree = apply_changes({}, [change for change in changes if change.section in OWN])
+    shared = [change for change in changes if change.section not in OWN]
+    _check_keys(shared)
+    methods = _methods(method_words, shared)
+    compare = make(Settings, tree.get("compare", {}), "compare")
+    beside = references(methods, compare.references, supervised=compare.supervised)
+    tuned = _with_own_settings(beside, own_settings, shared)
+    names = names_of(label_words, [*WITHOUT_RUN, *methods, *beside])
+
+    def named(rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
+        return {names.get(label, label): recipe for label, recipe in rows.items()}
+
+    # An error names methods as the command does, a note on the result by the names of its rows.
+    unfair = fairness.check(named(methods) if allow_unfair else methods, allow=allow_unfair)
+    for label, recipe in tuned.items():
+        row = names.get(label, label)
+        both = {row: beside[label], f"{row} with its own settings": recipe}
+        unfair += fairness.check(both, allow=allow_unfair)
+    beside |= tuned
+    own_notes = [
+        f"{names.get(label, label)} has {' '.join(given)} of its own"
+        for label, given in own_settings.items()
+    ]
+    return ComparisonPlan(
+        methods,
+        beside,
+        seeds_of(tree.get("seeds", 1), next(iter(methods.values())).seed),
+        compare,
+        tuple(unfair),
+        (*fairness.remarks(named(methods)), *_more_seen(methods, named(beside)), *own_notes),
+        names,
+        dict(zip(methods, method_words, strict=True)),
+    )
+
+
+def _check_keys(changes: Sequence[Change]) -> None:
+    """Refuse settings that no recipe has, with the nearest known key."""
+    for change in changes:
         if change.section not in Recipe.model_fields:
             own_keys = ["seeds", "label", *(f"compare.{one.name}" for one in fields(Settings))]
             raise UnknownSetting(unknown(change.key, [*known_keys(), *own_keys]))
+
+
+def _methods(words: Sequence[str], shared: Sequence[Change]) -> dict[str, Recipe]:
+    """The recipe of every method by its label; two that are the same are refused."""
     recipes = {}
-    for word in names:
-        name, its = name_and_settings(word)
-        recipes[word] = Recipe.of(name, *rest, *its)
-    labels = [label_of(name, names) for name in names]
-    if len(set(labels)) < len(names):
-        raise ConfigError(f"two of these have the same name: {', '.join(names)}")
+    for word in words:
+        name, own = name_and_settings(word)
+        recipes[word] = Recipe.of(name, *shared, *own)
+    labels = [label_of(word, words) for word in words]
+    if len(set(labels)) < len(words):
+        raise ConfigError(f"two of these have the same name: {', '.join(words)}")
     methods = dict(zip(labels, recipes.values(), strict=True))
     for one, other in itertools.combinations(methods, 2):
         if methods[one].digest == methods[other].digest:
             raise ConfigError(f"{one} and {other} are the same recipe: leave one of them out")
-    made = make(Settings, own.get("compare", {}), "compare")
-    beside = references(methods, made.references, supervised=made.supervised)
-    tuned = _with_own_settings(beside, own_settings, rest)
-    called_rows = names_of(called, [*WITHOUT_RUN, *methods, *beside])
-
-    def named(rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
-        return {called_rows.get(label, label): recipe for label, recipe in rows.items()}
-
-    # What is refused is told in the words of the command, what is allowed by the names of rows.
-    unfair = fairness.check(named(methods) if allow_unfair else methods, allow=allow_unfair)
-    for label, recipe in tuned.items():
-        row = called_rows.get(label, label)
-        both = {row: beside[label], f"{row} with its own settings": recipe}
-        unfair += fairness.check(both, allow=allow_unfair)
-    beside |= tuned
-    return Plan(
-        methods,
-        beside,
-        seeds_of(own.get("seeds", 1), next(iter(methods.values())).seed),
-        made,
-        tuple(unfair),
-        (
-            *fairness.remarks(named(methods)),
-            *_more_seen(methods, named(beside)),
-            *(
-                f"{called_rows.get(name, name)} has {' '.join(its)} of its own"
-                for name, its in own_settings.items()
-            ),
-        ),
-        called_rows,
-        dict(zip(labels, names, strict=True)),
-    )
+    return methods
 
 
 def is_name(word: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,8 +21,8 @@ from harmonium.runs.estimate import Estimate, estimated
 from harmonium.runs.open_run import missing
 from harmonium.runs.start import holds
 from harmonium.storage.run_folder import Folder
-from harmonium.studies.comparison.cells import SUPERVISED, Plan, plan
-from harmonium.studies.comparison.study import cell, refuse_run
+from harmonium.studies.comparison.cells import SUPERVISED, ComparisonPlan, plan
+from harmonium.studies.comparison.study import COMPARISON, cell
 from harmonium.studies.comparison.sweep import LINES, read
 
 PATIENCE = 15.0  # seconds after which no further recipe is measured
@@ -142,8 +142,8 @@ def forecast(
 
     With `measure` a few steps of runs that have not begun are measured, for their time.
     """
-    made = plan(words, allow_unfair=allow_unfair)
-    return _of(made.said, [(made, folder)], measure)
+    comparison = plan(words, allow_unfair=allow_unfair)
+    return _forecast(comparison.said, [(comparison, folder)], measure)
 
 
 def forecast_sweep(
@@ -154,41 +154,52 @@ def forecast_sweep(
     measure: bool = False,
 ) -> Forecast:
     """The same for `sweep`: all values together."""
-    asked = read(words)
-    plans = [asked.plan(value, allow_unfair=allow_unfair) for value in asked.values]
-    said = f"{asked.key} is {', '.join(asked.values)}; at each {plans[0].said}"
-    places = [folder and folder / f"{asked.key}={value}" for value in asked.values]
-    if asked.lines:
-        once = asked.plan_lines(allow_unfair=allow_unfair)
+    sweep = read(words)
+    plans = [sweep.at_value(value, allow_unfair=allow_unfair) for value in sweep.values]
+    said = f"{sweep.key} is {', '.join(sweep.values)}; at each {plans[0].said}"
+    places = [folder and folder / f"{sweep.key}={value}" for value in sweep.values]
+    if sweep.lines:
+        once = sweep.at_every_value(allow_unfair=allow_unfair)
         plans, places = [*plans, once], [*places, folder and folder / LINES]
         said += f"; and once {once.said}"
-    return _of(said, list(zip(plans, places, strict=True)), measure)
+    return _forecast(said, list(zip(plans, places, strict=True)), measure)
 
 
-def _of(said: str, plans: Sequence[tuple[Plan, Path | None]], measure: bool) -> Forecast:
+def _forecast(
+    said: str, plans: Sequence[tuple[ComparisonPlan, Path | None]], measure: bool
+) -> Forecast:
+    """The runs of several comparisons, each with its folder; `said` is the first line."""
     for _, folder in plans:
         if folder is not None:
-            refuse_run(folder)
-    recipes = [recipe for made, _ in plans for recipe in made.rows.values()]
+            COMPARISON.holds(folder)
+    recipes = [recipe for plan, _ in plans for recipe in plan.rows.values()]
     for recipe in recipes:
         recipe.check()
-    notes = [text for made, _ in plans for text in made.remarks]
-    if any(map(_maybe_unlabelled, recipes)) and any(SUPERVISED in p.references for p, _ in plans):
-        notes.append(f"{SUPERVISED} is left out if the images turn out to have no labels")
     runs = [
         (cell_of(label, seed, recipe, folder and cell(folder, label, seed)), recipe)
-        for made, folder in plans
-        for label, seed, recipe in made.cells()
+        for plan, folder in plans
+        for label, seed, recipe in plan.cells()
     ]
-    cells, measured = expected(runs) if measure else ([one for one, _ in runs], "")
+    cells, measured = expected(runs) if measure else ([run for run, _ in runs], "")
     return Forecast(
         said,
         tuple(cells),
-        tuple(dict.fromkeys(text for made, _ in plans for text in made.unfair)),
-        tuple(dict.fromkeys(text for recipe in recipes for text in missing(recipe))),
-        tuple(dict.fromkeys(notes)),
+        _each_once(text for plan, _ in plans for text in plan.unfair),
+        _each_once(text for recipe in recipes for text in missing(recipe)),
+        _each_once([*(text for plan, _ in plans for text in plan.remarks), *_label_note(plans)]),
         measured,
     )
+
+
+def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _label_note(plans: Sequence[tuple[ComparisonPlan, Path | None]]) -> Iterator[str]:
+    """That training with labels is left out, where it is not known whether there are labels."""
+    unsure = any(_maybe_unlabelled(recipe) for plan, _ in plans for recipe in plan.rows.values())
+    if unsure and any(SUPERVISED in plan.references for plan, _ in plans):
+        yield f"{SUPERVISED} is left out if the images turn out to have no labels"
 
 
 def expected(

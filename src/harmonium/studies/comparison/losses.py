@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harmonium.core.settings import plain
 from harmonium.recipe.schema import Recipe
 from harmonium.studies.comparison.fairness import shown
-
-if TYPE_CHECKING:
-    from harmonium.studies.comparison.study import Found
+from harmonium.studies.comparison.outcomes import Outcomes
 
 
 def losses(recipes: Mapping[str, Recipe]) -> dict[str, str]:
@@ -38,10 +36,10 @@ def losses(recipes: Mapping[str, Recipe]) -> dict[str, str]:
     return named
 
 
-def measured_losses(found: Found) -> dict[str, str]:
+def measured_losses(outcomes: Outcomes) -> dict[str, str]:
     """The losses of the rows whose global objective was measured, in their order."""
-    known = {label for label, _ in found.objectives}
-    return losses({label: one for label, one in found.plan.rows.items() if label in known})
+    known = {label for label, _ in outcomes.objectives}
+    return losses({label: one for label, one in outcomes.plan.rows.items() if label in known})
 
 
 def _text(value: Any) -> str:

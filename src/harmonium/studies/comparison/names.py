@@ -1,13 +1,13 @@
 """Names for the rows of a comparison, set by `label.fedca="FedCA (ours)"`.
 
-A name is for people: tables, notes, progress, LaTeX and legends have it. Folders, JSON and CSV keep
-the row's own label, so that a comparison goes on under other names.
+Tables, notes, progress, LaTeX and legends show the name. Folders, JSON and CSV keep the row's own
+label, so that a comparison can be continued under other names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harmonium.core.errors import ConfigError, UnknownSetting, suggest
@@ -16,7 +16,7 @@ PREFIX = "label."
 
 
 def slug(label: str) -> str:
-    """A row's label as a folder has it: without blanks.
+    """The name of a row's folder: its label without blanks.
 
     >>> slug("alone (fedbyol)")
     'alone-fedbyol'
@@ -55,38 +55,46 @@ def taken(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def names_of(words: Sequence[str], rows: Sequence[str]) -> dict[str, str]:
     """The names that words give to rows; an unknown row is refused with the nearest known one.
 
-    A label may have signs of its own, as `fedavg local.lr=0.1` has; folders' forms do as well.
+    A word refers to a row by its label, which may hold `=` as in `fedavg local.lr=0.1`, or by the
+    name of its folder.
 
     >>> names_of(["label.raw-pixels=pixels", "label.fedavg lr=1=FedAvg, fast"],
     ...     ["raw pixels", "fedavg", "fedavg lr=1"])
     {'raw pixels': 'pixels', 'fedavg lr=1': 'FedAvg, fast'}
     """
-    known = {form: row for row in rows for form in (slug(row), row)}
+    forms = {form: row for row in rows for form in (slug(row), row)}
     names: dict[str, str] = {}
     for word in words:
-        text = word.removeprefix(PREFIX)
-        fits = [form for form in known if text.startswith(f"{form}=")]
-        if not fits:
-            key, equals, _ = text.partition("=")
-            if not equals:
-                raise ConfigError(f"'{word}' gives no name: write label.METHOD=NAME")
-            raise UnknownSetting(
-                f"{PREFIX}{key}: no row of this comparison is called '{key}': {suggest(key, rows)}"
-            )
-        form = max(fits, key=len)
-        row, name = known[form], _unquoted(text[len(form) + 1 :])
-        if not name:
-            raise ConfigError(f"{PREFIX}{form} is empty: write label.METHOD=NAME")
-        if names.setdefault(row, name) != name:
+        form, name = _form_and_name(word, forms, rows)
+        if names.setdefault(forms[form], name) != name:
             raise ConfigError(
-                f"{PREFIX}{form} is given twice, as {names[row]} and as {name}: leave one out"
+                f"{PREFIX}{form} is given twice, as {names[forms[form]]} and as {name}: leave one "
+                "out"
             )
-    called = [names.get(row, row) for row in rows]
+    shown = [names.get(row, row) for row in rows]
     for row, name in names.items():
-        if called.count(name) > 1:
+        if shown.count(name) > 1:
             other = next(one for one in rows if one != row and names.get(one, one) == name)
-            raise ConfigError(f"{PREFIX}{row} is '{name}', which {other} is called too")
+            raise ConfigError(f"{PREFIX}{row} is '{name}', which is also the name of {other}")
     return names
+
+
+def _form_and_name(word: str, forms: Collection[str], rows: Sequence[str]) -> tuple[str, str]:
+    """The row that a word names, in the form that it has there, and the name that it gives."""
+    text = word.removeprefix(PREFIX)
+    fits = [form for form in forms if text.startswith(f"{form}=")]
+    if not fits:
+        key, equals, _ = text.partition("=")
+        if not equals:
+            raise ConfigError(f"'{word}' gives no name: write label.METHOD=NAME")
+        raise UnknownSetting(
+            f"{PREFIX}{key}: no row of this comparison is called '{key}': {suggest(key, rows)}"
+        )
+    form = max(fits, key=len)
+    name = _unquoted(text[len(form) + 1 :])
+    if not name:
+        raise ConfigError(f"{PREFIX}{form} is empty: write label.METHOD=NAME")
+    return form, name
 
 
 def _unquoted(text: str) -> str:

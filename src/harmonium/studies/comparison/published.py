@@ -23,7 +23,7 @@ CLASSIFIERS = {  # how a paper's figures were judged, by its table
 }
 
 
-class Published(NamedTuple):
+class PublishedFigure(NamedTuple):
     """A paper's figure, and in what this recipe is another one."""
 
     figure: float  # test accuracy of a linear classifier in percent
@@ -32,7 +32,7 @@ class Published(NamedTuple):
     deviation: float | None = None  # over seeds, as the paper has it
 
 
-def published(name: str, recipe: Recipe) -> Published | None:
+def published(name: str, recipe: Recipe) -> PublishedFigure | None:
     """The figure of a row of a paper's table; none where a recipe is no such row, or has none."""
     row = entry(name)
     if row is None or row.published is None:
@@ -43,7 +43,7 @@ def published(name: str, recipe: Recipe) -> Published | None:
     # Where clients see a share of the labels, the paper's classifier sees no others either.
     probe = "linear" if full.split.labels == 1 else "linear_labelled"
     gap += [row.note] if row.note else []
-    return Published(row.published, tuple(gap), probe, row.deviation)
+    return PublishedFigure(row.published, tuple(gap), probe, row.deviation)
 
 
 def gaps(here: Recipe, full: Recipe) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """How far a method is from another, over the seeds that both have."""
 
     mean: float
@@ -61,7 +61,7 @@ def summary(figures: Figures) -> Summary:
     return Summary(mean, stderr, mean - half, mean + half, len(values))
 
 
-def differences(rows: Mapping[str, Figures], base: str) -> dict[str, Difference]:
+def differences(rows: Mapping[str, Figures], base: str) -> dict[str, PairedDifference]:
     """Every other row against one of them, p values corrected for their number.
 
     >>> found = differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 3.1}}, "a")["b"]
@@ -69,20 +69,20 @@ def differences(rows: Mapping[str, Figures], base: str) -> dict[str, Difference]
     (1.05, 0.03)
     """
     raw: dict[str, float] = {}
-    found: dict[str, Difference] = {}
+    found: dict[str, PairedDifference] = {}
     for label, figures in rows.items():
         shared = sorted(set(figures) & set(rows[base]))
         if label == base or not shared:
             continue
         apart = summary({seed: figures[seed] - rows[base][seed] for seed in shared})
-        found[label] = Difference(apart.mean, None, None, None, apart.seeds)
+        found[label] = PairedDifference(apart.mean, None, None, None, apart.seeds)
         size = max(abs(some[seed]) for some in (figures, rows[base]) for seed in shared)
         if apart.stderr is not None and apart.stderr > ROUNDING * size:
-            found[label] = Difference(apart.mean, apart.low, apart.high, None, apart.seeds)
+            found[label] = PairedDifference(apart.mean, apart.low, apart.high, None, apart.seeds)
             raw[label] = _p(apart.mean, apart.stderr, apart.seeds)
     for label, p in holm(raw).items():
         one = found[label]
-        found[label] = Difference(one.mean, one.low, one.high, p, one.seeds)
+        found[label] = PairedDifference(one.mean, one.low, one.high, p, one.seeds)
     return found
 
 

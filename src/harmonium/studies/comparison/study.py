@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import shlex
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +19,29 @@ from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import (
     CallbackError,
-    ConfigError,
     DataError,
     HarmoniumError,
     NoneFinished,
 )
-from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import work
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.overrides import as_words, changes_of
-from harmonium.recipe.schema import Recipe
 from harmonium.report import figure as look
 from harmonium.runs.loop import Result
 from harmonium.runs.open_run import read_about, read_split
 from harmonium.runs.start import COMMAND, holds, reference_figures, reference_levels, run
-from harmonium.studies.comparison import table
-from harmonium.studies.comparison.cells import SUPERVISED, UNTRAINED, WHITENED, Plan
-from harmonium.studies.comparison.cells import plan as planned
+from harmonium.storage.result_folder import FolderKind
+from harmonium.storage.run_folder import RECIPE
+from harmonium.studies.comparison.cells import SUPERVISED, UNTRAINED, WHITENED, ComparisonPlan
+from harmonium.studies.comparison.cells import plan as plan_cells
 from harmonium.studies.comparison.names import slug
-from harmonium.studies.comparison.published import Published, published
-from harmonium.studies.comparison.traffic import Point, components, course
+from harmonium.studies.comparison.outcomes import Cell, Outcomes
+from harmonium.studies.comparison.published import published
+from harmonium.studies.comparison.summary import write_comparison
+from harmonium.studies.comparison.table import Comparison
+from harmonium.studies.comparison.traffic import components, course
 
-Cell = tuple[str, int]  # a row's label and a seed
-
-
-@dataclass
-class Found:
-    """What the cells of a comparison came to."""
-
-    plan: Plan
-    figures: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)
-    courses: dict[Cell, list[Point]] = field(default_factory=dict)
-    objectives: dict[Cell, list[Mapping[str, Any]]] = field(default_factory=dict)  # by round
-    traffic: dict[Cell, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-    levels: dict[Cell, float] = field(default_factory=dict)  # validation kNN of references
-    against: dict[Cell, Mapping[str, Any]] = field(default_factory=dict)  # verdicts of runs
-    published: dict[str, Published] = field(default_factory=dict)
-    failed: dict[Cell, str] = field(default_factory=dict)
-    stopped: dict[Cell, str] = field(default_factory=dict)  # why runs ended before their last round
-    unfair: list[str] = field(default_factory=list)
+COMPARISON = FolderKind("comparison", "compare")
 
 
 def compare(
@@ -68,7 +51,7 @@ def compare(
     formats: str | Sequence[str] | None = None,
     callbacks: Callbacks = (),
     **settings: Any,
-) -> table.Comparison:
+) -> Comparison:
     """Run methods and references under one budget, and put their figures side by side.
 
     Args:
@@ -93,57 +76,65 @@ def compare(
     True
     """
     formats = None if formats is None else look.known_formats(formats)
-    made = planned(words, settings, allow_unfair=allow_unfair)
-    if not next(iter(made.methods.values())).data.load().train.labelled:
-        unlabelled = {k: v for k, v in made.references.items() if not k.startswith(SUPERVISED)}
-        made = replace(made, references=unlabelled)
-    folder = Path(out) if out is not None else new_folder(list(made.methods))
-    cells = list(made.cells())
-    _refuse_others(folder, cells)
+    plan = _without_supervised(plan_cells(words, settings, allow_unfair=allow_unfair))
+    folder = Path(out) if out is not None else new_folder(list(plan.methods))
+    _claim(folder, plan)
     note_command(folder, "compare", words, settings, allow_unfair=allow_unfair)
-    found = Found(made, unfair=list(made.unfair))
-    results: dict[Cell, Result] = {}
-    for label, name in made.words.items():
-        if figure := published(name, made.methods[label]):
-            found.published[label] = figure
+    outcomes = Outcomes(plan, unfair=list(plan.unfair))
+    for label, name in plan.words.items():
+        if figure := published(name, plan.methods[label]):
+            outcomes.published[label] = figure
+    results = _run_cells(folder, outcomes, callbacks)
+    if not any(label in plan.methods for label, _ in results):
+        why = next(why for (label, _), why in outcomes.failed.items() if label in plan.methods)
+        raise NoneFinished(f"no run of any method came to its end: {why}")
+    outcomes.unfair += _differing_data(plan, results, allow=allow_unfair)
+    for (label, seed), result in results.items():
+        _read_result(outcomes, label, seed, result)
+    _read_references(outcomes, results)
+    with work("tables and plots"), look.formats(formats):
+        return write_comparison(folder, outcomes)
+
+
+def _without_supervised(plan: ComparisonPlan) -> ComparisonPlan:
+    """The plan as it is; without the references that need labels if the images have none."""
+    if next(iter(plan.methods.values())).data.load().train.labelled:
+        return plan
+    unlabelled = {k: v for k, v in plan.references.items() if not k.startswith(SUPERVISED)}
+    return replace(plan, references=unlabelled)
+
+
+def _claim(folder: Path, plan: ComparisonPlan) -> None:
+    """Create the folder; that of a run, or of a comparison with other settings, is refused."""
+    COMPARISON.holds(folder)
+    for label, seed, recipe in plan.cells():
+        if (cell(folder, label, seed) / RECIPE).exists():
+            holds(cell(folder, label, seed), recipe)
+    COMPARISON.claim(folder)
+
+
+def _run_cells(folder: Path, outcomes: Outcomes, callbacks: Callbacks) -> dict[Cell, Result]:
+    """Run every cell; the results of those that finish, while the others are noted as failed."""
+    plan, results = outcomes.plan, dict[Cell, Result]()
+    cells = list(plan.cells())
     for number, (label, seed, recipe) in enumerate(cells, 1):
-        place = f", seed {seed}" if len(made.seeds) > 1 else ""
-        told = f"{made.name(label)}{place} ({number} of {len(cells)})"
-        with called(callbacks, told) as teller:
+        of_seed = f", seed {seed}" if len(plan.seeds) > 1 else ""
+        title = f"{plan.name(label)}{of_seed} ({number} of {len(cells)})"
+        with called(callbacks, title) as callback:
             try:
-                result = run(recipe, out=cell(folder, label, seed), callbacks=teller)
+                result = run(recipe, out=cell(folder, label, seed), callbacks=callback)
             except CallbackError:
                 raise
             except HarmoniumError as error:
-                found.failed[label, seed] = str(error)
-                teller.note(f"it failed and is left out: {error}")
-            except Exception as error:  # a fault of ours: the others go on, and it is told later
-                found.failed[label, seed] = f"{type(error).__name__}: {error}"
+                outcomes.failed[label, seed] = str(error)
+                callback.note(f"it failed and is left out: {error}")
+            except Exception as error:  # a bug of ours: the other runs go on, and the end tells it
+                outcomes.failed[label, seed] = f"{type(error).__name__}: {error}"
                 files.write_atomic(folder / "failed.txt", traceback.format_exc().encode())
-                teller.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
+                callback.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
             else:
                 results[label, seed] = result
-    if not any(label in made.methods for label, _ in results):
-        why = next(why for (label, _), why in found.failed.items() if label in made.methods)
-        raise NoneFinished(f"no run of any method came to its end: {why}")
-    found.unfair += _same_ground(made, results, allow=allow_unfair)
-    _read(found, results)
-    with work("tables and plots"), look.formats(formats):
-        return table.written(folder, found)
-
-
-def _refuse_others(folder: Path, cells: Iterable[tuple[str, int, Recipe]]) -> None:
-    """Nothing is begun in the folder of a run, or of a comparison with other settings."""
-    refuse_run(folder)
-    for label, seed, recipe in cells:
-        if ((place := cell(folder, label, seed)) / "recipe.yaml").exists():
-            holds(place, recipe)
-
-
-def refuse_run(folder: Path) -> None:
-    """Refuse the folder of a run as that of a comparison."""
-    if (folder / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} belongs to a run, which stays as it is: name another --out")
+    return results
 
 
 def note_command(
@@ -154,16 +145,16 @@ def note_command(
     *,
     allow_unfair: bool,
 ) -> None:
-    """Write down the command that goes on with a folder: all of it but --out."""
+    """Write down the command that continues what a folder holds: all of it but --out."""
     flags = ["--allow-unfair"] if allow_unfair else []
     keys = {word.partition("=")[0] for word in words}
     more = [one for one in changes_of([], settings) if one.key not in keys]
     text = shlex.join(["harmonium", kind, *words, *as_words(more), *flags])
-    files.write_atomic(make_folder(folder) / COMMAND, f"{text}\n".encode())
+    files.write_atomic(folder / COMMAND, f"{text}\n".encode())
 
 
 def cell(folder: Path, label: str, seed: int) -> Path:
-    """Where a cell's run lies: a name without blanks.
+    """The folder of a cell's run, which has no blanks in its name.
 
     >>> cell(Path("c"), "alone (fedbyol)", 0).as_posix()
     'c/alone-fedbyol/seed-0'
@@ -172,26 +163,31 @@ def cell(folder: Path, label: str, seed: int) -> Path:
 
 
 def new_folder(labels: list[str]) -> Path:
-    """Where a comparison goes that was given no place."""
+    """The folder of a comparison that was started without `out`."""
     named = "-".join(labels) if len(labels) <= 4 else f"{labels[0]}-and-{len(labels) - 1}-others"
-    return home() / "compare" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{named}"
+    return COMPARISON.new(named)
 
 
-def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> list[str]:
+def _differing_data(
+    plan: ComparisonPlan, results: Mapping[Cell, Result], *, allow: bool
+) -> list[str]:
     """Refuse runs on other images or another split: files and folders may change in between."""
     about = {cell: read_about(result.folder) for cell, result in results.items()}
+    centralised = {
+        cell for cell, result in results.items() if result.recipe.method.cls is Centralised
+    }
     apart: list[str] = []
-    for (label, seed), its in about.items():
-        is_whole = results[label, seed].recipe.method.cls is Centralised
+    for (label, seed), mine in about.items():
         for (other, same), theirs in about.items():
             if other >= label or same != seed:
                 continue
-            both = is_whole or results[other, same].recipe.method.cls is Centralised
-            for what in ("data", "split"):
-                if its[what] != theirs[what] and not (what == "split" and both):
-                    words = {"data": "on different images", "split": "with different splits"}
-                    both_rows = f"{plan.name(other)} and {plan.name(label)}"
-                    apart.append(f"{both_rows} ran {words[what]} (seed {seed})")
+            both = f"{plan.name(other)} and {plan.name(label)}"
+            if mine["data"] != theirs["data"]:
+                apart.append(f"{both} ran on different images (seed {seed})")
+            # All images in one place are another split by design.
+            whole = centralised & {(label, seed), (other, same)}
+            if mine["split"] != theirs["split"] and not whole:
+                apart.append(f"{both} ran with different splits (seed {seed})")
     if not apart and len({its["data"] for its in about.values()}) > 1:
         apart.append("some seeds ran on different images than others")
     if apart and not allow:
@@ -202,35 +198,37 @@ def _same_ground(plan: Plan, results: Mapping[Cell, Result], *, allow: bool) -> 
     return apart
 
 
-def _read(found: Found, results: Mapping[Cell, Result]) -> None:
-    """Figures, courses and traffic of the runs, and the references that need no run."""
-    device = found.plan.settings
-    for (label, seed), result in results.items():
-        found.figures[label, seed] = result.figures
-        if result.whitened:
-            found.figures[f"{label}{WHITENED}", seed] = result.whitened["figures"]
-        found.figures.setdefault((UNTRAINED, seed), result.untrained)
-        if result.stopped:
-            last = f"after {result.rounds[-1]['round'] - 1} of {result.recipe.rounds} rounds"
-            found.stopped[label, seed] = f"{last}: {result.stopped}"
-        if overall := [row for row in result.rounds if row.get("global_objective")]:
-            found.objectives[label, seed] = overall
-        validated = [row["knn"] for row in result.rounds if row.get("knn") is not None]
-        if label not in found.plan.methods:
-            found.levels |= {(label, seed): validated[-1]} if validated else {}
+def _read_result(outcomes: Outcomes, label: str, seed: int, result: Result) -> None:
+    """Take over the figures of a run; of a method, its course and traffic as well."""
+    outcomes.figures[label, seed] = result.figures
+    if result.whitened:
+        outcomes.figures[f"{label}{WHITENED}", seed] = result.whitened["figures"]
+    outcomes.figures.setdefault((UNTRAINED, seed), result.untrained)
+    if result.stopped:
+        last = f"after {result.rounds[-1]['round'] - 1} of {result.recipe.rounds} rounds"
+        outcomes.stopped[label, seed] = f"{last}: {result.stopped}"
+    if objectives := [row for row in result.rounds if row.get("global_objective")]:
+        outcomes.objectives[label, seed] = objectives
+    validated = [row["knn"] for row in result.rounds if row.get("knn") is not None]
+    if label not in outcomes.plan.methods:
+        outcomes.levels |= {(label, seed): validated[-1]} if validated else {}
+        return
+    if result.rounds and (first := result.rounds[0])["round"] == 0 and validated:
+        outcomes.levels.setdefault((UNTRAINED, seed), first.get("knn") or validated[0])
+    examples = [len(index) for index in read_split(result.folder).indices]
+    method, device = result.recipe.known_method(), outcomes.plan.settings
+    outcomes.courses[label, seed] = course(result.folder, method, examples, device)
+    outcomes.traffic[label, seed] = components(result.folder)
+    outcomes.against[label, seed] = result.against
+
+
+def _read_references(outcomes: Outcomes, results: Mapping[Cell, Result]) -> None:
+    """Take over the figures of references that need no run, from any run with the same seed."""
+    for seed in outcomes.plan.seeds:
+        base = next((result for (_, same), result in results.items() if same == seed), None)
+        if base is None:
             continue
-        if result.rounds and (first := result.rounds[0])["round"] == 0 and validated:
-            found.levels.setdefault((UNTRAINED, seed), first.get("knn") or validated[0])
-        split = read_split(result.folder)
-        examples = [len(index) for index in split.indices]
-        method = result.recipe.known_method()
-        found.courses[label, seed] = course(result.folder, method, examples, device)
-        found.traffic[label, seed] = components(result.folder)
-        found.against[label, seed] = result.against
-    for seed in found.plan.seeds:
-        base = next((r for (label, s), r in results.items() if s == seed), None)
-        if base is not None:
-            beside = base.references or reference_figures(base.recipe, base.folder)
-            found.figures |= {(label, seed): figures for label, figures in beside.items()}
-            levels = base.levels or reference_levels(base.recipe, base.folder)
-            found.levels |= {(label, seed): level for label, level in levels.items()}
+        figures = base.references or reference_figures(base.recipe, base.folder)
+        outcomes.figures |= {(label, seed): one for label, one in figures.items()}
+        levels = base.levels or reference_levels(base.recipe, base.folder)
+        outcomes.levels |= {(label, seed): level for label, level in levels.items()}

@@ -12,76 +12,71 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, labelled
 from harmonium.core.errors import ConfigError, NoneFinished, suggest
-from harmonium.core.paths import home
 from harmonium.core.settings import plain
 from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.paper_tables import FULL, SMALL
 from harmonium.recipe.presets import read_yaml, sweeps
 from harmonium.report import figure as look
 from harmonium.report.metric_names import PROBES, heading
-from harmonium.report.tables import BEST, NEAR, Marks, Tabular, csv_text, latex, markdown
-from harmonium.studies.comparison.cells import WITHOUT_RUN, Plan, is_name, plan
+from harmonium.report.plots import curves
+from harmonium.report.tables import BEST, NEAR, Marks, Tabular
+from harmonium.report.writer import ResultTable, write_plot, write_results
+from harmonium.storage.result_folder import FolderKind
+from harmonium.studies.comparison.cells import WITHOUT_RUN, ComparisonPlan, is_name, plan
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.comparison.study import compare, note_command
-from harmonium.studies.comparison.table import (
-    BESIDE,
-    TEST_WORDS,
-    TEX,
-    Comparison,
-    as_markdown,
-    marks_words,
-)
+from harmonium.studies.comparison.table import BESIDE, TEST_LEGEND, Comparison, marks_legend
 from harmonium.studies.tuning.grid import split_values
 
+SWEEP = FolderKind("sweep", "sweeps")
 PREFIX = "sweep."
+REFERENCES = "compare.references"
+NONE = f"{REFERENCES}=none"  # a reference at every value would be most of the work
+LINES = "lines"  # the folder of what is run once
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a sweep goes over."""
+class SweepPlan:
+    """What a sweep will run."""
 
     names: tuple[str, ...]  # methods or recipes
     key: str
     values: tuple[str, ...]
     words: tuple[str, ...]  # for every run
     own_views: bool  # a paper's methods may differ in their budget
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # that change with the key
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # settings that go with key
     settings: Mapping[str, Any] = field(default_factory=dict)  # for every run, by name
     lines: tuple[str, ...] = ()  # recipes that are run once, beside all values of the key
     probe: str = ""  # the figure to show; empty: kNN where there is one
 
-    def plan(self, value: str, *, allow_unfair: bool = False) -> Plan:
+    def at_value(self, value: str, *, allow_unfair: bool = False) -> ComparisonPlan:
         """The comparison at one value."""
-        return plan(self.at(value), self.settings, allow_unfair=allow_unfair or self.own_views)
+        return plan(
+            self.words_at(value), self.settings, allow_unfair=allow_unfair or self.own_views
+        )
 
-    def plan_lines(self, *, allow_unfair: bool = False) -> Plan:
+    def at_every_value(self, *, allow_unfair: bool = False) -> ComparisonPlan:
         """The comparison of what is run once."""
-        return plan(self.once(), self.settings, allow_unfair=allow_unfair or self.own_views)
+        unfair = allow_unfair or self.own_views
+        return plan(self.words_once(), self.settings, allow_unfair=unfair)
 
-    def once(self) -> list[str]:
+    def words_once(self) -> list[str]:
         """The words of what is run once; it has no references of its own."""
         words = [word for word in self.words if not word.startswith(f"{REFERENCES}=")]
         return [*self.lines, *words, *([] if REFERENCES in _keys([], self.settings) else [NONE])]
 
-    def at(self, value: str) -> list[str]:
+    def words_at(self, value: str) -> list[str]:
         """The words of the comparison at one value."""
         given = _keys(self.words, self.settings)
         references = [] if REFERENCES in given else [NONE]
         place = self.values.index(value)
-        beside = [f"{key}={its[place]}" for key, its in self.beside.items()]
+        beside = [f"{key}={values[place]}" for key, values in self.beside.items()]
         return [*self.names, f"{self.key}={value}", *beside, *references, *self.words]
-
-
-REFERENCES = "compare.references"
-LINES = "lines"  # the folder of what is run once
-NONE = f"{REFERENCES}=none"  # a reference at every value would be most of the work
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,64 +268,60 @@ def sweep(
     ('local.lr', ['0.1'])
     """
     formats = None if formats is None else look.known_formats(formats)
-    words, settings = _swept(words, settings)
-    asked = read(words, settings)
-    allow = allow_unfair or asked.own_views
-    for value in asked.values:  # slips are refused before anything runs
-        asked.plan(value, allow_unfair=allow)
-    if asked.lines:
-        asked.plan_lines(allow_unfair=allow)
+    words, settings = _sweep_words(words, settings)
+    plan = read(words, settings)
+    allow = allow_unfair or plan.own_views
+    for value in plan.values:  # slips are refused before anything runs
+        plan.at_value(value, allow_unfair=allow)
+    if plan.lines:
+        plan.at_every_value(allow_unfair=allow)
     folder = Path(out) if out is not None else new_folder(words)
+    SWEEP.claim(folder)
     note_command(folder, "sweep", words, settings, allow_unfair=allow_unfair)
+    formats = look.study_formats(formats)
+    shared: dict[str, Any] = {"allow_unfair": allow, "formats": formats, **plan.settings}
     found: dict[str, Comparison] = {}
     lost: list[dict[str, Any]] = []
-    for value in asked.values:
-        teller = labelled(callbacks, f"{asked.key}={value}, ")
-
-        place = folder / f"{asked.key}={value}"
+    for value in plan.values:
+        out = folder / f"{plan.key}={value}"
+        label = labelled(callbacks, f"{plan.key}={value}, ")
         try:
-            found[value] = compare(
-                *asked.at(value),
-                out=place,
-                allow_unfair=allow,
-                formats=look.study_formats(formats),
-                callbacks=teller,
-                **asked.settings,
-            )
+            found[value] = compare(*plan.words_at(value), out=out, callbacks=label, **shared)
         except NoneFinished as error:  # at other values some may
-            made = asked.plan(value, allow_unfair=allow)
-            cells = [(label, seed) for label in made.methods for seed in made.seeds]
-            lost += [
-                {asked.key: value, "encoder": label, "seed": seed, "why": str(error)}
-                for label, seed in cells
-            ]
+            lost += _lost(plan, value, error, allow_unfair=allow)
     if not found:
         raise NoneFinished(lost[0]["why"])
     lines = None
-    if asked.lines:
+    if plan.lines:
+        label = labelled(callbacks, f"at every {plan.key}, ")
         try:
-            lines = compare(
-                *asked.once(),
-                out=folder / LINES,
-                allow_unfair=allow,
-                formats=look.study_formats(formats),
-                callbacks=labelled(callbacks, f"at every {asked.key}, "),
-                **asked.settings,
-            )
+            lines = compare(*plan.words_once(), out=folder / LINES, callbacks=label, **shared)
         except NoneFinished as error:
-            every = f"every {asked.key}"
-            lost += [{asked.key: every, "encoder": one, "why": str(error)} for one in asked.lines]
-    whole = Sweep(folder, asked.key, asked.values, found, None, tuple(lost))
-    with look.formats(look.study_formats(formats)):
-        return _written(replace(whole, lines=lines, wanted=asked.probe))
+            every = f"every {plan.key}"
+            lost += [{plan.key: every, "encoder": one, "why": str(error)} for one in plan.lines]
+    whole = Sweep(folder, plan.key, plan.values, found, None, tuple(lost))
+    with look.formats(formats):
+        return write_sweep(replace(whole, lines=lines, wanted=plan.probe))
 
 
-def _swept(
+def _lost(
+    plan: SweepPlan, value: str, error: NoneFinished, *, allow_unfair: bool
+) -> list[dict[str, Any]]:
+    """The runs of methods at a value where none came to its end."""
+    comparison = plan.at_value(value, allow_unfair=allow_unfair)
+    return [
+        {plan.key: value, "encoder": label, "seed": seed, "why": str(error)}
+        for label in comparison.methods
+        for seed in comparison.seeds
+    ]
+
+
+def _sweep_words(
     words: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """`sweep.*` that is given by name as words; the other settings stay what they are.
 
-    >>> _swept(["fedavg"], {"sweep.local.lr": [0.05, 0.1], "seeds": 3})
+    >>> _sweep_words(["fedavg"], {"sweep.local.lr": [0.05, 0.1], "seeds": 3})
     (('fedavg', 'sweep.local.lr=0.05,0.1'), {'seeds': 3})
     """
     mine = {k: v for k, v in settings.items() if k.partition(".")[0] == "sweep"}
@@ -346,35 +337,46 @@ def _keys(words: Sequence[str], settings: Mapping[str, Any]) -> set[str]:
     return {word.partition("=")[0] for word in words} | {c.key for c in changes_of([], settings)}
 
 
-def read(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> Asked:
-    """From the words of a command, and settings by name, to what it goes over."""
+def read(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> SweepPlan:
+    """The sweep that the words of a command, and settings by name, ask for."""
     settings = settings or {}
     names = [word for word in words if is_name(word)]
     over = [word for word in words if word.startswith(PREFIX)]
     rest = [word for word in words if word not in [*names, *over]]
     if over and names:
-        if ours := [one for one in names if one.partition("@")[0] in sweeps()]:
-            raise ConfigError(f"{ours[0]} has a setting of its own to sweep: leave {over[0]} out")
-        if len(over) > 1:
-            raise ConfigError("a sweep goes over one setting: leave all but one sweep.* out")
-        key, equals, text = over[0].removeprefix(PREFIX).partition("=")
-        if not key or not equals:
-            raise ConfigError(f"'{over[0]}' is no sweep: write sweep.key=value,value")
-        values = tuple(split_values(key, text, PREFIX))
-        _check(key, _keys(rest, settings))
-        return Asked(tuple(names), key, values, tuple(rest), own_views=False, settings=settings)
+        return _over_setting(names, over, rest, settings)
     if len(names) != 1 or over:
         raise ConfigError(
             "name a sweep, e.g. `harmonium sweep heterogeneity@cpu`, or methods and a setting, "
             "e.g. `harmonium sweep fedavg fedprox sweep.local.epochs=1,5 data=digits`"
         )
-    name, at, size = names[0].partition("@")
+    return _of_paper(names[0], rest, settings)
+
+
+def _over_setting(
+    names: Sequence[str], over: Sequence[str], rest: Sequence[str], settings: Mapping[str, Any]
+) -> SweepPlan:
+    """Methods over the values of one `sweep.KEY=V1,V2`."""
+    if ours := [name for name in names if name.partition("@")[0] in sweeps()]:
+        raise ConfigError(f"{ours[0]} has a setting of its own to sweep: leave {over[0]} out")
+    if len(over) > 1:
+        raise ConfigError("a sweep goes over one setting: leave all but one sweep.* out")
+    key, equals, text = over[0].removeprefix(PREFIX).partition("=")
+    if not key or not equals:
+        raise ConfigError(f"'{over[0]}' is not a sweep: write sweep.key=value,value")
+    values = tuple(split_values(key, text, PREFIX))
+    _check(key, _keys(rest, settings))
+    return SweepPlan(tuple(names), key, values, tuple(rest), own_views=False, settings=settings)
+
+
+def _of_paper(word: str, rest: Sequence[str], settings: Mapping[str, Any]) -> SweepPlan:
+    """A paper's sweep by its name, at its full or its small size."""
+    name, at, size = word.partition("@")
     if name not in sweeps() or size not in ("", SMALL):
         known = [*sweeps(), *(f"{one}@{SMALL}" for one in sweeps())]
-        near = suggest(names[0], known)
         raise ConfigError(
-            f"there is no sweep called '{names[0]}': {near}; to sweep a setting of methods, add it "
-            "with its values, e.g. sweep.local.epochs=1,5"
+            f"there is no sweep called '{word}': {suggest(word, known)}; to sweep a setting of "
+            "methods, add it with its values, e.g. sweep.local.epochs=1,5"
         )
     file = sweeps()[name]
     tree = read_yaml(file.read_text(encoding="utf-8"), file.name)
@@ -385,15 +387,15 @@ def read(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> Ask
     beside = {key: sized(listed) for key, listed in tree.get("with", {}).items()}
     for key in (tree["key"], *beside):
         _check(key, _keys(rest, settings))
-    return Asked(
-        tuple(f"{one}{at}{size}" for one in sized(tree["methods"])),
+    return SweepPlan(
+        tuple(f"{method}{at}{size}" for method in sized(tree["methods"])),
         tree["key"],
         tuple(str(value) for value in sized(tree["values"])),
         (*tree.get("words", ()), *rest),
         own_views=True,
         beside=beside,
         settings=settings,
-        lines=tuple(f"{one}{at}{size}" for one in tree.get("lines", ())),
+        lines=tuple(f"{method}{at}{size}" for method in tree.get("lines", ())),
         probe=tree.get("probe", ""),
     )
 
@@ -406,84 +408,115 @@ def _check(key: str, given: Collection[str]) -> None:
 
 
 def new_folder(words: Sequence[str]) -> Path:
-    """Where a sweep goes that was given no place."""
+    """The folder of a sweep that was started without `out`."""
     name = "-".join(Path(word).stem for word in words if is_name(word))[:80]
-    return home() / "sweeps" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
+    return SWEEP.new(name)
 
 
-def _written(made: Sweep) -> Sweep:
-    """Draw it, and write it down in every form."""
-    plots = [path for probe in made.probes for path in _drawn(made, probe)]
-    made = replace(made, plots=tuple(plots), picture=plots[0] if plots else None)
-    apart = dict.fromkeys(x for one in made.found.values() for x in one.details["unfair"])
-    unfair = {"unfair": "; ".join(apart)} if apart else {}
-    said = [f"Unfair: {'; '.join(apart)}"] if apart else []
-    more = marks_words(next(iter(made.found.values())).details)
-    parts, tex, lines = list[str](), [TEX], list[dict[str, Any]]()
-    digits = 1 if made.has_accuracy else 3
-    for probe in made.tabled:
-        rows, marks, title = made.shown(probe), made.marks(probe), made.title_of(probe)
-        for label, row in zip(made.labels(probe), rows, strict=True):
-            called = {"name": row["encoder"]} if row["encoder"] != label else {}
-            lines.append({"figure": probe, **row, "encoder": label, **called, **unfair})
-        parts += [f"## {title}\n", markdown(rows, digits=digits, marks=marks), as_markdown(more)]
-        parts.append("")
-        label = f"tab:sweep{'' if probe == made.probe else f'-{probe}'}"
-        caption = ". ".join([title, more.rstrip("."), *said])
-        tex.append(latex(rows, caption, digits=digits, label=label, marks=marks))
-    if tested := made.tested():
-        base = made.name(next(iter(made.found.values())).details["base"])
-        title = f"Against {base}, paired by seed, at every value"
-        parts += [f"## {title}\n", markdown(tested, digits=digits), f"{TEST_WORDS}.\n"]
-        caption = f"{title}. {TEST_WORDS}"
-        tex.append(latex(tested, caption, digits=digits, label="tab:sweep-tests"))
-    notes = "".join(f"- {note}\n" for note in made.notes)
-    texts = {
-        "sweep.json": json.dumps(made.plain(), indent=1) + "\n",
-        "sweep.csv": csv_text(lines),
-        "sweep.md": "\n".join([*parts, notes]).rstrip() + "\n",
-        "sweep.tex": "\n".join([*(f"% {note}" for note in made.notes), *tex]),
-    }
-    for name, text in texts.items():
-        files.write_atomic(made.folder / name, text.encode())
-    return made
+def write_sweep(sweep: Sweep) -> Sweep:
+    """Draw a sweep and write it in every form; returns it with the files of its plots."""
+    plots = [path for probe in sweep.probes for path in _draw(sweep, probe)]
+    sweep = replace(sweep, plots=tuple(plots), picture=plots[0] if plots else None)
+    write_results(
+        sweep.folder,
+        "sweep",
+        sweep.plain(),
+        _tables(sweep),
+        sheets={"": _lines(sweep)},
+        notes=sweep.notes,
+        with_latex=True,
+    )
+    return sweep
 
 
-def _drawn(made: Sweep, probe: str) -> list[Path]:
-    """Draw one figure over the values; gives the files."""
-    from harmonium.report.plots import curves
+def _unfair(sweep: Sweep) -> str:
+    """In what budgets differ, at any value."""
+    texts = (text for one in sweep.found.values() for text in one.details["unfair"])
+    return "; ".join(dict.fromkeys(texts))
 
-    scale = 100 if made.has_accuracy else 1
-    labels = made.labels(probe)
-    held = {
-        label: {
-            value: one.details["rows"][label]["figures"][probe]
-            for value, one in made.found.items()
-            if probe in one.details["rows"].get(label, {}).get("figures", {})
-        }
-        for label in labels
-        if label not in made.levels(probe)
-    }
-    known = [value for value in made.values if any(value in its for its in held.values())]
-    levels = {made.name(k): scale * one["mean"] for k, one in made.levels(probe).items()}
+
+def _tables(sweep: Sweep) -> list[ResultTable]:
+    """A table for every figure, and one of the tests."""
+    first = next(iter(sweep.found.values()))
+    digits, unfair = 1 if sweep.has_accuracy else 3, _unfair(sweep)
+    tables = [
+        ResultTable(
+            sweep.title_of(probe),
+            sweep.shown(probe),
+            digits,
+            sweep.marks(probe),
+            legend=marks_legend(first.details),
+            warning=f"Unfair: {unfair}" if unfair else "",
+            label=f"tab:{_stem(sweep, probe)}",
+        )
+        for probe in sweep.tabled
+    ]
+    if tested := sweep.tested():
+        title = f"Against {sweep.name(first.details['base'])}, paired by seed, at every value"
+        legend = f"{TEST_LEGEND}."
+        tables.append(ResultTable(title, tested, digits, legend=legend, label="tab:sweep-tests"))
+    return tables
+
+
+def _lines(sweep: Sweep) -> list[dict[str, Any]]:
+    """The rows of all tables of figures for CSV, by their own labels."""
+    unfair = {"unfair": text} if (text := _unfair(sweep)) else {}
+    lines = []
+    for probe in sweep.tabled:
+        for label, row in zip(sweep.labels(probe), sweep.shown(probe), strict=True):
+            name = {"name": row["encoder"]} if row["encoder"] != label else {}
+            lines.append({"figure": probe, **row, "encoder": label, **name, **unfair})
+    return lines
+
+
+def _stem(sweep: Sweep, probe: str) -> str:
+    """The name of a figure's plot, and of its label in LaTeX."""
+    return "sweep" if probe == sweep.probe else f"sweep-{probe}"
+
+
+def _draw(sweep: Sweep, probe: str) -> list[Path]:
+    """Draw one figure over the values; returns the files."""
+    scale = 100 if sweep.has_accuracy else 1
+    swept = _swept_figures(sweep, probe)
+    values = [value for value in sweep.values if any(value in its for its in swept.values())]
+    levels = {sweep.name(k): scale * one["mean"] for k, one in sweep.levels(probe).items()}
     series: dict[str, list[tuple[float, ...]]] = {}
     seeds: set[int] = set()
-    for label, its in held.items():
-        means = {figure["mean"] for figure in its.values()}
-        if label in WITHOUT_RUN and len(means) == 1:  # if images and encoder are the same at each
-            levels[made.name(label)] = scale * means.pop()
+    for label, figures in swept.items():
+        means = {figure["mean"] for figure in figures.values()}
+        if label in WITHOUT_RUN and len(means) == 1:  # images and encoder are the same at each
+            levels[sweep.name(label)] = scale * means.pop()
             continue
-        seeds |= {figure["seeds"] for figure in its.values()}
-        series[made.name(label)] = [
-            (place, *_point(its.get(value), scale)) for place, value in enumerate(known)
+        seeds |= {figure["seeds"] for figure in figures.values()}
+        series[sweep.name(label)] = [
+            (place, *_point(figures.get(value), scale)) for place, value in enumerate(values)
         ]
-    ylabel = f"{heading(probe)}{' (%)' if made.has_accuracy else ''}"
-    said = interval_words(seeds)
-    interval = f"mean and {said}" if said else ""
-    path = made.folder / f"sweep{'' if probe == made.probe else f'-{probe}'}.png"
-    title = made.title_of(probe)
-    curves(path, series, made.key, ylabel, title, levels, ticks=known, interval=interval)
-    return look.plot_paths(path)
+    interval = interval_words(seeds)
+    return write_plot(
+        sweep.folder / f"{_stem(sweep, probe)}.png",
+        curves,
+        series,
+        sweep.key,
+        f"{heading(probe)}{' (%)' if sweep.has_accuracy else ''}",
+        sweep.title_of(probe),
+        levels,
+        ticks=values,
+        interval=f"mean and {interval}" if interval else "",
+    )
+
+
+def _swept_figures(sweep: Sweep, probe: str) -> dict[str, dict[str, Any]]:
+    """A figure of the rows that were run at every value: label to value to its summary."""
+    once = sweep.levels(probe)
+    return {
+        label: {
+            value: comparison.details["rows"][label]["figures"][probe]
+            for value, comparison in sweep.found.items()
+            if probe in comparison.details["rows"].get(label, {}).get("figures", {})
+        }
+        for label in sweep.labels(probe)
+        if label not in once
+    }
 
 
 def _point(figure: Mapping[str, Any] | None, scale: float) -> tuple[float, float]:

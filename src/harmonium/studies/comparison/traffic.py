@@ -39,13 +39,13 @@ class Device:
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"compare.{name} is {getattr(self, name)}; it must be above 0")
 
-    def seconds(self, down: float, up: float, pictures: float) -> float:
+    def seconds(self, down: float, up: float, images: float) -> float:
         """How long a client takes for so many bytes and images.
 
-        >>> Device(down=8, up=4, speed=10).seconds(down=1e6, up=1e6, pictures=20)
+        >>> Device(down=8, up=4, speed=10).seconds(down=1e6, up=1e6, images=20)
         5.0
         """
-        return 8 * down / (MEGA * self.down) + 8 * up / (MEGA * self.up) + pictures / self.speed
+        return 8 * down / (MEGA * self.down) + 8 * up / (MEGA * self.up) + images / self.speed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The runs of a study: each goes as far as its score is worth, and stops or fails by itself."""
+"""The runs of a study, with early stopping by their scores."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from typing import Any
 from harmonium.core import files
 from harmonium.core.callbacks import Callback, Callbacks, called
 from harmonium.core.errors import ConfigError, DataError, NotEnoughReplies, StoreError, WireError
-from harmonium.core.paths import make_folder
 from harmonium.evaluation.geometry import tuning_score
 from harmonium.federation.driver import Reply
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import run
+from harmonium.storage.result_folder import FolderKind
 from harmonium.storage.run_folder import Folder
 from harmonium.studies.tuning.grid import Setting
 
-FIRST = 3  # round before which nothing stops by itself: scores have hardly moved
+STUDY = FolderKind("study", "tune", "study.json")
+FIRST = 3  # round before which no setting stops: scores have hardly moved
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """When settings stop early, and which."""
+    """After which rounds settings stop early, and which of them."""
 
     keep: float = 0.5  # share of the settings that goes on
-    margin: float = 0.1  # as well as whoever is so near below, as a share of best less worst
+    margin: float = 0.1  # so close below the last of them goes on, too; as a share of best - worst
     checks: tuple[int, ...] | None = None  # rounds; none: a quarter and half, from FIRST on
 
     def __post_init__(self) -> None:
@@ -42,12 +43,12 @@ class Stopping:
     def rounds(self, recipe: Recipe) -> list[int]:
         """The rounds after which settings may stop: some of those that end with a score."""
         last = recipe.rounds
-        scored = [one for one in range(1, last) if recipe.evaluate.due(one, last)]
+        scored = [number for number in range(1, last) if recipe.evaluate.due(number, last)]
         if self.checks is not None:
-            for one in self.checks:
-                if one not in scored:
+            for number in self.checks:
+                if number not in scored:
                     raise ConfigError(
-                        f"no score is taken after round {one}: choose from "
+                        f"no score is taken after round {number}: choose from "
                         f"{', '.join(map(str, scored)) or 'nothing'}, or set evaluate.every"
                     )
             return sorted(set(self.checks))
@@ -56,7 +57,7 @@ class Stopping:
 
 
 class _Reached(Exception):
-    """A run has come as far as it shall for now."""
+    """A run has come to the round where it pauses."""
 
 
 class _Until(Callback):
@@ -81,8 +82,8 @@ class _Until(Callback):
 
 
 @dataclass
-class Playing:
-    """A study under way: who still runs, how far each has come, and who failed of what."""
+class StudyRuns:
+    """The runs of a study: which go on, how far each has come, and which failed and why."""
 
     folder: Path
     points: Sequence[Setting]
@@ -94,7 +95,7 @@ class Playing:
 
     @cached_property
     def any_recipe(self) -> Recipe:
-        """What all settings have in common can be read from any."""
+        """The recipe of any setting, for what all settings have in common."""
         return next(point.recipe for point in self.points if point.recipe is not None)
 
     @property
@@ -109,36 +110,32 @@ class Playing:
         return self.folder / "runs" / f"{number:03d}-{label[:80]}"
 
     def begin(self) -> None:
-        """Write down what is studied; a folder that holds anything else is refused."""
-        self.check_folder()
-        if not self._about.exists():
-            make_folder(self.folder)
-            files.write_atomic(self._about, self._studied)
+        """Create the study's folder; one that holds anything else is refused."""
+        if not STUDY.claim(self.folder, self._difference):
+            files.write_atomic(self.folder / STUDY.marker, self._identity)
 
     def check_folder(self) -> None:
         """Refuse a folder that holds anything but this very study."""
-        if self._about.exists():
-            if self._about.read_bytes() != self._studied:
-                raise ConfigError(f"{self.folder} holds another study: name another --out")
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} is not empty and holds no study: name a new --out")
+        STUDY.holds(self.folder, self._difference)
+
+    def _difference(self) -> str:
+        """How the study in the folder differs from this one; empty where it is the same."""
+        same = (self.folder / STUDY.marker).read_bytes() == self._identity
+        return "" if same else "its grid or recipe differs"
 
     @property
-    def _studied(self) -> bytes:
-        held = {p.label: p.recipe and p.recipe.digest for p in self.points}
-        return json.dumps({"settings": held}, indent=1).encode()
-
-    @property
-    def _about(self) -> Path:
-        return self.folder / "study.json"
+    def _identity(self) -> bytes:
+        """Every setting with the digest of its recipe, for the file that marks the folder."""
+        digests = {p.label: p.recipe and p.recipe.digest for p in self.points}
+        return json.dumps({"settings": digests}, indent=1).encode()
 
     def advance(self, until: int) -> bool:
-        """Play all that go on up to a round; whether any is left."""
+        """Run all settings that go on up to a round; whether any is left."""
         for number in self.alive:
-            self._play(number, until)
+            self._advance_one(number, until)
         return bool(self.alive)
 
-    def _play(self, number: int, until: int) -> None:
+    def _advance_one(self, number: int, until: int) -> None:
         point, path = self.points[number], self.place(number)
         if (known := self.failure(number)) and known["after"] < until:
             self.reached[number], self.failed[number] = known["after"], known["why"]
@@ -154,8 +151,8 @@ class Playing:
             except (ConfigError, NotEnoughReplies, WireError) as error:
                 self._fail(number, self._committed(path), str(error))
                 return
-            except DataError as error:  # files may come back, so it is not for ever
-                self._fail(number, self._committed(path), str(error), for_ever=False)
+            except DataError as error:  # files may come back, so the next call tries again
+                self._fail(number, self._committed(path), str(error), for_good=False)
                 return
         self.reached[number] = until
         figures = self.figures(number)
@@ -169,15 +166,15 @@ class Playing:
         commit, _ = Folder(path).last()
         return commit.round if commit else -1
 
-    def _fail(self, number: int, after: int, why: str, *, for_ever: bool = True) -> None:
+    def _fail(self, number: int, after: int, why: str, *, for_good: bool = True) -> None:
         self.reached[number], self.failed[number] = after, why
         self.note(f"{self.points[number].label} failed: {why}")
         path = self.folder / "failed" / f"{number:03d}.json"
-        if for_ever:
+        if for_good:
             files.write_atomic(path, json.dumps({"after": after, "why": why}).encode())
 
     def failure(self, number: int) -> dict[str, Any] | None:
-        """After which round a setting failed for ever, and why; none where it did not."""
+        """After which round a setting failed for good, and why; none where it did not."""
         path = self.folder / "failed" / f"{number:03d}.json"
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -185,12 +182,12 @@ class Playing:
             raise StoreError(f"{path} is damaged: remove it and go on") from None
 
     def figures(self, number: int) -> list[dict[str, Any]]:
-        """A setting's scores so far, one a look."""
+        """A setting's scores so far, one for each evaluated round."""
         rows = []
         for row in Folder(self.place(number)).read_log("metrics.jsonl"):
-            told, health = row.get("reported", {}), row.get("health", {})
-            if 0 < row["round"] <= self.reached.get(number, 0) and (health or "align" in told):
-                align, unif = told.get("align"), told.get("unif")
+            reported, health = row.get("reported", {}), row.get("health", {})
+            if 0 < row["round"] <= self.reached.get(number, 0) and (health or "align" in reported):
+                align, unif = reported.get("align"), reported.get("unif")
                 scored = align is not None and unif is not None
                 rows.append(
                     {
@@ -205,7 +202,7 @@ class Playing:
         return rows
 
     def drop(self, after: int, stopping: Stopping) -> None:
-        """Stop the settings whose score is hopeless after a round."""
+        """Stop the settings whose scores are too low after a round."""
         scores = {number: self.figures(number)[-1]["score"] for number in self.alive}
         order = sorted(scores, key=lambda number: -scores[number])
         apart = scores[order[0]] - scores[order[-1]]
@@ -218,7 +215,7 @@ class Playing:
         )
 
     def row(self, number: int) -> dict[str, Any]:
-        """A line of the table."""
+        """A setting's row of the table."""
         point, figures = self.points[number], self.figures(number)
         last = figures[-1] if figures else {"align": None, "unif": None, "score": None}
         why = point.why or self.failed.get(number, "")

@@ -1,6 +1,6 @@
 """What a study would do, and how much of it is done: `harmonium tune --dry-run`.
 
-Runs nothing. How many settings stop early is not known before; a study takes least if only the
+Runs nothing. How many settings stop early is not known in advance; a study takes least if only the
 share that `keep` names goes on at every check, and most if none stops.
 """
 
@@ -20,13 +20,13 @@ from harmonium.report.run_progress import clock
 from harmonium.runs.estimate import estimated
 from harmonium.runs.open_run import missing
 from harmonium.studies.comparison.forecast import Cell, Forecast, cell_of, expected, in_bytes
-from harmonium.studies.tuning.early_stopping import Playing, Stopping
+from harmonium.studies.tuning.early_stopping import Stopping, StudyRuns
 from harmonium.studies.tuning.grid import Setting
 from harmonium.studies.tuning.study import grid_of
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedSetting:
     """A setting of a grid, and what its run has come to."""
 
     setting: Mapping[str, str]
@@ -49,7 +49,7 @@ class Planned:
 class StudyForecast:
     """The settings of a study, and what its runs would take."""
 
-    settings: tuple[Planned, ...]
+    settings: tuple[PlannedSetting, ...]
     data: str
     rounds: int
     checks: tuple[int, ...]  # rounds after which settings may stop
@@ -65,7 +65,7 @@ class StudyForecast:
 
     @property
     def share(self) -> float:
-        """The share of the rounds left that is played if as many settings stop as may."""
+        """The share of the rounds left that is run if as many settings stop as may."""
         done = sorted((one.done for one in self.most.cells), reverse=True)
         goals = fewest_rounds(len(done), self.rounds, self.checks, self.keep)
         left = sum(self.rounds - one for one in done)
@@ -138,24 +138,24 @@ def forecast_study(
     A few steps of settings that have not begun are measured, while there is time.
     """
     points, _ = grid_of(what, words)
-    playing = Playing(folder or Path(), points, (), lambda text: None)
+    study = StudyRuns(folder or Path(), points, (), lambda text: None)
     stopping = Stopping(keep, margin, None if check is None else tuple(check))
-    checks = [] if keep_all else stopping.rounds(playing.any_recipe)
+    checks = [] if keep_all else stopping.rounds(study.any_recipe)
     if folder is not None:
-        playing.check_folder()
-    planned: list[Planned] = []
+        study.check_folder()
+    planned: list[PlannedSetting] = []
     runs: dict[int, tuple[Cell, Recipe]] = {}
     for number, point in enumerate(points):
-        failed = playing.failure(number) if folder is not None else None
+        failed = study.failure(number) if folder is not None else None
         if why := _refused(point):
-            planned.append(Planned(point.values, state="refused", why=why))
+            planned.append(PlannedSetting(point.values, state="refused", why=why))
         elif failed:
             why = f"after round {failed['after']}: {failed['why']}"
-            planned.append(Planned(point.values, state="failed", why=why))
+            planned.append(PlannedSetting(point.values, state="failed", why=why))
         else:
             assert point.recipe is not None
-            planned.append(Planned(point.values))
-            place = folder and playing.place(number)
+            planned.append(PlannedSetting(point.values))
+            place = folder and study.place(number)
             one = cell_of(point.label, point.recipe.seed, point.recipe, place)
             runs[number] = replace(one, complete=one.done >= one.rounds), point.recipe
     cells, measured = expected([*runs.values()], partial(estimated, verdict=False))
@@ -164,8 +164,8 @@ def forecast_study(
     recipes = [recipe for _, recipe in runs.values()]
     return StudyForecast(
         tuple(planned),
-        playing.any_recipe.data.name,
-        playing.any_recipe.rounds,
+        study.any_recipe.data.name,
+        study.any_recipe.rounds,
         tuple(checks),
         keep,
         tuple(dict.fromkeys(text for recipe in recipes for text in missing(recipe))),

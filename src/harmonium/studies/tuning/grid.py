@@ -26,26 +26,48 @@ class Setting:
 
     values: Mapping[str, str]  # key -> value, as written
     recipe: Recipe | None  # none: refused
-    why: str = ""  # it was refused
+    why: str = ""  # why it was refused
 
     @property
     def words(self) -> list[str]:
-        """As a command has it."""
+        """The setting as words of a command."""
         return [f"{key}={value}" for key, value in self.values.items()]
 
     @property
     def label(self) -> str:
-        """For people."""
+        """What readers see of the setting."""
         return " ".join(self.words)
 
 
 def points(what: str, changes: Sequence[Change], words: Sequence[str]) -> list[Setting]:
     """Every setting of the grid with its recipe; slips are refused before anything runs."""
+    grid = _read_grid(changes, words)
+    if not grid:
+        raise _no_grid(changes)
+    given = {change.key for change in changes}
+    study = [] if "rounds" in given else [f"rounds={ROUNDS}"]
+    study += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
+    settings = []
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        try:
+            recipe = Recipe.of(what, *changes, *(f"{k}={v}" for k, v in chosen.items()))
+            settings.append(Setting(chosen, Recipe.of(recipe, *study)))
+        except UnknownSetting:
+            raise
+        except ConfigError as error:  # values that do not go together: other settings may
+            settings.append(Setting(chosen, None, str(error)))
+    _check_recipes(settings)
+    return settings
+
+
+def _read_grid(changes: Sequence[Change], words: Sequence[str]) -> dict[str, list[str]]:
+    """The values of every `grid.KEY=V1,V2`, by key."""
     grid: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.removeprefix("grid.").partition("=")
         if not key or not equals:
-            raise ConfigError(f"'{word}' is no grid: write grid.key=value,value")
+            raise ConfigError(f"'{word}' is not a grid: write grid.key=value,value")
         if key in grid:
             raise ConfigError(f"grid.{key} is given twice: leave one out")
         if any(change.key == key for change in changes):
@@ -56,42 +78,35 @@ def points(what: str, changes: Sequence[Change], words: Sequence[str]) -> list[S
         if section not in Recipe.model_fields:
             raise UnknownSetting(unknown(key, known_keys()))
         grid[key] = split_values(key, text)
-    if not grid:
-        listed = [change for change in changes if "," in str(change.value)]
-        for change in listed:
-            if change.section not in Recipe.model_fields:
-                keys = known_keys()
-                raise UnknownSetting(unknown(change.key, [*keys, *(f"grid.{one}" for one in keys)]))
-        several = as_words(listed)
-        several.append("local.lr=0.03,0.01,0.003")
-        raise ConfigError(f"there is no grid: name settings to try, e.g. grid.{several[0]}")
-    given = {change.key for change in changes}
-    study = [] if "rounds" in given else [f"rounds={ROUNDS}"]
-    study += [] if "evaluate.tuning" in given else ["evaluate.tuning=simclr"]
-    found = []
-    for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        try:
-            recipe = Recipe.of(what, *changes, *(f"{k}={v}" for k, v in chosen.items()))
-            found.append(Setting(chosen, Recipe.of(recipe, *study)))
-        except UnknownSetting:
-            raise
-        except ConfigError as error:  # settings that do not go together: the others may
-            found.append(Setting(chosen, None, str(error)))
-    recipes = [point.recipe for point in found if point.recipe is not None]
+    return grid
+
+
+def _no_grid(changes: Sequence[Change]) -> ConfigError:
+    """The error of a study without a grid; it suggests a setting that was given several values."""
+    listed = [change for change in changes if "," in str(change.value)]
+    for change in listed:
+        if change.section not in Recipe.model_fields:
+            keys = known_keys()
+            return UnknownSetting(unknown(change.key, [*keys, *(f"grid.{key}" for key in keys)]))
+    example = [*as_words(listed), "local.lr=0.03,0.01,0.003"][0]
+    return ConfigError(f"there is no grid: name settings to try, e.g. grid.{example}")
+
+
+def _check_recipes(settings: Sequence[Setting]) -> None:
+    """Refuse a grid without a recipe that can run and be scored, or with one of them twice."""
+    recipes = [setting.recipe for setting in settings if setting.recipe is not None]
     if not recipes:
-        raise ConfigError(found[0].why)
+        raise ConfigError(settings[0].why)
     if recipes[0].evaluate.tuning is None:
         raise ConfigError("evaluate.tuning is none, so nothing would be scored: leave it out")
     digests = [recipe.digest for recipe in recipes]
     if len(set(digests)) < len(digests):
         raise ConfigError("two settings of this grid are the same: leave one out")
     recipes[0].check()
-    return found
 
 
 def split_values(key: str, text: str, prefix: str = "grid.") -> list[str]:
-    """The values of a grid: parted by commas, but for those inside brackets and quotes.
+    """The values of a grid: separated by commas, except inside brackets and quotes.
 
     >>> split_values("local.milestones", "[0.5, 0.8],[0.6]")
     ['[0.5, 0.8]', '[0.6]']

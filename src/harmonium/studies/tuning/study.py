@@ -18,22 +18,21 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harmonium.core import files
 from harmonium.core.callbacks import Callbacks
 from harmonium.core.errors import ConfigError
-from harmonium.core.paths import home
 from harmonium.core.progress import work
 from harmonium.recipe.overrides import Change, as_words, changes_of
 from harmonium.report import figure
 from harmonium.report.metric_names import times
-from harmonium.report.tables import Tabular, csv_text, markdown
-from harmonium.studies.tuning.early_stopping import Playing, Stopping
+from harmonium.report.tables import Tabular
+from harmonium.report.tuning_plots import plot_study
+from harmonium.report.writer import ResultTable, write_plot, write_results
+from harmonium.studies.tuning.early_stopping import STUDY, Stopping, StudyRuns
 from harmonium.studies.tuning.grid import Setting, points
 
 UNEQUAL = {  # what makes scores hard to compare, and why
@@ -45,11 +44,11 @@ UNEQUAL = {  # what makes scores hard to compare, and why
 
 @dataclass(frozen=True, repr=False)
 class Study(Tabular):
-    """What a study found; scores are those of eq. 5, kNN a share between 0 and 1."""
+    """The result of a study; scores are those of eq. 5, kNN a share between 0 and 1."""
 
     folder: Path
     rows: tuple[Mapping[str, Any], ...]  # the best first
-    best: Mapping[str, str] | None  # of those without a warning, if any; none: none came through
+    best: Mapping[str, str] | None  # of those without a warning, if any; none: none is complete
     command: str  # that runs the best setting in full; empty without one
     rounds: int
     ranked: Mapping[str, float] | None  # rho of score and kNN, and over how many settings
@@ -113,14 +112,14 @@ def tune(
         words: settings, and the grid as `"grid.local.lr=0.03,0.01"`, as on the command line.
         grid: the same as `{"local.lr": [0.03, 0.01]}`.
         out: the study's folder; if it holds this very study already, that is continued.
-        keep_all: play every setting to its end.
-        keep: else the share that goes on after each round of `check`,
-        margin: and whoever is less than this below the last of them, as a share of the distance
-            between the best and the worst score.
-        check: rounds after which settings are dropped.
+        keep_all: run every setting to its end.
+        keep: the share of the settings that goes on after each round of `check`.
+        margin: settings that are less than this below the last of them go on, too; as a share of
+            the distance between the best and the worst score.
+        check: rounds after which settings may be stopped.
         formats: of the plot, as for `compare`.
         callbacks: as for `compare`.
-        note: is told what is worth a line.
+        note: called with each line of progress that is worth telling.
         settings: settings by name.
 
     Returns:
@@ -135,16 +134,16 @@ def tune(
     """
     formats = None if formats is None else figure.known_formats(formats)
     grid_points, changes = grid_of(what, words, grid, settings)
-    playing = Playing(new_folder(what) if out is None else Path(out), grid_points, callbacks, note)
+    runs = StudyRuns(new_folder(what) if out is None else Path(out), grid_points, callbacks, note)
     stopping = Stopping(keep, margin, None if check is None else tuple(check))
-    checks = [] if keep_all else stopping.rounds(playing.any_recipe)
-    playing.begin()
-    while playing.advance(checks[0] if checks else playing.any_recipe.rounds):
+    checks = [] if keep_all else stopping.rounds(runs.any_recipe)
+    runs.begin()
+    while runs.advance(checks[0] if checks else runs.any_recipe.rounds):
         if not checks:
             break
-        playing.drop(checks.pop(0), stopping)
+        runs.drop(checks.pop(0), stopping)
     with work("tables and plots"), figure.formats(formats):
-        return _written(playing, what, changes)
+        return _write(runs, what, changes)
 
 
 def grid_of(
@@ -153,7 +152,7 @@ def grid_of(
     grid: Mapping[str, Sequence[Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[list[Setting], list[Change]]:
-    """The settings of a study and what is the same in all of them; the arguments are `tune`'s."""
+    """The settings of a study, and the changes that all of them share; arguments as for `tune`."""
     settings = settings or {}
     grid_words = [word for word in words if word.startswith("grid.")]
     dotted = {key: some for key, some in settings.items() if key.startswith("grid.")}
@@ -168,8 +167,8 @@ def grid_of(
 
 
 def new_folder(what: str) -> Path:
-    """Where a study goes that was given no place."""
-    return home() / "tune" / f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(what).stem}"
+    """The folder of a study that was started without `out`."""
+    return STUDY.new(Path(what).stem)
 
 
 def _text(value: Any) -> str:
@@ -178,41 +177,69 @@ def _text(value: Any) -> str:
 
 _ORDER = ("complete", "stopped", "failed", "refused")
 _TUNING = ("evaluate.tuning", "evaluate.tuning_centre", "evaluate.tuning_over")
-_ASIDE = ("rounds", *_TUNING)  # what only the study's runs need
+_STUDY_ONLY = ("rounds", *_TUNING)  # settings that a run of the best in full does not take over
 
 
-def _written(playing: Playing, what: str, changes: Sequence[Change]) -> Study:
-    """The study's table, its files and its image."""
-    lines = {number: playing.row(number) for number in range(len(playing.points))}
+def _write(runs: StudyRuns, what: str, changes: Sequence[Change]) -> Study:
+    """Rank the settings, draw them, and write the study in every form."""
+    lines = {number: runs.row(number) for number in range(len(runs.points))}
     order = sorted(lines, key=lambda number: _place(lines[number]))
-    rows, rounds = [lines[number] for number in order], playing.any_recipe.rounds
-    through = [number for number in order if lines[number]["state"] == "complete"]
-    healthy = [number for number in through if not lines[number]["warnings"]]
-    best, command = next(iter(healthy or through), None), ""
-    if best is not None:
-        left = [change for change in changes if change.key not in _ASIDE]
-        full = ["harmonium", "run", what, *as_words(left), *playing.points[best].words]
-        command = " ".join(map(shlex.quote, full))
+    rows = [lines[number] for number in order]
+    best = _best(rows)
+    setting = None if best is None else rows[best]["setting"]
+    command = "" if best is None else _command(what, changes, runs.points[order[best]])
+    ranked = _rank_correlation(rows)
+    curves = {runs.points[number].label: runs.figures(number) for number in order}
+    with figure.formats(figure.study_formats()):
+        path = runs.folder / "tune.png"
+        plots = tuple(write_plot(path, plot_study, rows, curves, ranked, best))
+    tried = [point.values for point in runs.points]
+    study = Study(
+        runs.folder,
+        tuple(rows),
+        setting,
+        command,
+        runs.any_recipe.rounds,
+        ranked,
+        plots[0] if plots else None,
+        (*_notes(runs, rows), *at_the_edge(tried, setting or {})),
+        plots,
+    )
+    write_results(
+        study.folder,
+        "tune",
+        study.plain(),
+        [ResultTable("", study.shown())],
+        sheets={"": [_csv_row(row) for row in rows]},
+    )
+    return study
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The place of the best complete setting, without a warning if there is such a one."""
+    complete = [place for place, row in enumerate(rows) if row["state"] == "complete"]
+    healthy = [place for place in complete if not rows[place]["warnings"]]
+    return next(iter(healthy or complete), None)
+
+
+def _command(what: str, changes: Sequence[Change], best: Setting) -> str:
+    """The command that runs the best setting in full."""
+    shared = [change for change in changes if change.key not in _STUDY_ONLY]
+    return shlex.join(["harmonium", "run", what, *as_words(shared), *best.words])
+
+
+def _rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """How score and kNN rank the complete settings alike, and how many those are."""
     pairs = [(row["score"], row["knn"]) for row in rows if row["state"] == "complete"]
     pairs = [pair for pair in pairs if None not in pair]
-    ranked = {"rho": rho, "settings": len(pairs)} if (rho := spearman(pairs)) is not None else None
-    curves = {playing.points[number].label: playing.figures(number) for number in order}
-    place = playing.folder / "tune.png"
-    top = next((n for n, number in enumerate(order) if number == best), None)
-    plots = _plots(place, rows, curves, ranked, top)
-    chosen = None if best is None else lines[best]["setting"]
-    notes = (*_notes(playing, rows), *at_the_edge([p.values for p in playing.points], chosen or {}))
-    study = Study(
-        playing.folder, tuple(rows), chosen, command, rounds, ranked,
-        plots[0] if plots else None, notes, plots,
-    )  # fmt: skip
-    text = json.dumps(study.plain(), indent=1)
-    files.write_atomic(playing.folder / "tune.json", f"{text}\n".encode())
-    flat = [{**row["setting"], **{k: row[k] for k in row if k != "setting"}} for row in rows]
-    flat = [{**row, "warnings": " ".join(row["warnings"])} for row in flat]
-    files.write_atomic(playing.folder / "tune.csv", csv_text(flat).encode())
-    files.write_atomic(playing.folder / "tune.md", markdown(study.shown()).encode())
-    return study
+    rho = spearman(pairs)
+    return None if rho is None else {"rho": rho, "settings": len(pairs)}
+
+
+def _csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with a column for each key of the grid."""
+    rest = {key: value for key, value in row.items() if key != "setting"}
+    return {**row["setting"], **rest, "warnings": " ".join(row["warnings"])}
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, int, float]:
@@ -220,9 +247,9 @@ def _place(row: Mapping[str, Any]) -> tuple[int, int, float]:
     return _ORDER.index(row["state"]), -row["round"], -score
 
 
-def _notes(playing: Playing, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _notes(runs: StudyRuns, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What a reader of the table should know."""
-    for key in playing.points[0].values:
+    for key in runs.points[0].values:
         if why := UNEQUAL.get(key.partition(".")[0]):
             yield f"{key}: scores are hard to compare: {why}"
     if rows[0]["state"] == "complete" and rows[0]["warnings"]:
@@ -272,19 +299,3 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     mean: np.ndarray = np.cumsum(count) - (count + 1) / 2
     return mean[place]
-
-
-def _plots(
-    path: Path,
-    rows: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
-    ranked: Mapping[str, float] | None,
-    best: int | None,
-) -> tuple[Path, ...]:
-    """Draw the study; gives the files, of which there are none without anything to draw."""
-    from harmonium.report.tuning_plots import plot_study
-
-    with figure.formats(figure.study_formats()):
-        return (
-            tuple(figure.plot_paths(path)) if plot_study(path, rows, curves, ranked, best) else ()
-        )
