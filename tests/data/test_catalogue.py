@@ -10,7 +10,7 @@ from harmonium.data.cache import fetched_folder
 from harmonium.data.catalogue import catalogue, channel_figures, examples, overview
 from harmonium.data.datasets import datasets
 from harmonium.data.images import Dataset, Images
-from harmonium.data.published import RECORD, Published
+from harmonium.data.published_datasets import RECORD, Published
 
 
 def images(count, seed=0, shape=(3, 2, 3), **factors):

@@ -352,7 +352,7 @@ def test_what_is_not_a_split_is_refused(split, tmp_path):
 def test_a_split_of_other_data_is_refused(split):
     images = pictures([0])
     split.check(Dataset("right", images, images, images, (), "data"))
-    with pytest.raises(DataError, match="made for data"):
+    with pytest.raises(DataError, match="other"):
         split.check(Dataset("wrong", images, images, images, (), "other"))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from harmonium.core.errors import ConfigError, DataError, StoreError
 from harmonium.data.datasets import About
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 from harmonium.data.sources import fetch as sources
 from harmonium.data.sources.download import Patience
 from harmonium.data.sources.fetch import fetch, fetch_set

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from harmonium.core.errors import DataError, StoreError
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import tell
-from harmonium.data.decoding.image import shaped
+from harmonium.data.decoding.conversion import shaped
 from harmonium.data.images import Images, Integers, Pixels, check_pixels
 
 FORMAT = 2

@@ -14,7 +14,7 @@ from harmonium.data.cache import fetched_folder
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.heterogeneity import style_factor
 from harmonium.data.images import Dataset, Images, Integers, Pixels
-from harmonium.data.published import GIVEN, RECORD, Published, Source
+from harmonium.data.published_datasets import GIVEN, RECORD, Published, Source
 from harmonium.data.sets.sites import Sites
 
 CHUNK_BYTES = 1 << 24  # of images read at once

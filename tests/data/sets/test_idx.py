@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from harmonium.data import arrays
 from harmonium.data.datasets import datasets
+from harmonium.data.decoding import byte_arrays
 
 NAMES = ("mnist", "fashion-mnist")
 TRAIN_X, TRAIN_Y = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -32,7 +32,7 @@ def files(**changed):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("piece", [1, 1600, 1 << 20])
 def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, name, piece):
-    monkeypatch.setattr(arrays, "PIECE", piece)
+    monkeypatch.setattr(byte_arrays, "PIECE", piece)
     fetched(name, files())
     stored = datasets[name]().stored()
     for part, pixels, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):

@@ -5,8 +5,8 @@ import pytest
 
 from harmonium.core.errors import ConfigError
 from harmonium.core.settings import make
-from harmonium.data import arrays
 from harmonium.data.datasets import datasets
+from harmonium.data.decoding import byte_arrays
 
 rng = np.random.default_rng(0)
 COUNTS = {"train": 3, "test": 2, "unlabeled": 4}
@@ -34,7 +34,7 @@ def files(**changed):
 @pytest.mark.parametrize("use", ["labelled", "unlabelled", "both"])
 @pytest.mark.parametrize("piece", [1, 60_000, 1 << 24])
 def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, use, piece):
-    monkeypatch.setattr(arrays, "PIECE", piece)
+    monkeypatch.setattr(byte_arrays, "PIECE", piece)
     fetched("stl10", files())
     stored = datasets["stl10"](use=use).stored()
     names = {"labelled": ("train",), "unlabelled": ("unlabeled",)}.get(use, ("train", "unlabeled"))

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.partition import make_split
-from harmonium.data.splits.drawing import levelled, rounded
 from harmonium.data.splits.lda import Lda, _topped_up
 from harmonium.data.splits.quantity import Quantity
+from harmonium.data.splits.sampling import levelled, rounded
 
 
 def sizes_of(split):

@@ -29,7 +29,7 @@ from harmonium.data.cache import (
     stored_in,
 )
 from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.inputs import as_numpy, image_set, is_array, kind
+from harmonium.data.decoding.in_memory import as_numpy, image_set, is_array, kind
 from harmonium.data.sets.npz import read_arrays
 
 Array = npt.NDArray[Any]

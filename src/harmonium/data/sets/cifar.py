@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import check_labels, map_bytes, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import check_labels, map_bytes, size_of
 from harmonium.data.images import Pixels
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS

@@ -17,7 +17,7 @@ from harmonium.data.decoding.image_files import (
     numbered,
     write_images,
 )
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, append, check_labels, map_bytes
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, append, check_labels, map_bytes
 from harmonium.data.images import Pixels
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 
 SIDE = 28
 

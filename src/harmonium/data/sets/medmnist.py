@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import append, check_labels
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets, no_labels
+from harmonium.data.decoding.byte_arrays import append, check_labels
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 from harmonium.data.sets.npz import open_archive
 
 SIDE = 28

@@ -23,7 +23,7 @@ from harmonium.data.decoding.image_files import (
     numbered,
     write_images,
 )
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 from harmonium.data.sets.table import read_table
 
 PARTS = ("train", "val", "test")

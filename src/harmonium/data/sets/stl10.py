@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from harmonium.core.errors import DataError, Key
-from harmonium.data.arrays import append, check_labels, map_bytes, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets, no_labels
+from harmonium.data.decoding.byte_arrays import append, check_labels, map_bytes, size_of
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE, CHANNELS = 96, 3
 IMAGE = SIDE * SIDE * CHANNELS  # bytes

@@ -16,7 +16,7 @@ from harmonium.data.datasets import DataSpec, check_at_least, datasets
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
-from harmonium.data.splits.drawing import levelled
+from harmonium.data.splits.sampling import levelled
 
 CHUNK = 1024  # images handed on at once
 

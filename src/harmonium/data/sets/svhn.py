@@ -17,11 +17,11 @@ from typing import BinaryIO, ClassVar
 import numpy as np
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, PIECE, check_labels, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, PIECE, check_labels, size_of
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE, CHANNELS = 32, 3
 IMAGE = SIDE * SIDE * CHANNELS  # bytes

@@ -192,6 +192,23 @@ class Table(ImageFileSpec, UnsplitSpec):
 
 def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[Row]:
     """The lines of a table with a header, which must name the column `needed`."""
+    lines = _read_lines(path)
+    if not lines:
+        raise DataError(f"{path} is empty: its first line should name the columns")
+    (_, header), *lines = lines
+    _check_header(path, header, needed, advice)
+    if long := [f"{line} ({len(v)})" for line, v in lines if len(v) > len(header)]:
+        raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
+    if not lines:
+        raise DataError(f"{path} lists no images: it has only a line of column names")
+    return [
+        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
+        for line, values in lines
+    ]
+
+
+def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Number and stripped values of every line that is not empty, whatever the delimiter."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,29 +216,24 @@ def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> lis
         raise DataError(f"{path} is not UTF-8 text (line {line}): save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    head = text.lstrip().partition("\n")[0]
-    delimiter = max(DELIMITERS, key=head.count)
+    header = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        lines = [(reader.line_num, [v.strip() for v in values]) for values in reader if any(values)]
+        return [(reader.line_num, [v.strip() for v in values]) for values in reader if any(values)]
     except csv.Error as error:
-        raise DataError(f"{path} is no table: line {reader.line_num}: {error}") from None
-    if not lines:
-        raise DataError(f"{path} is empty: its first line should name the columns")
-    header = lines[0][1]
+        raise DataError(f"{path} is not a table: line {reader.line_num}: {error}") from None
+
+
+def _check_header(
+    path: Path, header: Sequence[str], needed: str, advice: Sequence[str | Key]
+) -> None:
+    """Raise an error unless the header names the column `needed` and no column twice."""
     named = [name for name in header if name]
     if needed not in named:
         raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}", *advice)
     if len(set(named)) < len(named):
         raise DataError(f"{path} names a column twice: {', '.join(header)}")
-    if long := [f"{line} ({len(v)})" for line, v in lines[1:] if len(v) > len(header)]:
-        raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
-    if not lines[1:]:
-        raise DataError(f"{path} lists no images: it has only a line of column names")
-    return [
-        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
-        for line, values in lines[1:]
-    ]
 
 
 def _filled(values: list[str], count: int) -> list[str]:

@@ -22,7 +22,7 @@ from harmonium.data.decoding.image_files import (
     is_image_file,
     write_images,
 )
-from harmonium.data.published import Remote, Source
+from harmonium.data.published_datasets import Remote, Source
 
 
 @datasets("tiny-imagenet")

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, append, check_labels
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, append, check_labels
 from harmonium.data.images import Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE = 16
 MOST = 100_000  # images in one part: an HDF5 file can claim any number without holding them

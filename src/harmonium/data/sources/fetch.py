@@ -24,7 +24,7 @@ from harmonium.core.errors import DataError, suggest
 from harmonium.core.paths import make_folder
 from harmonium.data.cache import building, fetched_folder
 from harmonium.data.datasets import datasets
-from harmonium.data.published import (
+from harmonium.data.published_datasets import (
     GIVEN,
     RECORD,
     Published,

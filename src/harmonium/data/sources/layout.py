@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from harmonium.core.errors import DataError
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 from harmonium.data.sources.download import md5_of
 from harmonium.data.sources.unpack import Wanted, decompress
 

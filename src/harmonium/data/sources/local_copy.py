@@ -13,7 +13,7 @@ import numpy.typing as npt
 from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
 from harmonium.data.images import Pixels
-from harmonium.data.published import GIVEN, Published, Source
+from harmonium.data.published_datasets import GIVEN, Published, Source
 from harmonium.data.sets.npz import read_archive
 from harmonium.data.sources.download import Progress, md5_of
 from harmonium.data.sources.layout import (

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from harmonium.core.errors import DataError
-from harmonium.data.published import Package
+from harmonium.data.published_datasets import Package
 from harmonium.data.sources.download import Patience, Progress
 from harmonium.data.sources.layout import Found, choose, lay, listing
 from harmonium.data.sources.unpack import unpack

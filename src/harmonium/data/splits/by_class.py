@@ -11,7 +11,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import check_at_least, dealt
+from harmonium.data.splits.sampling import check_at_least, dealt
 
 
 @splits("by_class")

@@ -10,7 +10,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, splits
-from harmonium.data.splits.drawing import check_complete, column_of, held
+from harmonium.data.splits.sampling import check_complete, column_of, held
 
 
 @splits("column")

@@ -10,7 +10,7 @@ import pytest
 
 from harmonium.core.errors import DataError
 from harmonium.data.datasets import About
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 from harmonium.data.sources.fetch import fetch_set
 
 TRAIN, TEST = bytes(range(48)), bytes(range(100, 116))
@@ -352,4 +352,4 @@ def test_an_npz_that_claims_more_than_it_holds_is_refused(spec, tmp_path):
         )
         assert len(claim) == len(body) and claim != body
         archive.writestr("train_x.npy", claim)
-    assert "is said to have shape (99999999999, 4, 4, 3), but is shorter" in refused(spec, path)
+    assert "train_x" in (error := refused(spec, path)) and "(99999999999, 4, 4, 3)" in error
