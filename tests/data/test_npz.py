@@ -39,12 +39,12 @@ def test_npz_orders_of_axes(tmp_path, shape):
     data = Npz(path=archive(tmp_path / "x.npz", x=pixels), validation=0, test=0).load()
     channels = 3 if 3 in shape else 1
     assert data.train.shape == (6, 7, channels)
-    found = {picture.tobytes() for picture in data.train.pixels}
+    found = {image.tobytes() for image in data.train.pixels}
     if first := len(shape) == 4 and shape[1] in (1, 3):
         pixels = pixels.transpose(0, 2, 3, 1)
         assert data.notes[0].endswith(f"{shape}, which is read as (n, channels, height, width)")
     assert len(data.notes) == first
-    assert found == {picture.tobytes() for picture in pixels}
+    assert found == {image.tobytes() for image in pixels}
 
 
 def test_npz_like_medmnist(tmp_path):

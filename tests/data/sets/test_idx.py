@@ -55,7 +55,7 @@ WRONG = {
     "empty": ({TRAIN_Y: b""}, "has 0 bytes; its header alone has 8"),
     "other kind": ({TRAIN_X: idx(TRAIN, 0x0D03)}, "begins with 0x00000d03 instead of 0x00000803"),
     "labels as images": ({TRAIN_X: idx(TRAIN_LABELS.repeat(9))}, "begins with 0x00000801"),
-    "text": ({TEST_Y: b"<html>not found</html>"}, "no IDX file"),
+    "text": ({TEST_Y: b"<html>not found</html>"}, "IDX file"),
     "other size": ({TEST_X: idx(TEST[:, :27])}, "expected 28x28"),
     "no images": ({TRAIN_X: idx(TRAIN[:0]), TRAIN_Y: idx(TRAIN_LABELS[:0])}, "empty array"),
     "too few labels": ({TRAIN_Y: idx(TRAIN_LABELS[:6])}, "7 train images, but 6 labels"),

@@ -1,4 +1,4 @@
-"""Images listed in a table (CSV): who holds them, what they show, where they come from."""
+"""The data set of image files listed in a CSV table, with clients, labels and domains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
 
 
 class Row(NamedTuple):
-    """One line of a table, without the spaces around its values."""
+    """One line of a table, with stripped values."""
 
     line: int
     values: dict[str, str]  # by column; "" where the line is too short
@@ -64,7 +64,7 @@ class Table(ImageFileSpec, UnsplitSpec):
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
-        """Refuse paths where nothing is."""
+        """Check that the table and the folder exist too."""
         super().check()
         if not self.path:
             raise ConfigError("data set 'csv' needs ", Key("data", "path"), "=FILE.csv")
@@ -91,7 +91,7 @@ class Table(ImageFileSpec, UnsplitSpec):
         return Path(self.root).expanduser().resolve() if self.root else self._file().parent
 
     def identity(self) -> dict[str, Any]:
-        """The table's content, and every file with its size and time of change."""
+        """The digests of the table and of all files' sizes and modification times."""
         listing = self._listing()
         table = hashlib.sha256(self._file().read_bytes()).hexdigest()
         files = listing_digest(listing.files)
@@ -99,7 +99,7 @@ class Table(ImageFileSpec, UnsplitSpec):
         return {**where, "files": files, **self.handling()}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Read every file that the table names."""
+        """Decode all files that the table lists."""
         listing = self._listing()
         writer.names |= listing.names
         writer.notes += listing.notes
@@ -119,8 +119,8 @@ class Table(ImageFileSpec, UnsplitSpec):
         factors: dict[str, list[int]] = {}
         for factor, column in (("client", self.client_column), ("style", self.domain_column)):
             if column in columns:
-                names[factor], factors[factor], said = _number(rows, column)
-                notes += said
+                names[factor], factors[factor], missing = _number(rows, column)
+                notes += missing
         for column in sorted(columns.difference(self._columns())):
             values = [row.values[column] for row in rows]
             if all(is_whole(value) for value in values if value):
@@ -140,20 +140,20 @@ class Table(ImageFileSpec, UnsplitSpec):
         root = self._root()
         files: dict[str, list[File]] = {"train": [], "validation": [], "test": []}
         for at, row in enumerate(rows):
-            given = row.values[self.path_column]
+            path = row.values[self.path_column]
             part = PARTS[row.values.get(self.part_column, "").lower()]
             columns = {factor: column[at] for factor, column in factors.items()}
-            named = f"line {row.line}: {given}"
-            files[part].append(File(root / given, named, labels[at], columns))
-        found = {part: some for part, some in files.items() if some}
-        if "test" not in found and "validation" in found:
-            found["test"] = found.pop("validation")
-        return found
+            name = f"line {row.line}: {path}"
+            files[part].append(File(root / path, name, labels[at], columns))
+        files = {part: some for part, some in files.items() if some}
+        if "test" not in files and "validation" in files:
+            files["test"] = files.pop("validation")
+        return files
 
-    # ---- what may be wrong with a table ----
+    # ---- checks of the table ----
 
     def _check_columns(self, rows: list[Row]) -> None:
-        """Refuse a table that lacks a column which was asked for by name."""
+        """Raise an error if a column that the settings name is missing."""
         for setting in ("path", "client", "label", "domain", "part"):
             column, usual = getattr(self, f"{setting}_column"), setting
             if column not in rows[0].values and column != usual:
@@ -163,17 +163,17 @@ class Table(ImageFileSpec, UnsplitSpec):
                 )
 
     def _check_rows(self, rows: list[Row]) -> None:
-        """Refuse lines without a path, with one that came before, or of an unknown part."""
+        """Raise an error for lines without a path, with a repeated path, or of an unknown part."""
         root, first = self._root(), dict[str, int]()
         empty, again, strange = [], [], []
         for row in rows:
-            given = row.values[self.path_column]
-            where = os.path.normpath(os.path.join(root, given))
-            if not given:
+            path = row.values[self.path_column]
+            absolute = os.path.normpath(os.path.join(root, path))
+            if not path:
                 empty.append(str(row.line))
-            elif where in first:
-                again.append(f"{row.line} as {first[where]} ({given})")
-            first.setdefault(where, row.line)
+            elif absolute in first:
+                again.append(f"{row.line} as {first[absolute]} ({path})")
+            first.setdefault(absolute, row.line)
             part = row.values.get(self.part_column, "")
             if part.lower() not in PARTS:
                 strange.append(f"{row.line} ({part})")
@@ -241,21 +241,21 @@ def _filled(values: list[str], count: int) -> list[str]:
 
 
 def _number(rows: list[Row], column: str) -> tuple[tuple[str, ...], list[int], list[str]]:
-    """The names in a column, each row's number among them, and a note if some are missing."""
+    """The sorted names in a column, the number of each row, and a note if values are missing."""
     values = [row.values.get(column, "") for row in rows]
     names, number = numbered(value or None for value in values)
     return names, [number[value or None] for value in values], _missing(values, column)
 
 
 def _missing(values: Iterable[str], column: str) -> list[str]:
-    held = [bool(value) for value in values]
-    if all(held) or not any(held):
+    present = [bool(value) for value in values]
+    if all(present) or not any(present):
         return []
-    count = len(held) - sum(held)
-    return [f"{count} of {len(held)} images have no {column}, which is then -1"]
+    count = len(present) - sum(present)
+    return [f"{count} of {len(present)} images have no {column}, which is then -1"]
 
 
 def _some(lines: list[str], most: int = 5) -> str:
-    """A few of the lines, and how many more."""
+    """The first `most` lines, and how many more there are."""
     more = f" and {len(lines) - most} more" if len(lines) > most else ""
     return ", ".join(lines[:most]) + more
