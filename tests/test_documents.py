@@ -15,7 +15,7 @@ import yaml
 
 from harmonium.cli.main import app
 from harmonium.data.datasets import datasets
-from harmonium.data.published import Published
+from harmonium.data.published_datasets import Published
 from harmonium.measures.eval_data import sets_of
 from harmonium.measures.evaluation import _asked, _needed
 from harmonium.recipe.overrides import apply_changes, changes_of

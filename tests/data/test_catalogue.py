@@ -10,7 +10,7 @@ from harmonium.data.cache import fetched_folder
 from harmonium.data.catalogue import catalogue, channel_figures, examples, overview
 from harmonium.data.datasets import datasets
 from harmonium.data.images import Dataset, Images
-from harmonium.data.published import RECORD, Published
+from harmonium.data.published_datasets import RECORD, Published
 
 
 def images(count, seed=0, shape=(3, 2, 3), **factors):
@@ -116,6 +116,6 @@ def test_examples_without_labels_are_of_each_style_or_of_all():
     rows, _ = sheet(images(10, style=[1, 0] * 5), names={"style": ("ink", "oil")})
     assert [name for name, _ in rows] == ["ink", "oil"]
     rows, _ = sheet(images(7))
-    assert [len(pictures) for _, pictures in rows] == [3, 3, 1]
+    assert [len(some) for _, some in rows] == [3, 3, 1]
     assert {name for name, _ in rows} == {""}
-    assert sum(len(pictures) for _, pictures in sheet(images(100), 4)[0]) == 6
+    assert sum(len(some) for _, some in sheet(images(100), 4)[0]) == 6

@@ -151,7 +151,7 @@ def test_digest_follows_content_and_selection(hundred, tmp_path):
         (
             {"limit": 95},
             DataError,
-            "limit=95, .*data.validation=0.1 keeps some apart: .*limit=90 or",
+            "limit=95, .*data.validation=0.1 .*.*limit=90 or",
         ),
         ({"limit": 0}, ConfigError, "limit=0"),
         ({"validation": 1.0}, ConfigError, "validation=1.0"),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from harmonium.core.errors import EngineError
 from harmonium.data.decoding import pool
-from harmonium.data.decoding.image import read_image
+from harmonium.data.decoding.conversion import read_image
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Order, perform
 
@@ -158,9 +158,9 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
         "cut.png": "truncated",
         "cut.jpg": "truncated",
         "empty.png": "empty",
-        "text.png": "no image",
-        "program.png": "no image",
-        "float.tif": "floating point",
+        "text.png": "not an image",
+        "program.png": "not an image",
+        "float.tif": "floating",
         "large.png": "exceeds limit",
         "bomb.png": "exceeds limit",
         "pipe.png": "not a file",
@@ -284,7 +284,7 @@ decoder.perform = perform""",
     )
     # The descriptor 3 is the first that the process opens: its copy of the standard output.
     answers = run(album[:5], Order(size=8), 1)
-    assert [a.error for a in answers] == ["", "", "its decoder left with exit code 3", "", ""]
+    assert [a.error for a in answers] == ["", "", "its decoder ended with exit code 3", "", ""]
 
 
 def test_images_that_end_a_decoder_once_are_read_by_the_next(monkeypatch, album):

@@ -17,7 +17,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import load_public, make_host
 
 
-def pictures(labels) -> Images:
+def make_images(labels) -> Images:
     labels = np.asarray(labels)
     pixels = np.arange(len(labels) * 16, dtype=np.uint8).reshape(-1, 4, 4, 1)
     return Images(pixels, labels, {"style": labels % 2})
@@ -34,7 +34,7 @@ def test_the_same_share_of_every_class_and_at_least_one(share):
 
 
 def test_every_client_has_its_own_labelled_part():
-    images = pictures(np.arange(400) % 4)
+    images = make_images(np.arange(400) % 4)
     split = make_split(Dirichlet(alpha=0.5, labels=0.1), images, "x", 5, 0)
     for rows, own in zip(split.indices, split.labelled, strict=True):
         held, seen = images.labels[rows], images.labels[rows[own]]
@@ -49,7 +49,7 @@ def test_every_client_has_its_own_labelled_part():
 
 
 def test_a_labelled_part_survives_the_file_and_is_part_of_the_digest(tmp_path):
-    images = pictures(np.arange(60) % 3)
+    images = make_images(np.arange(60) % 3)
     split = make_split(IID(labels=0.2), images, "x", 3, 0)
     split.save(tmp_path / "split.npz")
     loaded = Split.load(tmp_path / "split.npz")
@@ -62,7 +62,7 @@ def test_a_labelled_part_survives_the_file_and_is_part_of_the_digest(tmp_path):
 
 
 def test_only_the_labelled_part_is_seen():
-    images = pictures(np.arange(60) % 3)
+    images = make_images(np.arange(60) % 3)
     split = make_split(IID(labels=0.2), images, "x", 3, 0)
     seen = split.seen(images)
     allowed = np.concatenate(
@@ -74,7 +74,7 @@ def test_only_the_labelled_part_is_seen():
 
 
 def test_merged_clients_keep_images_labels_and_order():
-    images = pictures(np.arange(120) % 4)
+    images = make_images(np.arange(120) % 4)
     apart = make_split(Dirichlet(alpha=0.3, labels=0.2), images, "x", 6, 1)
     together = make_split(Dirichlet(alpha=0.3, labels=0.2, merge=3), images, "x", 2, 1)
     for k, (rows, own) in enumerate(zip(together.indices, together.labelled, strict=True)):
@@ -94,8 +94,8 @@ def test_copies_of_an_image_share_one_label():
     split = make_split(Styles(labels=0.1), images, "x", 2, 0)
     seen = split.seen(images).labels
     for rows, own in zip(split.indices, split.labelled, strict=True):
-        pictures = np.unique(rows)
-        assert (seen[pictures] != UNKNOWN).sum() == round(0.1 * len(pictures))
+        distinct = np.unique(rows)
+        assert (seen[distinct] != UNKNOWN).sum() == round(0.1 * len(distinct))
         np.testing.assert_array_equal(np.flatnonzero(seen[rows] != UNKNOWN), own)
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_share_of_labels_is_refused(value):
 
 def test_a_share_of_no_labels_is_refused():
     with pytest.raises(DataError, match="split.labels=0.1, but .* has no labels"):
-        make_split(IID(labels=0.1), pictures(np.full(20, UNKNOWN)), "x", 2, 0)
+        make_split(IID(labels=0.1), make_images(np.full(20, UNKNOWN)), "x", 2, 0)
 
 
 # ---- labels cannot reach a task that did not declare them ----------------------------------------

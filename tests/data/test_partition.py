@@ -18,7 +18,7 @@ from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
 
 
-def pictures(labels):
+def make_images(labels):
     """Images of no size worth mentioning: splits look at labels only."""
     labels = np.asarray(labels, np.int64)
     pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (len(labels), 1, 1, 1))
@@ -26,7 +26,7 @@ def pictures(labels):
 
 
 def even(classes, each):
-    return pictures(np.repeat(np.arange(classes), each))
+    return make_images(np.repeat(np.arange(classes), each))
 
 
 def mean_summary(rule, images, clients, seeds=range(6)):
@@ -109,7 +109,7 @@ def test_large_concentration_is_nearly_even():
 
 def test_prior_follows_the_shares_of_unequal_classes():
     """With a large alpha every client repeats the global shares; without prior it cannot."""
-    images = pictures([0] * 900 + [1] * 100)
+    images = make_images([0] * 900 + [1] * 100)
     share = [
         counts(make_split(Dirichlet(1e5, prior), images, "d", 10, 0), images.labels)[0, 1] / 100
         for prior in (True, False)
@@ -155,7 +155,7 @@ def test_by_class_shares_each_class_equally():
 def test_by_class_keeps_unequal_classes_whole(assignment):
     """SVHN's classes are unequal, so its five clients are too."""
     per_class = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
-    images = pictures(np.repeat(np.arange(10), per_class))
+    images = make_images(np.repeat(np.arange(10), per_class))
     split = make_split(ByClass(2, assignment=assignment), images, "d", 5, 0)
     assert [len(index) for index in split.indices] == [18809, 19082, 14340, 11322, 9704]
 
@@ -181,7 +181,7 @@ def by_heap(labels, clients, each):
 def test_least_used_classes_are_those_of_a_heap(clients, each):
     labels = np.repeat(np.arange(10), np.arange(60, 160, 10))
     rule = ByClass(each, assignment="least_used")
-    split = make_split(rule, pictures(labels), "d", clients, 0)
+    split = make_split(rule, make_images(labels), "d", clients, 0)
     expected = by_heap(labels, clients, each)
     np.testing.assert_array_equal(counts(split, labels), expected)
     lost = len(labels) - expected.sum()
@@ -216,7 +216,7 @@ def test_by_class_is_fedu_s_cifar(assignment):
     ),
 )
 def test_no_image_is_held_twice_and_few_are_dropped(labels, clients, seed, rule):
-    images = pictures(labels)
+    images = make_images(labels)
     try:
         split = make_split(rule, images, "d", clients, seed)
     except DataError:
@@ -268,7 +268,7 @@ def test_a_split_is_the_same_everywhere():
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(rule, labels, clients, error, says):
     with pytest.raises(error, match=says):
-        make_split(rule, pictures(labels), "d", clients, 0)
+        make_split(rule, make_images(labels), "d", clients, 0)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_settings_that_cannot_be_right_are_refused_at_once(rule, value, says):
 
 
 def test_a_refusal_names_the_data_set():
-    images = pictures([-1, -1, -1])
+    images = make_images([-1, -1, -1])
     dataset = Dataset("holiday", images, images, images, (), "abc")
     with pytest.raises(DataError, match="split 'dirichlet' needs labels; holiday has none"):
         make_split(Dirichlet(), dataset, None, 2, 0)
@@ -350,9 +350,9 @@ def test_what_is_not_a_split_is_refused(split, tmp_path):
 
 
 def test_a_split_of_other_data_is_refused(split):
-    images = pictures([0])
+    images = make_images([0])
     split.check(Dataset("right", images, images, images, (), "data"))
-    with pytest.raises(DataError, match="made for data"):
+    with pytest.raises(DataError, match="other"):
         split.check(Dataset("wrong", images, images, images, (), "other"))
 
 

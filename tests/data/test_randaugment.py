@@ -33,7 +33,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def pictures(count: int, height: int = 32, width: int = 32, channels: int = 3) -> torch.Tensor:
+def make_images(count: int, height: int = 32, width: int = 32, channels: int = 3) -> torch.Tensor:
     coarse = torch.rand(count, channels, 5, 5, generator=rng(1))
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
     return (smooth.clamp(0.1, 0.9) * 255).round().byte().permute(0, 2, 3, 1).contiguous()
@@ -86,7 +86,7 @@ def reference(image: Image.Image, name: str, magnitude: int, sign: int) -> Image
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 20)])
 def test_every_operation_is_pillows(name: str, channels: int, height: int, width: int) -> None:
-    pixels = pictures(3, height, width, channels)
+    pixels = make_images(3, height, width, channels)
     for magnitude in (0, 10, 17, 30):
         for sign in (1, -1):
             made = done(pixels, name, magnitude, sign)
@@ -105,8 +105,8 @@ def test_every_operation_is_pillows(name: str, channels: int, height: int, width
 
 def test_known_images() -> None:
     line = torch.tensor([0, 63, 64, 127, 128, 200, 254, 255], dtype=torch.uint8)
-    picture = line.view(1, 1, 8, 1).expand(1, 8, 8, 1).contiguous()
-    row = lambda *known: done(picture, *known)[0, 0, :, 0].tolist()  # noqa: E731
+    image = line.view(1, 1, 8, 1).expand(1, 8, 8, 1).contiguous()
+    row = lambda *known: done(image, *known)[0, 0, :, 0].tolist()  # noqa: E731
     assert row("posterise", 30) == [0, 48, 64, 112, 128, 192, 240, 240]
     assert row("solarise", 15) == [0, 63, 64, 127, 127, 55, 1, 0]
     assert row("solarise", 30) == [255 - v for v in line.tolist()]
@@ -114,22 +114,22 @@ def test_known_images() -> None:
     assert row("translate_x", 30, -1) == [0, 0, 0, 0, 63, 64, 127, 128]
     assert row("brightness", 30, -1) == [0, 6, 6, 13, 13, 20, 25, 26]  # a tenth, rounded
     assert row("translate_y", 30) == line.tolist()
-    down = done(picture, "translate_y", 30)[0, :, 7, 0].tolist()
+    down = done(image, "translate_y", 30)[0, :, 7, 0].tolist()
     assert down == [255] * 5 + [0] * 3
-    half = (picture // 2 + 10).contiguous()
+    half = (image // 2 + 10).contiguous()
     assert done(half, "autocontrast", 3)[0, 0, [0, 4, 7], 0].tolist() == [0, 129, 255]
-    flat = torch.full_like(picture, 77)
+    flat = torch.full_like(image, 77)
     for name in ("autocontrast", "equalise", "contrast", "sharpness", "colour"):
         assert torch.equal(done(flat, name, 30), flat)
 
 
 def test_shear_moves_each_row_by_its_height() -> None:
-    picture = torch.zeros(1, 20, 20, 1, dtype=torch.uint8)
-    picture[:, :, 10] = 255
-    made = done(picture, "shear_x", 30)[0, :, :, 0]
+    image = torch.zeros(1, 20, 20, 1, dtype=torch.uint8)
+    image[:, :, 10] = 255
+    made = done(image, "shear_x", 30)[0, :, :, 0]
     where = made.argmax(1)
     assert where.tolist() == [10 - math.floor(0.3 * (row + 0.5) + 0.5) for row in range(20)]
-    turned = done(picture.transpose(1, 2).contiguous(), "shear_y", 30)[0, :, :, 0]
+    turned = done(image.transpose(1, 2).contiguous(), "shear_y", 30)[0, :, :, 0]
     assert torch.equal(turned.T, made)
 
 
@@ -142,7 +142,7 @@ def test_equalise_spreads_the_values_evenly() -> None:
 
 
 def test_a_grey_image_has_no_colour_to_change() -> None:
-    grey = pictures(3, 8, 8, 1)
+    grey = make_images(3, 8, 8, 1)
     assert torch.equal(done(grey, "colour", 30), grey)
     rgb = grey.expand(-1, -1, -1, 3).contiguous()
     for name in OPERATIONS:
@@ -152,7 +152,7 @@ def test_a_grey_image_has_no_colour_to_change() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_signs_matter_where_there_are_two_directions(name: str) -> None:
-    pixels = pictures(2)
+    pixels = make_images(2)
     same = torch.equal(done(pixels, name, 20, 1), done(pixels, name, 20, -1))
     assert same == (name not in SIGNED)
 
@@ -181,7 +181,7 @@ def test_the_fourteen_are_equally_likely_and_so_are_the_signs(monkeypatch) -> No
 @pytest.mark.parametrize("mode", ["faithful", "fast"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_same_chance_same_bits_and_every_image_has_its_own(mode, channels) -> None:
-    same = pictures(1, channels=channels).expand(60, -1, -1, -1).contiguous()
+    same = make_images(1, channels=channels).expand(60, -1, -1, -1).contiguous()
     view = View(mode=mode, **OFF, randaugment=2)
     made = view(same, rng(4))
     assert torch.equal(made, view(same, rng(4)))
@@ -195,7 +195,7 @@ def test_same_chance_same_bits_and_every_image_has_its_own(mode, channels) -> No
 
 
 def test_it_comes_before_everything_else() -> None:
-    pixels = pictures(20)
+    pixels = make_images(20)
     changed = View(**OFF, randaugment=3, randaugment_magnitude=25)(pixels, rng(2))
     bytes_ = (changed * 255).round().byte().permute(0, 2, 3, 1).contiguous()
     mirrored = View(**OFF | {"flip": 1.0}, randaugment=3, randaugment_magnitude=25)
@@ -224,7 +224,7 @@ def test_the_preset_of_semifed() -> None:
     first, second, strong = PRESETS["semifed"]
     assert (first, second) == PRESETS["fedsimclr"]
     assert strong == View(randaugment=2, randaugment_magnitude=10)
-    pixels = pictures(8)
+    pixels = make_images(8)
     three = preset("semifed")(pixels, rng())
     two = Views(PRESETS["fedsimclr"])(pixels, rng())
     assert len(three) == 3

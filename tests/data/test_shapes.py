@@ -28,8 +28,8 @@ def still(shape, style="print", size=64, **settings):
 
 def ink(shape):
     """Where the ink lies: from 0 (paper) to 1."""
-    picture = still(shape)
-    return (picture.max() - picture) / (picture.max() - picture.min())
+    image = still(shape)
+    return (image.max() - image) / (image.max() - image.min())
 
 
 # Areas for radius 0.4 of 64 pixels = 25.6 pixels: worked out by hand from the geometry.
@@ -72,7 +72,7 @@ def test_a_turned_shape_is_turned():
     one, other = Shapes(size=64, channels=1, noise=0.0, classes=10).draw(
         scene, np.random.default_rng(0)
     )
-    dark = [picture[:, :, 0] < 128 for picture in (one, other)]
+    dark = [image[:, :, 0] < 128 for image in (one, other)]
     np.testing.assert_array_equal(np.rot90(dark[0], -1), dark[1])  # clockwise
 
 

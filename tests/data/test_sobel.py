@@ -57,8 +57,8 @@ def test_bytes_are_the_formulas_to_half_a_step(channels: int) -> None:
     before, found = pixels.clone(), sobel(pixels)
     assert found.dtype == torch.uint8 and found.is_contiguous() and torch.equal(pixels, before)
     weights = (0.299, 0.587, 0.114) if channels == 3 else (1.0,)
-    for picture, edges in zip(pixels.numpy(), found.numpy(), strict=True):
-        steep = steepness(picture @ np.array(weights))
+    for image, edges in zip(pixels.numpy(), found.numpy(), strict=True):
+        steep = steepness(image @ np.array(weights))
         off = edges / 255 - (steep / steep.max())[..., None]
         assert np.abs(off).max() <= 0.5 / 255 + 1e-9
         assert (edges == edges[..., :1]).all()
@@ -68,8 +68,8 @@ def test_each_channel_by_itself_over_the_maximum_of_all() -> None:
     made = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (3, 5, 5, 3), generator=made, dtype=torch.uint8)
     found = sobel(pixels, "channels")
-    for picture, edges in zip(pixels.numpy(), found.numpy(), strict=True):
-        steep = np.stack([steepness(picture[..., c]) for c in range(3)], -1)
+    for image, edges in zip(pixels.numpy(), found.numpy(), strict=True):
+        steep = np.stack([steepness(image[..., c]) for c in range(3)], -1)
         assert np.abs(edges / 255 - steep / steep.max()).max() <= 0.5 / 255 + 1e-9
     assert torch.equal(sobel(pixels[..., :1], "channels"), sobel(pixels[..., :1]))
 

@@ -53,7 +53,7 @@ def test_only_what_is_wanted_is_unpacked(tmp_path, to, tar, zipped, mode):
 def test_names_that_lead_out_are_refused(tmp_path, to, tar, zipped, name, form):
     write = tar if form == "tar" else zipped
     archive = write(tmp_path / "x", [("good", b"1"), (name.format(top=tmp_path), b"e")])
-    with pytest.raises(DataError, match="is not safe: refused"):
+    with pytest.raises(DataError, match="unsafe name"):
         unpack(archive, to, everything, 1 << 20)
     assert found(tmp_path).keys() <= {"x", "deep/to/good"}
 
@@ -99,10 +99,10 @@ def test_bombs_are_refused_before_they_go_off(tmp_path, to, tar, zipped, form):
     members = [(f"{n}", bytes(100_000)) for n in range(30)]
     archive = write(tmp_path / "x", members)
     assert archive.stat().st_size < 30_000
-    with pytest.raises(DataError, match="more than 1,000,000 bytes: refused"):
+    with pytest.raises(DataError, match="more than 1,000,000 bytes"):
         unpack(archive, to, everything, 1_000_000)
     assert sum(map(len, found(to).values())) <= 1_000_000
-    with pytest.raises(DataError, match="more than 1,000,000 bytes: refused"):
+    with pytest.raises(DataError, match="more than 1,000,000 bytes"):
         unpack(archive, to, lambda name: False, 1_000_000)  # reading past it would take as long
     empty = write(tmp_path / "y", [(f"{n}", b"") for n in range(200)])
     with pytest.raises(DataError, match="more than"):
@@ -126,14 +126,14 @@ def test_archives_that_are_damaged(tmp_path, to, tar, zipped, mode):
     archive = zipped(path, members) if mode == "zip" else tar(path, members, mode)
     whole = path.read_bytes()
     path.write_bytes(whole[:60_000])
-    with pytest.raises(DataError, match="x is not a whole archive") as caught:
+    with pytest.raises(DataError, match="x is damaged") as caught:
         unpack(archive, to, everything, 1 << 20)
     assert "\n" not in str(caught.value)
     path.write_bytes(whole[:30_000] + b"damaged" + whole[30_007:])
     shutil.rmtree(to)
     to.mkdir()
     if mode == "zip":  # sums are kept for each file
-        with pytest.raises(DataError, match="not a whole archive"):
+        with pytest.raises(DataError, match="is damaged"):
             unpack(archive, to, everything, 1 << 20)
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_archive(tmp_path, to):
     for content in (b"", b"hello", bytes(2000), gzip.compress(b"hello"), os.urandom(2000)):
         (tmp_path / "x").write_bytes(content)
         assert kind_of(tmp_path / "x") is None
-    with pytest.raises(DataError, match="not a whole archive"):
+    with pytest.raises(DataError, match="is damaged"):
         unpack(tmp_path / "x", to, everything, 1 << 20)
 
 
@@ -179,7 +179,7 @@ def test_a_debian_package_is_unpacked_by_its_own_tool(tmp_path, to, tar, monkeyp
     unpack(package, to, lambda name: name == "usr/a.gz", 1 << 20)
     assert found(to) == {"usr/a.gz": b"1"}
     tool.write_text("#!/bin/sh\nexit 2")
-    with pytest.raises(DataError, match="x.deb is not a whole archive"):
+    with pytest.raises(DataError, match="x.deb is damaged"):
         unpack(package, to, everything, 1 << 20)
     tool.write_text(f"#!/bin/sh\n/bin/cat {plain}; exec /bin/sleep 20")
     began = time.monotonic()
@@ -192,9 +192,9 @@ def test_gz_files_are_bounded_too(tmp_path):
     source.write_bytes(gzip.compress(bytes(3_000_000)))
     decompress(source, tmp_path / "x", 3_000_000)
     assert (tmp_path / "x").read_bytes() == bytes(3_000_000)
-    with pytest.raises(DataError, match="more than 2,999,999 bytes: refused"):
+    with pytest.raises(DataError, match="more than 2,999,999 bytes"):
         decompress(source, tmp_path / "y", 2_999_999)
     for damaged in (source.read_bytes()[:-4], b"hello", source.read_bytes()[:-8] + bytes(8)):
         source.write_bytes(damaged)
-        with pytest.raises(DataError, match="x.gz is not a whole gz file"):
+        with pytest.raises(DataError, match="x.gz is damaged"):
             decompress(source, tmp_path / str(len(damaged)), 1 << 30)

@@ -32,7 +32,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def pictures(count: int, height: int = 32, width: int = 32, channels: int = 3, seed: int = 1):
+def make_images(count: int, height: int = 32, width: int = 32, channels: int = 3, seed: int = 1):
     """Smooth images with every colour in them."""
     coarse = torch.rand(count, channels, 5, 5, generator=rng(seed))
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
@@ -42,11 +42,11 @@ def pictures(count: int, height: int = 32, width: int = 32, channels: int = 3, s
 def ramps(count: int, side: int = 64) -> torch.Tensor:
     """Red grows to the right, green downwards, blue is a half: a view tells where it looked."""
     line = torch.arange(side)
-    picture = torch.stack(
+    image = torch.stack(
         (line.expand(side, side), line[:, None].expand(side, side), torch.full((side, side), 128)),
         dim=2,
     )
-    return picture.byte().expand(count, -1, -1, -1).contiguous()
+    return image.byte().expand(count, -1, -1, -1).contiguous()
 
 
 def planes_of(pixels: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def pillow(pixels: torch.Tensor) -> list[Image.Image]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("side", "channels"), [(8, 1), (28, 1), (32, 3)])
 def test_identity_settings_reproduce_the_image(mode, side, channels):
-    pixels = pictures(5, side, side, channels)
+    pixels = make_images(5, side, side, channels)
     made = View(mode=mode, **OFF)(pixels, rng())
     assert torch.equal(made, pixels.permute(0, 3, 1, 2).float() / 255)
     normalised = View(**OFF | {"mean": (0.5,), "std": (0.25,)}, mode=mode)(pixels, rng())
@@ -73,7 +73,7 @@ def test_identity_settings_reproduce_the_image(mode, side, channels):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_always_flipping_is_the_mirror_image_with_and_without_crop(mode):
-    pixels = pictures(4)
+    pixels = make_images(4)
     mirrored = plain(pixels.flip(2), None, None)
     assert torch.equal(View(mode=mode, **OFF | {"flip": 1.0})(pixels, rng()), mirrored)
     padded = View(mode=mode, **OFF | {"flip": 1.0, "pad_crop": 1, "size": 34})
@@ -86,7 +86,7 @@ def test_always_flipping_is_the_mirror_image_with_and_without_crop(mode):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [32, 48, 9])
 def test_crop_and_resize_as_pillow_growing_and_shrinking(interpolation, size):
-    pixels = pictures(6, 40, 32)
+    pixels = make_images(6, 40, 32)
     boxes = [(0, 0, 32, 40), (3, 5, 20, 30), (10, 0, 32, 17), (7, 7, 8, 9), (0, 1, 5, 40)]
     boxes.append((30, 38, 32, 40))
     corners = torch.tensor(boxes, dtype=torch.float32)
@@ -112,7 +112,7 @@ def test_crop_and_resize_as_pillow_growing_and_shrinking(interpolation, size):
     [(0, ImageEnhance.Brightness), (1, ImageEnhance.Contrast), (2, ImageEnhance.Color)],
 )
 def test_brightness_contrast_saturation_as_pillow(slot, enhance):
-    pixels = pictures(8)
+    pixels = make_images(8)
     scales = np.ones((8, 3), np.float32)
     scales[:, slot] = np.linspace(0.2, 1.8, 8)
     shares = torch.from_numpy(draw.slot_shares(scales, np.zeros(8, np.float32)))
@@ -126,7 +126,7 @@ def test_brightness_contrast_saturation_as_pillow(slot, enhance):
 
 
 def test_every_order_of_the_three_is_used_and_clamps_in_between():
-    pixels = pictures(1).expand(6, -1, -1, -1)
+    pixels = make_images(1).expand(6, -1, -1, -1)
     factors = np.tile(np.array((1.7, 0.4, 1.8), np.float32), (6, 1))
     shares = torch.from_numpy(draw.slot_shares(factors, np.arange(6, dtype=np.float32)))
     planes = planes_of(pixels)
@@ -160,7 +160,7 @@ def test_hue_as_colorsys(turn):
 
 
 def test_hue_as_pillow():
-    pixels = pictures(1)
+    pixels = make_images(1)
     planes = planes_of(pixels)
     ops.shift_hue(planes, torch.from_numpy(draw.hue_offsets(np.float32([25 / 255]))))
     hsv = np.array(pillow(pixels)[0].convert("HSV"))
@@ -173,7 +173,7 @@ def test_hue_as_pillow():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gray_as_pillow(mode):
-    pixels = pictures(4)
+    pixels = make_images(4)
     made = View(mode=mode, **OFF | {"gray": 1.0})(pixels, rng()) * 255
     for index, image in enumerate(pillow(pixels)):
         want = np.asarray(image.convert("L"), np.float32)
@@ -183,7 +183,7 @@ def test_gray_as_pillow(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_solarise_as_pillow(mode):
-    pixels = pictures(4)
+    pixels = make_images(4)
     made = View(mode=mode, **OFF | {"solarise": 1.0})(pixels, rng()) * 255
     for index, image in enumerate(pillow(pixels)):
         want = np.asarray(ImageOps.solarize(image, 128), np.float32)
@@ -193,7 +193,7 @@ def test_solarise_as_pillow(mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("height", "width", "taps"), [(32, 32, 3), (40, 32, 7)])
 def test_blur_is_the_gaussian_of_the_drawn_sigma(mode, height, width, taps):
-    pixels = pictures(3, height, width)
+    pixels = make_images(3, height, width)
     sigma = 1.3
     view = View(mode=mode, **OFF | {"blur": 1.0, "blur_sigma": (sigma, sigma)}, blur_kernel=taps)
     line = torch.arange(taps) - taps // 2
@@ -211,7 +211,7 @@ def test_blur_width_follows_the_side():
 
 
 def test_quarter_turns_are_exact_and_equally_likely():
-    pixels = pictures(1).expand(400, -1, -1, -1).contiguous()
+    pixels = make_images(1).expand(400, -1, -1, -1).contiguous()
     made = View(**OFF | {"quarter_turn": True})(pixels, rng())
     turned = [torch.rot90(plain(pixels[:1], None, None), k, (2, 3)) for k in range(4)]
     counts = [int((made == one).flatten(1).all(1).sum()) for one in turned]
@@ -223,7 +223,7 @@ def test_quarter_turns_are_exact_and_equally_likely():
 
 
 def test_rotation_turns_counter_clockwise_with_black_corners():
-    pixels = pictures(2)
+    pixels = make_images(2)
     planes = planes_of(pixels)
     turned = ops.rotate_planes(planes, torch.tensor([90.0, 0.0]))
     assert torch.equal(turned[:, 0], torch.rot90(planes[:, 0], 1, (1, 2)))
@@ -237,7 +237,7 @@ def test_rotation_turns_counter_clockwise_with_black_corners():
 
 @pytest.mark.parametrize("pad_mode", ["reflect", "zero"])
 def test_pad_and_crop_cuts_windows_of_the_padded_image(pad_mode):
-    pixels = pictures(1).expand(600, -1, -1, -1).contiguous()
+    pixels = make_images(1).expand(600, -1, -1, -1).contiguous()
     mode = "reflect" if pad_mode == "reflect" else "constant"
     padded = torch.nn.functional.pad(plain(pixels[:1], None, None), (4,) * 4, mode=mode)[0]
     made = View(**OFF | {"pad_crop": 4, "pad_mode": pad_mode})(pixels, rng())
@@ -250,7 +250,7 @@ def test_pad_and_crop_cuts_windows_of_the_padded_image(pad_mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_flip_quarter_turn_and_padding_as_pillow(mode):
-    pixels = pictures(3)
+    pixels = make_images(3)
     flipped = View(mode=mode, **OFF | {"flip": 1.0})(pixels, rng()).permute(0, 2, 3, 1) * 255
     turned = quarter_turns(plain(pixels, None, None), torch.tensor([1, 2, 3])) * 255
     turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
@@ -265,7 +265,7 @@ def test_flip_quarter_turn_and_padding_as_pillow(mode):
 
 def test_rotation_as_pillow():
     """Nearest pixels; where a point falls between two, rounding may pick the other one."""
-    pixels = pictures(12)
+    pixels = make_images(12)
     degrees = torch.linspace(-15, 15, 12)
     turned = ops.rotate_planes(planes_of(pixels), degrees) * 255
     for index, image in enumerate(pillow(pixels)):
@@ -278,7 +278,7 @@ def test_rotation_as_pillow():
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 def test_blur_as_pillow(sigma):
     """Pillow approximates the Gaussian by three boxes: within 5 of 255 inside, 1 on average."""
-    pixels = pictures(3, 64, 64)
+    pixels = make_images(3, 64, 64)
     wide = {"blur": 1.0, "blur_sigma": (sigma, sigma), "blur_kernel": 23}
     made = View(**OFF | wide)(pixels, rng()).permute(0, 2, 3, 1) * 255
     for index, image in enumerate(pillow(pixels)):
@@ -414,7 +414,7 @@ def test_the_twenty_four_orders_are_equally_likely():
 
 def test_faithful_jitter_follows_the_drawn_order():
     """A batch against the operations done one image at a time in the order it drew."""
-    pixels = pictures(64)
+    pixels = make_images(64)
     view = View(**OFF | {"jitter": 0.8, "hue": 0.3, "brightness": 0.8, "contrast": 0.8})
     made = view(pixels, rng(5))
     chance = torch.rand(64, 7, generator=rng(5)).numpy()
@@ -441,7 +441,7 @@ def test_faithful_jitter_follows_the_drawn_order():
 
 
 def test_faithful_and_fast_agree_in_distribution():
-    pixels = pictures(1500)
+    pixels = make_images(1500)
     for settings in ({}, {"blur": 0.5}, {"saturation": 0.2, "crop_min": 0.5, "solarise": 0.2}):
         one, two = (View(mode=mode, **settings)(pixels, rng()) for mode in MODES)
         assert one.mean((0, 2, 3)).tolist() == pytest.approx(
@@ -460,7 +460,7 @@ def test_faithful_and_fast_agree_in_distribution():
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("mode", MODES)
 def test_presets_give_same_bits_for_same_chance_in_the_promised_layout(name, mode):
-    pixels = pictures(6)
+    pixels = make_images(6)
     views = preset(name, mode=mode)
     state = torch.get_rng_state()
     first, second = views(pixels, rng(7)), views(pixels, rng(7))
@@ -483,14 +483,14 @@ def test_presets_give_same_bits_for_same_chance_in_the_promised_layout(name, mod
 
 @pytest.mark.parametrize("mode", MODES)
 def test_images_of_a_batch_have_their_own_parameters(mode):
-    same = pictures(1).expand(40, -1, -1, -1).contiguous()
+    same = make_images(1).expand(40, -1, -1, -1).contiguous()
     made = View(mode=mode, blur=0.5)(same, rng()).flatten(1)
     assert torch.cdist(made, made).fill_diagonal_(1).min() > 1e-3
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_is_the_same_in_any_batch(mode):
-    pixels = pictures(24)
+    pixels = make_images(24)
     view = View(mode=mode, blur=0.5, solarise=0.2)
     whole = view(pixels, rng())
     assert torch.allclose(view(pixels[:5], rng())[:5], whole[:5], atol=1e-5)
@@ -503,7 +503,7 @@ def test_an_image_is_the_same_in_any_batch(mode):
 
 
 def test_large_batches_are_worked_on_in_pieces_without_a_seam(monkeypatch):
-    pixels = pictures(30)
+    pixels = make_images(30)
     view = View(blur=0.5, quarter_turn=True)
     whole = view(pixels, rng())
     monkeypatch.setattr("harmonium.data.augment.pipeline.PIECE_PIXELS", 7 * 32 * 32)
@@ -514,7 +514,7 @@ def test_large_batches_are_worked_on_in_pieces_without_a_seam(monkeypatch):
 def test_how_much_is_drawn_does_not_depend_on_the_images(mode):
     view = View(mode=mode, blur=0.5)
     after = []
-    for pixels in (pictures(9), torch.zeros(9, 32, 32, 3, dtype=torch.uint8)):
+    for pixels in (make_images(9), torch.zeros(9, 32, 32, 3, dtype=torch.uint8)):
         generator = rng()
         view(pixels, generator)
         after.append(generator.get_state())
@@ -524,7 +524,7 @@ def test_how_much_is_drawn_does_not_depend_on_the_images(mode):
 def test_an_operation_that_never_happens_draws_nothing():
     generator = rng()
     before = generator.get_state()
-    View(**OFF)(pictures(3), generator)
+    View(**OFF)(make_images(3), generator)
     assert torch.equal(generator.get_state(), before)
 
 
@@ -534,7 +534,7 @@ def test_an_operation_that_never_happens_draws_nothing():
     ("height", "width", "channels"), [(8, 8, 1), (28, 28, 1), (40, 24, 3), (224, 224, 3)]
 )
 def test_sizes_from_digits_to_photographs(mode, count, height, width, channels):
-    pixels = pictures(max(count, 1), height, width, channels)[:count]
+    pixels = make_images(max(count, 1), height, width, channels)[:count]
     views = preset("fedca", mode=mode, solarise=0.3, rotate=10.0)
     for made in views(pixels, rng()):
         assert made.shape == (count, channels, height, width)
@@ -545,7 +545,7 @@ def test_sizes_from_digits_to_photographs(mode, count, height, width, channels):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_grey_images_change_brightness_and_contrast_only(mode):
-    pixels = pictures(500, 8, 8, 1)
+    pixels = make_images(500, 8, 8, 1)
     colour = {"brightness": 0.0, "contrast": 0.0, "jitter": 1.0, "gray": 1.0}
     untouched = View(mode=mode, **OFF | colour)(pixels, rng())
     assert torch.equal(untouched, plain(pixels, None, None))
@@ -559,7 +559,7 @@ def test_grey_images_change_brightness_and_contrast_only(mode):
 
 
 def test_plain_normalises_and_resizes():
-    pixels = pictures(2, 64, 64)
+    pixels = make_images(2, 64, 64)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     made = plain(pixels, mean, std)
     want = pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(mean)[:, None, None]
@@ -611,14 +611,14 @@ def test_unknown_presets_and_settings_name_the_nearest():
 
 def test_settings_that_do_not_fit_the_images():
     with pytest.raises(ConfigError, match="quarter_turn needs square views .* set view.size"):
-        View(quarter_turn=True)(pictures(1, 20, 30), rng())
+        View(quarter_turn=True)(make_images(1, 20, 30), rng())
     with pytest.raises(ConfigError, match="pad_crop is 8 but images are 8 x 8"):
-        View(pad_crop=8)(pictures(1, 8, 8), rng())
+        View(pad_crop=8)(make_images(1, 8, 8), rng())
     with pytest.raises(ConfigError, match="size is 60 .* padded by 4"):
-        View(pad_crop=4, size=60)(pictures(1), rng())
+        View(pad_crop=4, size=60)(make_images(1), rng())
     with pytest.raises(ConfigError, match="blur_kernel is 17"):
-        View(blur=1, blur_kernel=17)(pictures(1, 8, 8), rng())
-    for wrong in (pictures(1).float(), pictures(1)[0], pictures(1).permute(0, 3, 1, 2)):
+        View(blur=1, blur_kernel=17)(make_images(1, 8, 8), rng())
+    for wrong in (make_images(1).float(), make_images(1)[0], make_images(1).permute(0, 3, 1, 2)):
         with pytest.raises(DataError, match="views need torch.uint8 of shape"):
             View()(wrong, rng())
         with pytest.raises(DataError, match="views need torch.uint8 of shape"):
@@ -627,7 +627,7 @@ def test_settings_that_do_not_fit_the_images():
 
 def test_grey_images_take_the_mean_of_numbers_for_colours():
     mean, std = (0.3, 0.4, 0.8), (0.2, 0.2, 0.5)
-    grey = pictures(2, 8, 8, 1)
+    grey = make_images(2, 8, 8, 1)
     torch.testing.assert_close(plain(grey, mean, std), plain(grey, (0.5,), (0.3,)))
     sized = plain(grey, mean, std, size=6)
     torch.testing.assert_close(sized, plain(grey, (0.5,), (0.3,), size=6))

@@ -17,7 +17,7 @@ import harmonium
 from harmonium.core import files, seeds
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.progress import listening
-from harmonium.data.decoding.image import shaped
+from harmonium.data.decoding.conversion import shaped
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.sets.digits import Digits
 from harmonium.evaluation import classifier

@@ -229,8 +229,8 @@ def test_the_public_model_is_trained_for_its_own_epochs_at_a_constant_rate() -> 
         info_nce(*method.see(parts, batch).pair(), 0.1, anchors="first").backward()
         adam.step()
     parts.eval()
-    torch.testing.assert_close(memory["align_h"], here.look(parts["encoder"]))
-    z = here.look(lambda x: parts["projector"](parts["encoder"](x)))
+    torch.testing.assert_close(memory["align_h"], here.features(parts["encoder"]))
+    z = here.features(lambda x: parts["projector"](parts["encoder"](x)))
     torch.testing.assert_close(memory["align_z"], z)
     assert memory["told"] == []
 
@@ -268,7 +268,7 @@ def test_rows_are_by_the_model_that_source_names(source: str) -> None:
     got = {"model": found.server.model, "dictionary": torch.zeros(0, 128), "count": 5}
     sent = method.train(client, SimpleNamespace(**got))
     received = method.pull(client, found.server.model).eval()
-    z = client.look(lambda x: received["projector"](received["encoder"](x)))
+    z = client.features(lambda x: received["projector"](received["encoder"](x)))
     nearest = (sent["rows"] @ functional.normalize(z).T).max(1).values
     assert torch.allclose(nearest, torch.ones(5), atol=1e-5) == (source == "received")
 
@@ -279,7 +279,7 @@ def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
     client, method = client_of(found, 1), found.method
     held = client.state["ensemble"].clone()
     parts = method.pull(client, found.server.model).eval()
-    z = client.look(lambda x: parts["projector"](parts["encoder"](x)))
+    z = client.features(lambda x: parts["projector"](parts["encoder"](x)))
     rows = method.rows(client, parts, 5)
     wanted = momentum * held + (1 - momentum) * z
     torch.testing.assert_close(client.state["ensemble"], wanted)
@@ -300,7 +300,7 @@ def test_rows_are_made_in_evaluation_mode() -> None:
     method.rows(client, parts, 5)
     assert all(torch.equal(before[key], value) for key, value in parts.state_dict().items())
     parts.eval()
-    z = client.look(lambda x: parts["projector"](parts["encoder"](x)), size=3)
+    z = client.features(lambda x: parts["projector"](parts["encoder"](x)), size=3)
     torch.testing.assert_close(client.state["ensemble"], z)
 
 

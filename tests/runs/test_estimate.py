@@ -64,8 +64,8 @@ def test_abridged_passes_stop_and_keep_their_shapes(home):
     client = public_client(method, server, "test")
     with abridged(lambda batches: batches >= 2):
         assert len(list(client.batches(5, 16))) == 2
-        found = client.look(lambda x: x.flatten(1), size=16)
-    whole = client.look(lambda x: x.flatten(1), size=16)
+        found = client.features(lambda x: x.flatten(1), size=16)
+    whole = client.features(lambda x: x.flatten(1), size=16)
     assert found.shape == whole.shape and len(found) == len(dataset.train)
     assert torch.equal(found[:32], whole[:32]) and torch.equal(found[32:64], whole[:32])
     assert len(list(client.batches(1, 16))) > 2
@@ -108,8 +108,8 @@ def test_what_all_clients_measure_counts(home, monkeypatch):
 
 def test_what_cannot_be_measured_says_why(home, monkeypatch):
     assert "missing" in estimated(Recipe.of("fedavg", "data=cifar10"))
-    monkeypatch.setattr("harmonium.data.published.Published.missing", lambda spec: ())
-    monkeypatch.setattr("harmonium.data.published.Published.identity", lambda spec: {})
+    monkeypatch.setattr("harmonium.data.published_datasets.Published.missing", lambda spec: ())
+    monkeypatch.setattr("harmonium.data.published_datasets.Published.identity", lambda spec: {})
     assert "cifar10 is not decoded" in estimated(Recipe.of("fedavg", "data=cifar10"))
     assert "pad_crop" in estimated(Recipe.of("fedavg", "data=digits", "views.pad_crop=8"))
     assert not (home / "runs").exists()

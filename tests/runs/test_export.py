@@ -14,8 +14,8 @@ from PIL import Image
 
 import harmonium
 from harmonium.core.errors import ConfigError, DataError, StoreError
-from harmonium.data.decoding.image import read_image
-from harmonium.data.inputs import channels_last, check_strict
+from harmonium.data.decoding.conversion import read_image
+from harmonium.data.decoding.in_memory import channels_last, check_strict
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import LoadedEncoder, load_encoder
 

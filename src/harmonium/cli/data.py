@@ -1,4 +1,4 @@
-"""The commands about data: what there is, fetching it, looking at it, and sharing it out."""
+"""The commands about data: list, fetch and show data sets, and split them among clients."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from harmonium.data.partition import Split
     from harmonium.recipe.schema import Recipe
 
-FLAT = 130  # columns of a terminal from which a data set needs no more than a line or two
-ENDS = 6  # of many clients or classes, how many a table shows at either end
+FLAT = 130  # width of a terminal from which each data set fits on a line or two
+ENDS = 6  # rows shown at either end of a long table
 
 
 class Held(NamedTuple):
-    """Who holds how many images of what."""
+    """The number of images of each class or style at each client."""
 
     counts: Integers  # (clients, values)
-    names: list[str]  # of the values; none where all images are alike
-    what: str  # what the values are
+    names: list[str]  # of the values; empty if there are neither classes nor styles
+    what: str  # what the values are, e.g. class
 
 
 data = typer.Typer(
@@ -58,7 +58,7 @@ def datasets(as_json: Json = False) -> None:
     rows = [{"name": name, **_facts(about)} for name, about in known.items()]
     if out.width < FLAT:
         rows = [_stacked(row) for row in rows]
-    show_table(rows, unbroken=("name", "shape", "pictures", "here"))
+    show_table(rows, unbroken=("name", "shape", "images", "here"))
 
 
 @data.command("fetch")
@@ -128,7 +128,7 @@ def split(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Show how images would be shared out among clients, and keep it.
+    """Split a data set among clients, show the split and save it.
 
     For example: harmonium data split digits split=dirichlet split.alpha=0.1 clients=5
     """
@@ -143,13 +143,13 @@ def split(
         recipe = _recipe(name, changes)
         dataset = recipe.data.load()
         made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-        found = heterogeneity(made, dataset)
+        measured = heterogeneity(made, dataset)
         tree = recipe.tree()
         about = {
             "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
             "digest": made.digest,
             "notes": [*dataset.notes, *made.notes],
-            "figures": found.figures,
+            "figures": measured.figures,
             "clients": [
                 {
                     "client": number,
@@ -157,11 +157,11 @@ def split(
                     **({"newcomer": True} if number in made.newcomers else {}),
                     **row,
                 }
-                for number, row in enumerate(found.rows())
+                for number, row in enumerate(measured.rows())
             ],
         }
-        title = f"{tree['data']['name']}, shared out by {tree['split']['name']}"
-        held = _held(found, dataset)
+        title = f"{tree['data']['name']}, split by {tree['split']['name']}"
+        held = _held(measured, dataset)
         files = _write(folder or _folder(tree, made), plot, made, about)
         _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
     if as_json:
@@ -177,7 +177,7 @@ def split(
 
 
 def _folder(tree: dict[str, Any], made: Split) -> Path:
-    """A place of its own for each split; `module:Class` gives the class's name only."""
+    """The default folder of a split; of a name `module:Class` only the class is used."""
     from harmonium.core.paths import home
 
     words = [tree[section]["name"].rpartition(":")[2] for section in ("data", "split")]
@@ -185,16 +185,16 @@ def _folder(tree: dict[str, Any], made: Split) -> Path:
 
 
 def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) -> dict[str, Path]:
-    """Keep the split and its figures; gives all files, of which the images are yet to be drawn.
+    """Save the split and its figures; returns all files, plots to be drawn later included.
 
-    Only these names are written: others in the folder are left alone.
+    Other files in the folder are left alone.
     """
     from harmonium.core.files import write_atomic
     from harmonium.core.paths import make_folder
     from harmonium.report.figure import FORMATS
 
     if (make_folder(folder) / "recipe.yaml").exists():
-        raise ConfigError(f"{folder} holds a run, whose split must stay: name another --out")
+        raise ConfigError(f"{folder} holds a run, whose split must not change: use another --out")
     files = {kind: folder / f"split.{kind}" for kind in ("npz", "json", *FORMATS)}
     if plot is not None:
         make_folder(plot.absolute().parent)
@@ -214,19 +214,19 @@ def _draw(paths: list[Path], held: Held, title: str) -> None:
             split_sizes(path, held.counts[:, 0], title)
 
 
-def _held(found: Heterogeneity, dataset: Dataset) -> Held:
-    """Classes if any is known, else styles, else all images alike."""
+def _held(measured: Heterogeneity, dataset: Dataset) -> Held:
+    """Counts by class if any is known, else by style, else of all images."""
     import numpy as np
 
     from harmonium.data.catalogue import name_of
     from harmonium.data.heterogeneity import style_factor
 
-    sizes = found.columns["size"].data
-    if found.classes is not None:
-        counts, names, what = found.classes, dataset.classes, "class"
-    elif found.styles is not None:
+    sizes = measured.columns["size"].data
+    if measured.classes is not None:
+        counts, names, what = measured.classes, dataset.classes, "class"
+    elif measured.styles is not None:
         what = style_factor(dataset.train) or ""
-        counts, names = found.styles, dataset.names.get(what, ())
+        counts, names = measured.styles, dataset.names.get(what, ())
     else:
         return Held(sizes[:, None], [], "")
     called = [name_of(names, value) for value in range(counts.shape[1])]
@@ -250,7 +250,7 @@ def _recipe(name: str, changes: list[str] | None) -> Recipe:
 
 
 def _check_ending(plot: Path | None) -> None:
-    """Refuse an image of another kind before anything is read."""
+    """Raise an error for an unknown plot format before anything is read."""
     if plot is not None:
         from harmonium.report.figure import plot_format
 
@@ -263,25 +263,25 @@ def _notes(notes: Any) -> None:
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
-    """What the list of data sets says of one, in words."""
+    """The row of a data set in the list, as text."""
     train, test = about["train"], about["test"]
     return {
         "what": about["what"],
         "shape": "x".join(map(str, about["shape"] or ())) or "any",
         "classes": str(about["classes"] or ""),
-        "pictures": (f"{train:,}" if train else "") + (f" + {test:,}" if test else ""),
+        "images": (f"{train:,}" if train else "") + (f" + {test:,}" if test else ""),
         "licence": about["licence"] or "",
         "here": about["here"],
     }
 
 
 def _stacked(row: dict[str, str]) -> dict[str, str]:
-    """What is short one below the other, which leaves a narrow terminal room for the rest."""
+    """The row with its short cells stacked, for narrow terminals."""
     classes = f"{row['classes']} classes" if row["classes"] else ""
     return {
         "name": f"{row['name']}\n{row['here']}",
         "what": row["what"],
-        "pictures": "\n".join(filter(None, (row["shape"], classes, row["pictures"]))),
+        "images": "\n".join(filter(None, (row["shape"], classes, row["images"]))),
         "licence": row["licence"],
     }
 
@@ -327,7 +327,7 @@ def _show_split(about: dict[str, Any], held: Held) -> None:
 
 _WORDS = {  # figures of all clients together
     "clients": "clients",
-    "pictures": "pictures",
+    "pictures": "images",
     "dropped": "dropped",
     "repeated": "repeated",
     "unlabelled": "unlabelled",
@@ -362,16 +362,16 @@ _SHORT = {  # the columns of the table of clients
 
 
 def _ends(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All rows, or the first and the last few where they are many."""
+    """All rows, or the first and the last few if there are many."""
     return rows if len(rows) <= 3 * ENDS else rows[:ENDS] + rows[-ENDS:]
 
 
 def _figure_rows(figures: dict[str, float | int]) -> list[dict[str, Any]]:
-    """A row for each quantity that differs from client to client."""
+    """A row for each quantity with its minimum, mean and maximum over the clients."""
     rows = []
     for name, words in _QUANTITIES.items():
-        found = {way: figures.get(f"{name}_{way}") for way in ("min", "mean", "max")}
-        found["mean"] = figures.get(name, found["mean"])
-        if found["mean"] is not None:
-            rows.append({"over clients": words, **found})
+        values = {way: figures.get(f"{name}_{way}") for way in ("min", "mean", "max")}
+        values["mean"] = figures.get(name, values["mean"])
+        if values["mean"] is not None:
+            rows.append({"over clients": words, **values})
     return rows

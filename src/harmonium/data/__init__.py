@@ -1,8 +1,9 @@
-"""Images: what they are, where they come from, and who holds which.
+"""Images: data sets, where they come from, how clients share them, and augmentation.
 
-`datasets` decode a data set once into memory-mapped arrays, `sources` fetch the ones that have to
-be downloaded, `partition` shares the training images out among clients. The two name tables are
-`harmonium.data.datasets.datasets` and `harmonium.data.partition.splits`.
+`images` has the types `Images` and `Dataset`. `datasets` and `sets` define the data sets, which are
+decoded once (`decoding`) into memory-mapped arrays (`cache`); `sources` fetches published ones.
+`partition` and `splits` divide the training images among clients; `augment` makes random views. The
+registries are `harmonium.data.datasets.datasets` and `harmonium.data.partition.splits`.
 """
 
 from harmonium.data.images import Dataset, Images

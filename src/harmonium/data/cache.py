@@ -1,8 +1,9 @@
-"""Where images lie on disk: what was fetched, and what was decoded from it.
+"""The cache of decoded data sets on disk, and the folder of fetched ones.
 
 A decoded data set is a folder of `.npy` files that are memory-mapped, so that a large data set
-costs no memory until it is read. The folder appears under its name only when it is complete: a
-killed process leaves nothing that could be mistaken for data, and of two that race the first wins.
+needs no memory until it is read. The folder gets its name only when it is complete: a killed
+process leaves nothing that could be mistaken for data, and if two processes decode the same data
+set, the first one wins.
 """
 
 from __future__ import annotations
@@ -26,43 +27,43 @@ import numpy.typing as npt
 from harmonium.core.errors import DataError, StoreError
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import tell
-from harmonium.data.decoding.image import shaped
+from harmonium.data.decoding.conversion import shaped
 from harmonium.data.images import Images, Integers, Pixels, check_pixels
 
 FORMAT = 2
 """Part of every cache key: raise it when the layout below changes."""
 
-PIECE_BYTES = 1 << 25  # of images shaped and written at once
+PIECE_BYTES = 1 << 25  # bytes of images converted and written at once
 _LEFTOVER_SECONDS = 24 * 3600
 
 
 def fetched_folder(name: str | None = None) -> Path:
-    """Where fetched data sets live, or one of them."""
+    """The folder of all fetched data sets, or of the one called `name`."""
     return home() / "data" / name if name else home() / "data"
 
 
 def printable(name: str) -> str:
-    """A file or folder may be called anything; what is shown of it is one line of text."""
+    """A name with every unprintable character replaced by `?`, so that it is one line."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def digest_of(value: Any) -> str:
-    """The sha256 of plain values, the same whatever the order of their keys."""
+    """The sha256 of JSON values, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
 def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder that becomes `final` in one step when the block ends well.
+    """A temporary folder that is renamed to `final` when the block ends without an error.
 
-    With `replace` an older `final` gives way; without, it stays and the new one is dropped.
+    With `replace` an existing `final` is replaced; otherwise it stays and the new one is removed.
     """
     parent = make_folder(final.parent)
     _sweep(parent)
     temporary = parent / f".{final.name}.building-{secrets.token_hex(6)}"
     try:
-        temporary.mkdir(mode=0o700)  # images may be anybody's secret
+        temporary.mkdir(mode=0o700)  # images may be confidential
         yield temporary
         if replace and final.exists():
             final.rename(temporary.with_name(temporary.name + ".old"))
@@ -79,7 +80,7 @@ def building(final: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes killed long ago left half-written."""
+    """Remove incomplete folders of processes that were killed long ago."""
     for entry in parent.glob(".*.building-*"):
         with suppress(OSError):
             if entry.is_dir() and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
@@ -88,18 +89,18 @@ def _sweep(parent: Path) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """A decoded data set as it lies on disk, before anything is selected from it."""
+    """A decoded data set on disk, before parts are held out or limited."""
 
-    parts: Mapping[str, Images]  # "train", and "test" and "validation" where the data bring them
+    parts: Mapping[str, Images]  # "train", and "test" and "validation" if the data have them
     classes: tuple[str, ...]
     notes: tuple[str, ...]
-    names: Mapping[str, tuple[str, ...]]  # of the values of factors that have names
-    digest: str  # over the content alone: the same wherever the files lie
-    key: str = ""  # under which it lies in the cache
+    names: Mapping[str, tuple[str, ...]]  # names of a factor's values, by factor
+    digest: str  # of the content, independent of where the files are
+    key: str = ""  # of the cache
 
 
 class Writer:
-    """Receives decoded images in pieces and writes each piece at once."""
+    """Writes the decoded images of a data set, piece by piece."""
 
     def __init__(
         self,
@@ -108,11 +109,11 @@ class Writer:
         channels: int | None = None,
         name: str = "",
     ) -> None:
-        """Write into `folder`, which exists and is empty; every image with this size if given."""
+        """Write into the empty `folder`; images are converted to `size` and `channels` if given."""
         self._folder, self._name = folder, name
         self.size, self.channels = size, channels
         self.count = 0
-        self.expected: int | None = None  # images in all, where it is known beforehand
+        self.expected: int | None = None  # total images, if known beforehand; for the progress bar
         self._parts: dict[str, _Part] = {}
         self.classes: tuple[str, ...] = ()
         self.names: dict[str, tuple[str, ...]] = {}
@@ -125,14 +126,14 @@ class Writer:
         labels: npt.NDArray[Any],
         factors: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
-        """Add images to a part; the pieces of a data set have images of one size.
+        """Add images to a part; all images of a data set have one size.
 
-        They are scaled and turned to grey or colour if the data's settings ask for it.
+        They are scaled and converted to grey or colour if the settings say so.
         """
         check_pixels(pixels, f"the {part} images")
-        Images(pixels, labels, factors or {})  # refuses columns that do not fit
+        Images(pixels, labels, factors or {})  # raises DataError if columns do not fit
         side = self.size or max(pixels.shape[1:3])
-        step = max(1, PIECE_BYTES // (3 * side * side))  # as large as they become, not as they are
+        step = max(1, PIECE_BYTES // (3 * side * side))  # by the size after conversion
         for start in range(0, max(1, len(pixels)), step):
             rows = slice(start, start + step)
             piece = {name: column[rows] for name, column in (factors or {}).items()}
@@ -152,7 +153,7 @@ class Writer:
         tell(f"decoding {self._name}", self.count, self.expected)
 
     def finish(self, about: Mapping[str, Any]) -> None:
-        """Write the columns and `meta.json`, after which the folder is whole."""
+        """Write the columns and `meta.json`, which completes the folder."""
         shapes = {part.shape for part in self._parts.values()}
         if "train" not in self._parts:
             raise DataError("there are no training images")
@@ -167,13 +168,13 @@ class Writer:
             _flush(file)
 
     def close(self) -> None:
-        """Let go of the open files, finished or not."""
+        """Close all files, whether finished or not."""
         for part in self._parts.values():
             part.file.close()
 
 
 class _Part:
-    """One part being written: pixels go straight to disk, the small columns wait in memory."""
+    """One part being written: pixels go to disk at once, columns are collected in memory."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -207,7 +208,7 @@ class _Part:
         sums = [self.sum.hexdigest()]
         names = sorted(self.columns)  # "" sorts first: the labels are column 0
         for number, name in enumerate(names):
-            # Files are numbered, not named, because a factor's name comes from outside.
+            # Files are numbered because the name of a factor may not be a valid file name.
             with open(folder / f"{part}-column-{number}.npy", "wb") as file:
                 column = np.concatenate(self.columns[name])
                 np.lib.format.write_array(file, column, allow_pickle=False)
@@ -217,7 +218,7 @@ class _Part:
 
 
 def _flush(file: Any) -> None:
-    """Make sure the bytes are on disk before the folder gets its name."""
+    """Flush a file to disk, which must happen before the folder gets its name."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -230,14 +231,14 @@ def decoded(
     size: int | None = None,
     channels: int | None = None,
 ) -> Stored:
-    """The data set with this identity, decoded now if it never was.
+    """The data set with this identity, from the cache or decoded now.
 
     Args:
-        name: the data set's name, for the folder.
-        identity: everything that changes the content; plain values.
+        name: the data set's name, part of the folder's name.
+        identity: JSON values that determine the content.
         decode: writes all parts and returns the class names.
-        size: side that every image is brought to.
-        channels: 1 or 3, likewise.
+        size: side that every image is scaled to; None keeps the size.
+        channels: 1 or 3, to convert images to; None keeps them.
     """
     key = _key(name, identity)
     stored = reopened(name, key)
@@ -255,12 +256,12 @@ def decoded(
             tell(f"decoding {name}", writer.count, writer.count)
     stored = stored_in(folder, key)
     if stored is None:
-        raise StoreError(f"{folder} was written but cannot be read back: is the disk sound?")
+        raise StoreError(f"{folder} was written but cannot be read back: check the disk")
     return stored
 
 
 def is_decoded(name: str, identity: Mapping[str, Any]) -> bool:
-    """Whether the data set with this identity lies decoded in the cache."""
+    """Whether the data set with this identity is in the cache."""
     return (_folder(name, _key(name, identity)) / "meta.json").is_file()
 
 
@@ -269,7 +270,7 @@ def _key(name: str, identity: Mapping[str, Any]) -> str:
 
 
 def reopened(name: str, key: str) -> Stored | None:
-    """What was decoded under this key, whatever became of its source; None if it is gone."""
+    """The decoded data set with this key, or None if it is not in the cache."""
     return stored_in(_folder(name, key), key)
 
 
@@ -278,7 +279,7 @@ def _folder(name: str, key: str) -> Path:
 
 
 def stored_in(folder: Path, key: str) -> Stored | None:
-    """What a folder holds, or None where it is missing, damaged or of another key."""
+    """The data set in a folder, or None if it is missing, damaged or has another key."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["key"] != key:

@@ -1,4 +1,4 @@
-"""What data sets there are and whether they are here, and what one of them holds."""
+"""The list of all data sets with their state on this machine, and an overview of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harmonium.data.cache import fetched_folder
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.heterogeneity import style_factor
 from harmonium.data.images import Dataset, Images, Integers, Pixels
-from harmonium.data.published import GIVEN, RECORD, Published, Source
+from harmonium.data.published_datasets import GIVEN, RECORD, Published, Source
 from harmonium.data.sets.sites import Sites
 
 CHUNK_BYTES = 1 << 24  # of images read at once
@@ -25,7 +25,7 @@ NOT_HERE = "not here"
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """What is known of every data set by name, in plain values; nothing of it is read."""
+    """Facts about every data set by name, as JSON values, without reading any data."""
     return {name: _entry(cls) for name, cls in datasets.table().items()}
 
 
@@ -42,15 +42,15 @@ def _entry(cls: type[DataSpec]) -> dict[str, Any]:
 
 
 def _here(cls: type[DataSpec]) -> str:
-    """Whether a data set can be used at once, or what it lacks."""
+    """Whether a data set can be used now, or what is missing, in a few words."""
     settings: dict[str, Any] = {field.name: field.default for field in fields(cls)}
     if issubclass(cls, Published):
         fetched = (fetched_folder(cls.name) / RECORD).is_file()
         cache = (home() / "cache").glob(f"{cls.name}-{'[0-9a-f]' * 16}/meta.json")
         if fetched and (fetched_folder(cls.name) / GIVEN).is_file():
             return "stand-in"
-        found = [word for word, true in (("fetched", fetched), ("decoded", any(cache))) if true]
-        return ", ".join(found) or NOT_HERE
+        states = [word for word, true in (("fetched", fetched), ("decoded", any(cache))) if true]
+        return ", ".join(states) or NOT_HERE
     if issubclass(cls, Sites):
         return "at the sites"
     if "digest" in settings:
@@ -64,7 +64,7 @@ def _here(cls: type[DataSpec]) -> str:
 
 
 def _addresses(source: Source) -> dict[str, Any]:
-    """Where a data set comes from, with the sums that its files must have."""
+    """Where a data set comes from, with the checksums of its files, as JSON values."""
     return {
         "page": source.page,
         "files_md5": [dict(layout) for layout in source.layouts],
@@ -81,13 +81,13 @@ def _addresses(source: Source) -> dict[str, Any]:
 
 
 def overview(dataset: Dataset) -> dict[str, Any]:
-    """Counts, means and notes of a data set, in plain values.
+    """Counts, channel statistics and notes of a data set, as JSON values.
 
-    `channels` has the mean and the standard deviation of every channel over all pixels, 0 to 1,
-    of the images that are not for testing: of training, validation and labelled part together.
+    `channels` has the mean and the standard deviation of every channel over all pixels, 0 to 1, of
+    all images except the test part.
     """
     parts = _parts(dataset)
-    learning = [images for part, images in parts.items() if part != "test"]
+    not_test = [images for part, images in parts.items() if part != "test"]
     factor = style_factor(dataset.train)
     styles: list[dict[str, Any]] = []
     if factor is not None:
@@ -107,37 +107,40 @@ def overview(dataset: Dataset) -> dict[str, Any]:
             for name, v in dataset.names.items()
             if name != factor and name in dataset.train.factors
         },
-        "channels": channel_figures(learning),
+        "channels": channel_figures(not_test),
         "notes": list(dataset.notes),
     }
 
 
-def channel_figures(several: list[Images]) -> list[dict[str, float]]:
-    """Mean and standard deviation of each channel over all pixels of some images, 0 to 1."""
+def channel_figures(parts: list[Images]) -> list[dict[str, float]]:
+    """Mean and standard deviation of each channel over all pixels of several parts, 0 to 1."""
     levels = np.arange(256) / 255
-    seen = np.zeros((several[0].shape[2], 256), np.int64)  # how often a channel has a level
+    counts = np.zeros((parts[0].shape[2], 256), np.int64)  # pixels of each level, by channel
     done = 0
-    with work("levels of the channels", sum(map(len, several)), "images") as at:
-        for images in several:
+    with work("levels of the channels", sum(map(len, parts)), "images") as at:
+        for images in parts:
             step = max(1, CHUNK_BYTES // int(np.prod(images.shape)))
             for start in range(0, len(images), step):
                 pixels = images.batch(np.arange(start, min(start + step, len(images))))
-                for channel, row in enumerate(seen):
+                for channel, row in enumerate(counts):
                     row += np.bincount(pixels[..., channel].reshape(-1), minlength=256)
                 at(done := done + len(pixels))
-    shares = seen / seen.sum(1, keepdims=True)
+    shares = counts / counts.sum(1, keepdims=True)
     means = shares @ levels
     deviations = np.sqrt(np.maximum(shares @ levels**2 - means**2, 0))
     return [{"mean": m, "std": s} for m, s in zip(means.tolist(), deviations.tolist(), strict=True)]
 
 
 def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, Pixels]], str]:
-    """A few training images of each class, else of each style, else of all; and what is left out.
+    """A few training images of each class, or of each style if there are no labels, or of all.
 
     Args:
         dataset: the data set.
-        rows: classes at most; of more, evenly spaced ones are shown. Half as many rows of all.
-        across: images of each.
+        rows: number of classes or styles at most, evenly spaced; half as many rows without either.
+        across: images in each row.
+
+    Returns:
+        Names and images of each row, and a note on what is left out.
     """
     train, factor = dataset.train, style_factor(dataset.train)
     if train.labelled:
@@ -150,11 +153,11 @@ def examples(dataset: Dataset, rows: int, across: int) -> tuple[list[tuple[str, 
         return [("", train.batch(piece)) for piece in pieces], ""
     values = np.unique(column[column >= 0])
     shown = values[np.linspace(0, len(values) - 1, min(rows, len(values))).astype(int)]
-    found = []
+    examples = []
     for value in shown:
-        rows_of = np.flatnonzero(column == value)[:across]
-        found.append((name_of(names, int(value)), train.batch(rows_of)))
-    return found, f"{len(shown)} of {len(values)} {what}" if len(shown) < len(values) else ""
+        first = np.flatnonzero(column == value)[:across]
+        examples.append((name_of(names, int(value)), train.batch(first)))
+    return examples, f"{len(shown)} of {len(values)} {what}" if len(shown) < len(values) else ""
 
 
 def _parts(dataset: Dataset) -> dict[str, Images]:
@@ -165,7 +168,7 @@ def _parts(dataset: Dataset) -> dict[str, Images]:
 
 
 def _per_value(columns: dict[str, Integers], names: Sequence[str]) -> list[dict[str, Any]]:
-    """How many images of each class or style every part has."""
+    """Number of images of each class or style in every part."""
     width = max(len(names), 1 + max(int(column.max(initial=-1)) for column in columns.values()))
     counts = {p: np.bincount(c[c >= 0], minlength=width).tolist() for p, c in columns.items()}
     return [
@@ -175,5 +178,5 @@ def _per_value(columns: dict[str, Integers], names: Sequence[str]) -> list[dict[
 
 
 def name_of(names: Sequence[str], value: int) -> str:
-    """What a class or a style is called: its name, or its number where it has none."""
+    """The name of a class or a style, or its number if it has no name."""
     return names[value] if value < len(names) else str(value)

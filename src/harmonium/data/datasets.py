@@ -1,8 +1,8 @@
-"""What every data set has in common, and the table of their names.
+"""The base class of data sets, and the registry of their names.
 
-A data set is a frozen dataclass whose fields are its settings. It says what identifies its content
-and how to decode it; everything else (cache, size, held-out parts, limits) is done here, once, so
-that all methods see the same training, validation and test parts.
+A data set is a frozen dataclass whose fields are its settings. A subclass defines what identifies
+its content (`identity`) and how to decode it (`decode`). Caching, resizing, limits and held-out
+parts are implemented here, so that all methods see the same training, validation and test parts.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from harmonium.data.cache import Stored, Writer, decoded, digest_of, is_decoded,
 from harmonium.data.images import UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
 
-MOST_SIDE = 4096  # pixels; more is a slip of the keyboard
+MOST_SIDE = 4096  # pixels; larger values are taken for typing errors
 
 
 @dataclass(frozen=True)
 class About:
-    """What a reader should know of a data set before using it."""
+    """The facts about a data set that `harmonium datasets` lists."""
 
     shape: tuple[int, int, int] | None  # height, width, channels; None: images of many sizes
     classes: int | None
     train: int | None  # images in the training part
-    test: int | None  # and in the test part; 0: a share of the others is held out
-    licence: str  # as its makers state it, or that they do not
+    test: int | None  # images in the test part; 0: a share of the others is held out
+    licence: str  # as its authors state it, or "not stated"
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The settings of any data set; `load` gives the images."""
+    """The settings that all data sets share; `load` returns the images."""
 
     limit: int | None = None  # use only so many training images; None: all
     validation: float = 0.1  # share of the training images kept apart from the clients
@@ -52,8 +52,9 @@ class DataSpec:
     def load(self, key: str | None = None) -> Dataset:
         """The data set, decoded on the first call and memory-mapped from then on.
 
-        With the `key` of an earlier call's result, its source is looked at only if what was decoded
-        then is gone: a run goes on with the images it began with.
+        With the `key` of an earlier result, the images decoded then are used even if their source
+        has changed since, so that a resumed run continues with the same images. The source is read
+        only if they are no longer in the cache.
         """
         stored = reopened(self.name, key) if key else None
         return self._select(stored or self.stored())
@@ -66,14 +67,14 @@ class DataSpec:
         )
 
     def is_decoded(self) -> bool:
-        """Whether loading these images takes a moment only; it may take minutes otherwise."""
+        """Whether the images are in the cache; decoding them may take minutes."""
         return is_decoded(self.name, self._whole_identity())
 
     def _whole_identity(self) -> dict[str, Any]:
         return {"size": self.size, "channels": self.channels, **self.identity()}
 
     def check(self) -> None:
-        """Refuse settings that cannot be right, before anything is read."""
+        """Raise an error for invalid settings, before anything is read."""
         if self.limit is not None and self.limit < 1:
             raise ConfigError(
                 Key("data", "limit"), f"={self.limit}: use at least 1 image, or leave it out"
@@ -95,96 +96,95 @@ class DataSpec:
 
     @classmethod
     def column_way(cls, column: str) -> str:
-        """How such data are given a column, for a message; empty where they cannot have one."""
+        """How users can add a column to such data, for error messages; empty if they cannot."""
         return ""
 
     def identity(self) -> dict[str, Any]:
-        """Plain values that change whenever the decoded content would."""
+        """JSON values that change whenever the decoded content would; part of the cache key."""
         raise undefined(self, "identity")
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Write part "train", and "test", "validation" and "labelled" where they exist.
+        """Write the part "train", and "test", "validation" and "labelled" if the data have them.
 
-        Returns the classes.
+        Returns the names of the classes.
         """
         raise undefined(self, "decode")
 
     def test_share(self) -> float:
-        """Share to hold out for testing where the data bring no test part."""
+        """Share to hold out for testing if the data have no test part."""
         return 0.0
 
     def _select(self, stored: Stored) -> Dataset:
+        """Divide what was decoded into the parts of a data set, as the settings say."""
         parts = dict(stored.parts)
-        everything = np.arange(len(parts["train"]))
-        if "test" in parts:
-            test, rest = parts["test"], everything
-        else:
-            rest, held = self._hold_out("test", everything, self.test_share(), len(everything))
-            test = parts["train"].subset(held)
-        base = len(rest) if self.limit is None else self.limit
+        rows = np.arange(len(parts["train"]))
+        rest, test = rows, parts.get("test")
+        if test is None:
+            rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows))
+            test = parts["train"].subset(held_out)
         share = 0.0 if "validation" in parts else self.validation
-        if base + round(share * base) > len(rest) and self.limit is not None:
-            apart = (", of which ", Key("data", "validation"), f"={share} keeps some apart")
-            less = apart if share else ()
-            raise DataError(
-                Key("data", "limit"),
-                f"={self.limit}, but {self.name} has {len(rest)} training images",
-                *less,
-                ": use ",
-                Key("data", "limit"),
-                f"={int(len(rest) / (1 + share))} or less",
-            )
-        order, held = self._hold_out("validation", rest, share, base)
+        base = len(rest) if self.limit is None else self.limit
+        self._check_limit(share, len(rest))
+        order, validation_rows = self._hold_out("validation", rest, share, base)
         chosen = order[:base]
-        kept = chosen[:0]
+        labelled_rows = chosen[:0]
         if self.labelled:
-            kept, chosen = self._keep_labelled(chosen, parts["train"].labels)
+            labelled_rows, chosen = self._keep_labelled(chosen, parts["train"].labels)
         if len(chosen) == 0:
             raise DataError(
-                f"no training image is left of the {len(everything)} of {self.name}: lower ",
-                Key("data", "validation"),
-                ", ",
-                Key("data", "labelled"),
-                " or ",
-                Key("data", "test"),
+                f"no training image is left of the {len(rows)} of {self.name}: lower ",
+                *(Key("data", "validation"), ", ", Key("data", "labelled")),
+                *(" or ", Key("data", "test")),
             )
-        validation = parts["train"].subset(held)
-        if "validation" in parts:  # in random order too: monitoring looks at the first of them
-            given = parts["validation"]
-            held = numpy_rng(self.seed, "data", "validation").permutation(len(given))
-            validation = given.subset(held)
-        selected = [_sum(chosen), _sum(held), _sum(rest), *([_sum(kept)] if len(kept) else [])]
+        validation = parts["train"].subset(validation_rows)
+        if "validation" in parts:  # shuffled, because monitoring evaluates the first ones only
+            own = parts["validation"]
+            validation_rows = numpy_rng(self.seed, "data", "validation").permutation(len(own))
+            validation = own.subset(validation_rows)
+        selected = [chosen, validation_rows, rest, *([labelled_rows] if len(labelled_rows) else [])]
+        labelled = parts["train"].subset(labelled_rows) if len(labelled_rows) else None
         return Dataset(
             name=self.name,
             train=parts["train"].subset(chosen),
             validation=validation,
             test=test,
             classes=stored.classes,
-            digest=digest_of([stored.digest, *selected]),
+            digest=digest_of([stored.digest, *map(_sum, selected)]),
             notes=stored.notes,
             names=stored.names,
-            labelled=parts["train"].subset(kept) if len(kept) else parts.get("labelled"),
+            labelled=parts.get("labelled") if labelled is None else labelled,
             key=stored.key,
+        )
+
+    def _check_limit(self, share: float, count: int) -> None:
+        """Raise an error if `count` images are too few for the limit and its validation part."""
+        if self.limit is None or self.limit + round(share * self.limit) <= count:
+            return
+        held_out = (", of which ", Key("data", "validation"), f"={share} holds some out")
+        raise DataError(
+            *(Key("data", "limit"), f"={self.limit}, but {self.name} has {count} training images"),
+            *(held_out if share else ()),
+            *(": use ", Key("data", "limit"), f"={int(count / (1 + share))} or less"),
         )
 
     def _hold_out(
         self, purpose: str, rows: Integers, share: float, base: int
     ) -> tuple[Integers, Integers]:
-        """`rows` in the order drawn for this purpose, cut before its last round(share * base)."""
+        """`rows` in random order, without and with the last round(share * base) of them."""
         order = numpy_rng(self.seed, "data", purpose).permutation(rows)
         cut = len(rows) - round(share * base)
         return order[:cut], order[cut:]
 
     def _keep_labelled(self, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
-        """The labelled part that no client gets, the same share of every class, and the rest."""
+        """The rows of the labelled part, the same share of every class, and all other rows."""
         if not (labels[rows] != UNKNOWN).any():
             raise DataError(
                 Key("data", "labelled"),
                 f"={self.labelled}, but {self.name} has no labels: leave it out",
             )
         rng = numpy_rng(self.seed, "data", "labelled")
-        picked = stratified(labels[rows], self.labelled, rng)
-        return rows[picked], np.delete(rows, picked)
+        positions = stratified(labels[rows], self.labelled, rng)
+        return rows[positions], np.delete(rows, positions)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class UnsplitSpec(DataSpec):
     test: float = 0.2  # share held out for testing where the data bring no test part
 
     def check(self) -> None:
-        """Refuse a test share that leaves nothing."""
+        """Check the test share too."""
         super().check()
         check_share("test", self.test)
 
@@ -208,7 +208,7 @@ datasets: Registry[DataSpec] = Registry("data set", "harmonium.data.sets", DataS
 
 
 def check_share(setting: str, value: float) -> None:
-    """Refuse a share that is not at least 0 and below 1."""
+    """Raise an error unless the value is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ConfigError(
             Key("data", setting), f"={value}: a share is at least 0 and below 1, e.g. 0.1"
@@ -216,13 +216,13 @@ def check_share(setting: str, value: float) -> None:
 
 
 def check_at_least(setting: str, value: float, least: float) -> None:
-    """Refuse a value below the least that makes sense."""
+    """Raise an error if the value is below `least`."""
     if not value >= least:
         raise ConfigError(Key("data", setting), f"={value}: at least {least} is needed")
 
 
 def no_labels(count: int) -> Integers:
-    """Labels for images whose classes are not known."""
+    """Labels of `count` images whose classes are unknown."""
     return np.full(count, UNKNOWN, np.int64)
 
 

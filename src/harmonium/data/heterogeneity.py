@@ -1,8 +1,8 @@
-"""How unlike each other the clients of a split are: in size, labels, style and looks.
+"""Measures of heterogeneity of a split: how clients differ in size, labels, styles and pixels.
 
-"The whole" is what all clients hold together; an image that is held twice counts twice. Figures
-of labels are over the images whose label is known, and a client without any is left out of them.
-In a mean over clients each weighs the same, however many images it holds.
+Clients are compared with "the whole", the images of all clients together; an image that is held
+twice counts twice. Label statistics are over the images whose label is known, and leave out clients
+without any. Means over clients are unweighted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Floats = npt.NDArray[np.float64]
 Figures = dict[str, float | int]
 Columns = dict[str, Any]  # a masked array each: one value a client, masked where it has none
 
-STYLE_FACTORS = ("style", "domain")  # the first of these that the data have is their style
-ANGLE_BINS = 10  # of a full turn, where the split does not say
-PER_CLIENT, IN_ALL = 300, 20_000  # images looked at for the style distance, at most
-MOST_BYTES = 1 << 28  # and so many bytes of them, but one image of each client at least
-CHUNK_BYTES = 1 << 24  # looked at together
+STYLE_FACTORS = ("style", "domain")  # columns that hold the style; the first present is used
+ANGLE_BINS = 10  # of a full turn, if the split has no setting `bins`
+PER_CLIENT, IN_ALL = 300, 20_000  # images sampled for the style distance, at most
+MOST_BYTES = 1 << 28  # bytes of these images at most, but at least one image of each client
+CHUNK_BYTES = 1 << 24  # bytes of images processed at once
 
 _SPREAD = ("min", "mean", "max")
-_SUMMARY: Mapping[str, tuple[str, ...]] = {  # what is said of a column for the split as a whole
+_SUMMARY: Mapping[str, tuple[str, ...]] = {  # the summaries of each column over all clients
     "size": _SPREAD,
     "classes": _SPREAD,
     "classes_1_percent": _SPREAD,
@@ -47,21 +47,21 @@ _SUMMARY: Mapping[str, tuple[str, ...]] = {  # what is said of a column for the 
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """What is known of a split's clients."""
+    """The heterogeneity of a split."""
 
-    figures: Figures  # of the split as a whole
-    columns: Columns  # of each client
-    classes: Integers | None  # images of each class at each client (clients, classes)
-    styles: Integers | None  # likewise of each style
+    figures: Figures  # of the whole split
+    columns: Columns  # one value for each client
+    classes: Integers | None  # number of images of each class at each client (clients, classes)
+    styles: Integers | None  # number of images of each style at each client (clients, styles)
 
     def rows(self) -> list[dict[str, float | int | None]]:
-        """One mapping a client; None where a client has no such figure."""
+        """One mapping for each client; None where a client has no such value."""
         values = [column.tolist() for column in self.columns.values()]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def heterogeneity(split: Split, dataset: Dataset) -> Heterogeneity:
-    """Every figure of a split; of the pixels no more than a sample is read."""
+    """All measures of a split; reads a sample of the pixels."""
     images, classes, styles = dataset.train, None, None
     columns = size_columns(split)
     if images.labelled:
@@ -80,29 +80,29 @@ def heterogeneity(split: Split, dataset: Dataset) -> Heterogeneity:
 
 
 def summary(split: Split, labels: Integers, classes: int | None = None) -> Figures:
-    """The figures of sizes, and of labels where any is known."""
+    """The measures of sizes, and of labels if any is known."""
     columns = size_columns(split) | label_columns(counts(split, labels, classes))
     return _of_all(split, labels) | _summarised(columns)
 
 
 def _of_all(split: Split, labels: Integers) -> Figures:
-    """What is counted over all clients together.
+    """Counts over all clients together.
 
-    `pictures` counts an image as often as it is held and `repeated` how often beyond the first;
-    `dropped` are held by nobody. `size_gini` is Gini's coefficient of the sizes: 0 where all hold
-    as many, towards 1 where one client holds nearly everything.
+    `pictures` is the number of images held, `repeated` how many of them are copies, and `dropped`
+    how many images no client holds. `size_gini` is the Gini coefficient of the sizes: 0 if all are
+    equal, towards 1 if one client holds nearly everything.
     """
-    held = np.concatenate(split.indices)
-    distinct = len(np.unique(held))
+    rows = np.concatenate(split.indices)
+    distinct = len(np.unique(rows))
     sizes = np.sort([len(own) for own in split.indices])
     rank = np.arange(1, len(sizes) + 1)
     return {
         "clients": len(split),
-        "pictures": len(held),
+        "pictures": len(rows),
         "dropped": len(labels) - distinct,
-        "repeated": len(held) - distinct,
-        "unlabelled": int((labels[held] < 0).sum()),
-        "size_gini": float(((2 * rank - len(sizes) - 1) @ sizes) / (len(sizes) * len(held))),
+        "repeated": len(rows) - distinct,
+        "unlabelled": int((labels[rows] < 0).sum()),
+        "size_gini": float(((2 * rank - len(sizes) - 1) @ sizes) / (len(sizes) * len(rows))),
     }
 
 
@@ -120,36 +120,36 @@ def _summarised(columns: Columns) -> Figures:
 
 
 def counts(split: Split, values: Integers, width: int | None = None) -> Integers:
-    """Images of each value (a class, a style) at each client (clients, width); -1 is none."""
+    """Number of images of each class or style at each client (clients, width); -1 is unknown."""
     return _tally(split, values[np.concatenate(split.indices)], width)
 
 
-def _tally(split: Split, held: Integers, width: int | None) -> Integers:
-    """How often each value occurs at each client, of the values of one client after another."""
-    width = max(width or 0, int(held.max(initial=-1)) + 1)
+def _tally(split: Split, values: Integers, width: int | None) -> Integers:
+    """Count each value at each client, from the values of all clients' images in order."""
+    width = max(width or 0, int(values.max(initial=-1)) + 1)
     owner = np.repeat(np.arange(len(split)), [len(own) for own in split.indices])
-    known = held >= 0
-    flat = np.bincount(owner[known] * width + held[known], minlength=len(split) * width)
+    known = values >= 0
+    flat = np.bincount(owner[known] * width + values[known], minlength=len(split) * width)
     return flat.reshape(len(split), width)
 
 
 def size_columns(split: Split) -> Columns:
-    """`size`: how many images a client holds."""
+    """`size`: number of images of each client."""
     return {"size": np.ma.array([len(own) for own in split.indices])}
 
 
 def label_columns(counts: Integers) -> Columns:
-    """How unlike the whole each client is in its classes, from `counts` (clients, classes).
+    """How each client's classes differ from the whole, from `counts` (clients, classes).
 
-    - `classes`: classes of which it holds at least one image, and `classes_1_percent`: those
-      that make up at least a hundredth of its images;
+    - `classes`: number of classes of which it holds any image, and `classes_1_percent`: number of
+      classes that make up at least 1 % of its images;
     - `dominant_share`: the share of its commonest class;
-    - `label_entropy_bits`: 0 for one class, log2 of the classes where they are even;
+    - `label_entropy_bits`: 0 for one class, log2 of the number of classes if they are even;
     - `label_js`: Jensen-Shannon distance to the whole, 0 to 1;
-    - `label_emd`: earth mover's distance to the whole as Zhao et al. (2018) count it: the sum over
-      classes of |share at the client - share in the whole|, 0 to 2.
+    - `label_emd`: earth mover's distance to the whole as in Zhao et al. (2018): sum over classes
+      of |share at the client - share in the whole|, 0 to 2.
 
-    A client with few images is some way from the whole by chance alone.
+    A client with few images differs from the whole by chance alone.
     """
     if not counts.any():
         return {}
@@ -166,7 +166,7 @@ def label_columns(counts: Integers) -> Columns:
 
 
 def style_columns(counts: Integers) -> Columns:
-    """`styles` that a client holds any image of, and their Jensen-Shannon distance `style_js`."""
+    """`styles`: number of styles of a client; `style_js`: Jensen-Shannon distance to the whole."""
     if not counts.any():
         return {}
     distance = js_distance(_shares(counts), _shares(counts.sum(0)))
@@ -174,16 +174,16 @@ def style_columns(counts: Integers) -> Columns:
 
 
 def style_factor(images: Images) -> str | None:
-    """The column that says how an image is made rather than what it shows, if there is one."""
+    """The name of the column that holds the style of an image, if there is one."""
     return next((name for name in STYLE_FACTORS if name in images.factors), None)
 
 
 def angle_columns(split: Split) -> Columns:
-    """`angle_bins`: equal parts of the full turn to which any of a client's images is turned."""
+    """`angle_bins`: number of bins of the full turn into which a client's images are rotated."""
     bins = int(split.spec.get("bins", ANGLE_BINS))
     turns = np.concatenate(split.angles or ()) % 360 / 360
-    held = np.minimum((turns * bins).astype(np.int64), bins - 1)
-    return {"angle_bins": np.ma.array((_tally(split, held, bins) > 0).sum(1))}
+    numbers = np.minimum((turns * bins).astype(np.int64), bins - 1)
+    return {"angle_bins": np.ma.array((_tally(split, numbers, bins) > 0).sum(1))}
 
 
 def entropy_bits(shares: Floats) -> Floats:
@@ -197,13 +197,13 @@ def entropy_bits(shares: Floats) -> Floats:
 
 
 def js_distance(shares: Floats, whole: Floats) -> Floats:
-    """Root of the Jensen-Shannon divergence in bits between each row and `whole`: 0 to 1.
+    """Jensen-Shannon distance (root of the divergence in bits) of each row to `whole`, 0 to 1.
 
     >>> js_distance(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0])).tolist()
     [1.0, 0.0]
     """
-    apart = entropy_bits((shares + whole) / 2) - (entropy_bits(shares) + entropy_bits(whole)) / 2
-    return np.asarray(np.sqrt(np.maximum(apart, 0)))
+    mixed, separate = entropy_bits((shares + whole) / 2), entropy_bits(shares) + entropy_bits(whole)
+    return np.asarray(np.sqrt(np.maximum(mixed - separate / 2, 0)))
 
 
 def _shares(counts: Integers) -> Floats:
@@ -211,23 +211,23 @@ def _shares(counts: Integers) -> Floats:
 
 
 def _masked(columns: Columns, counts: Integers) -> Columns:
-    """Clients of which nothing is known have no figures."""
+    """The columns with clients masked for which nothing is known."""
     return {name: np.ma.array(column, mask=~counts.any(1)) for name, column in columns.items()}
 
 
-# ---- looks, without any label --------------------------------------------------------------------
+# ---- pixel statistics, without any label ---------------------------------------------------------
 
 
 def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
-    """How unlike the whole each client's images look, whatever they show, with no label.
+    """How far each client's images are from the whole in low-level statistics; needs no labels.
 
     Each image is described by `looks`, standardised over the whole. A client's distance d is the
-    root mean square over these of its mean, which is 1 for clients a standard deviation away. Even
-    n images drawn from the whole have about d = 1/sqrt(n), the `style_chance`. So what is
-    given is `style_distance` = sqrt(d² - chance²), or 0 where that is negative; over all clients
-    the root of the mean of the differences, which is about 0 where style is shared out at random.
+    root mean square of its mean statistics, which is 1 for clients one standard deviation away.
+    Even n images drawn from the whole have about d = 1/sqrt(n), the `style_chance`. What is
+    reported is therefore `style_distance` = sqrt(d² - chance²), or 0 where that is negative; over
+    all clients the root of the mean of these differences, about 0 if styles are split at random.
 
-    Classes differ in their looks as well: clients of different classes are some way apart.
+    Classes differ in these statistics too, so clients with different classes have some distance.
     """
     owner, described = _sampled(split, images)
     taken = np.bincount(owner, minlength=len(split))
@@ -235,7 +235,7 @@ def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
     per_image = share / np.maximum(taken, 1)  # so that large clients weigh more in the whole
     centred = described - per_image[owner] @ described
     deviation = np.sqrt(per_image[owner] @ centred**2)
-    differing = deviation > 1e-6  # a statistic that all images share tells nothing
+    differing = deviation > 1e-6  # a statistic that is constant over the images is left out
     means = np.zeros((len(split), int(differing.sum())))
     np.add.at(means, owner, centred[:, differing] / deviation[differing])
     means /= np.maximum(taken, 1)[:, None]
@@ -243,24 +243,24 @@ def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
     chance = (1 - 2 * share) / np.maximum(taken, 1) + per_image @ share
     chance = np.maximum(chance, 0) * differing.any()
     beyond = (means**2).sum(1) / max(1, means.shape[1]) - chance
-    held = taken > 0
+    sampled = taken > 0
     columns: Columns = {
-        "style_distance": np.ma.array(np.sqrt(np.maximum(beyond, 0)), mask=~held),
-        "style_chance": np.ma.array(np.sqrt(chance), mask=~held),
+        "style_distance": np.ma.array(np.sqrt(np.maximum(beyond, 0)), mask=~sampled),
+        "style_chance": np.ma.array(np.sqrt(chance), mask=~sampled),
     }
     figures: Figures = {
-        "style_distance": float(np.sqrt(max(0.0, beyond[held].mean()))),
+        "style_distance": float(np.sqrt(max(0.0, beyond[sampled].mean()))),
         "style_distance_max": float(columns["style_distance"].max()),
-        "style_chance": float(np.sqrt(chance[held].mean())),
+        "style_chance": float(np.sqrt(chance[sampled].mean())),
     }
     return figures, columns
 
 
 def looks(pixels: Pixels) -> Floats:
-    """Low-level statistics of each image (n, statistics): what a style changes at once.
+    """Low-level statistics of each image (n, statistics), which depend on its style.
 
-    Brightness and contrast of every channel (mean and standard deviation), and how much
-    neighbouring pixels differ down and across (mean absolute differences).
+    Mean and standard deviation of every channel, and mean absolute differences between vertical
+    and horizontal neighbours.
     """
     values = pixels.astype(np.float32) / 255
     columns = [values.mean((1, 2)), values.std((1, 2))]
@@ -271,7 +271,7 @@ def looks(pixels: Pixels) -> Floats:
 
 
 def _sampled(split: Split, images: Images) -> tuple[Integers, Floats]:
-    """Some images of each client, drawn with a fixed seed: their holders and their looks."""
+    """A sample of each client's images, with a fixed seed: their clients and their statistics."""
     bytes_each = int(np.prod(images.shape))
     most = min(IN_ALL, MOST_BYTES // bytes_each)
     each = max(1, min(PER_CLIENT, most // len(split)))
@@ -282,7 +282,7 @@ def _sampled(split: Split, images: Images) -> tuple[Integers, Floats]:
     degrees = None
     if split.angles is not None:
         degrees = np.concatenate([own[p] for own, p in zip(split.angles, places, strict=True)])
-    order = np.argsort(rows, kind="stable")  # as they lie on disk
+    order = np.argsort(rows, kind="stable")  # the order on disk, for fast reading
     described = []
     step = max(1, CHUNK_BYTES // bytes_each)
     with work("styles of clients", len(order), "images") as at:

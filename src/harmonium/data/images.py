@@ -1,4 +1,4 @@
-"""Images as one array, with labels and further columns beside them."""
+"""The types `Images` (pixels, labels and further columns) and `Dataset` (its parts)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
 UNKNOWN = -1
-"""The label of an image whose class is not known."""
+"""The label of an image whose class is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Images:
     factors: Mapping[str, Integers] = field(default_factory=dict)  # further columns, each (n,)
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not belong together."""
+        """Check that the arrays fit together."""
         check_pixels(self.pixels, "pixels")
         count = len(self.pixels)
         object.__setattr__(self, "labels", _column("labels", self.labels, count))
@@ -41,7 +41,7 @@ class Images:
         object.__setattr__(self, "factors", columns)
 
     def __len__(self) -> int:
-        """How many images."""
+        """Number of images."""
         return len(self.labels)
 
     @property
@@ -56,15 +56,15 @@ class Images:
         return bool((self.labels != UNKNOWN).any())
 
     def batch(self, index: npt.ArrayLike) -> Pixels:
-        """The pixels of some images, read without touching the others."""
-        picked: Pixels = self.pixels[np.asarray(index)]
-        return picked
+        """The pixels of the images at `index`; the others are not read."""
+        pixels: Pixels = self.pixels[np.asarray(index)]
+        return pixels
 
     def subset(self, index: npt.ArrayLike) -> Images:
         """Some of the images, in the order of `index`.
 
-        A run of neighbours is a view. Anything else is gathered only when its `pixels` are asked
-        for; `batch` never gathers more than the batch.
+        Consecutive images are a view of the same array. Others are copied only when `pixels` is
+        read; `batch` never copies more than the batch.
         """
         rows = _rows(index, len(self))
         labels = self.labels[rows]
@@ -86,12 +86,12 @@ class Images:
 
 
 class _Picked(Images):
-    """Scattered rows of a larger array, which it refers to and does not copy until it must."""
+    """Scattered rows of a larger array, which are not copied until `pixels` is read."""
 
     def __init__(
         self, store: Pixels, rows: Integers, labels: Integers, factors: Mapping[str, Integers]
     ) -> None:
-        # The base is frozen, so the fields are laid down past its guard.
+        # The base class is frozen, so the fields are set through __dict__.
         self.__dict__.update(_store=store, _rows=rows, labels=labels, factors=dict(factors))
 
     _store: Pixels
@@ -99,7 +99,7 @@ class _Picked(Images):
 
     @cached_property
     def pixels(self) -> Pixels:
-        """The gathered pixels, kept from the first time they are asked for."""
+        """The pixels of these rows, copied on first use."""
         return self._store[self._rows]
 
     @property
@@ -108,8 +108,8 @@ class _Picked(Images):
         return height, width, channels
 
     def batch(self, index: npt.ArrayLike) -> Pixels:
-        picked: Pixels = self._store[self._rows[np.asarray(index)]]
-        return picked
+        pixels: Pixels = self._store[self._rows[np.asarray(index)]]
+        return pixels
 
     def relabelled(self, labels: Integers) -> Images:
         return _Picked(self._store, self._rows, _column("labels", labels, len(self)), {})
@@ -124,18 +124,20 @@ class Dataset:
 
     name: str
     train: Images
-    validation: Images  # kept apart from the clients, for choosing settings
+    validation: Images  # held out from the clients, for choosing settings
     test: Images
-    classes: tuple[str, ...]  # the name of each label; empty where nothing is labelled
+    classes: tuple[str, ...]  # the name of each label; empty if nothing is labelled
     digest: str  # sha256 over the content and over which images were selected
-    notes: tuple[str, ...] = ()  # what a reader of the results should know, e.g. skipped files
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a factor's values
-    labelled: Images | None = None  # held out of the training part with labels; see `labels`
-    key: str = ""  # under which it lies decoded; `DataSpec.load` takes it
+    notes: tuple[str, ...] = ()  # for readers of the results, e.g. skipped files
+    names: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # names of a factor's values, by factor
+    labelled: Images | None = None  # held out of the training part, for probes
+    key: str = ""  # of the cache; an argument of `DataSpec.load`
 
 
 def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:
-    """Refuse anything but (n, height, width, 1 or 3) bytes."""
+    """Raise an error unless pixels are uint8 (n, height, width, 1 or 3)."""
     if pixels.dtype != np.uint8:
         raise DataError(
             f"{what} are {pixels.dtype}, but images are uint8 from 0 to 255: convert them first, "
@@ -149,7 +151,7 @@ def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:
 
 
 def _column(name: str, values: npt.NDArray[Any], count: int) -> Integers:
-    """`values` as int64, or an error that names the column."""
+    """`values` as int64; raises DataError if they are not one integer for each image."""
     values = np.asarray(values)
     if values.shape != (count,):
         raise DataError(f"{name} have shape {values.shape}, but there are {count} images")
@@ -159,7 +161,7 @@ def _column(name: str, values: npt.NDArray[Any], count: int) -> Integers:
 
 
 def _rows(index: npt.ArrayLike, count: int) -> Integers:
-    """`index` as row numbers within range; masks are refused rather than read as numbers."""
+    """`index` as row numbers within range; boolean masks raise an error."""
     rows = np.asarray(index)
     if rows.size == 0:
         return np.empty(0, np.int64)
@@ -168,5 +170,7 @@ def _rows(index: npt.ArrayLike, count: int) -> Integers:
             f"a subset needs a list of integers, not {rows.dtype} of shape {rows.shape}"
         )
     if rows.min() < 0 or rows.max() >= count:
-        raise DataError(f"a subset asks for image {rows.max()} or {rows.min()} of {count}")
+        raise DataError(
+            f"a subset has indices from {rows.min()} to {rows.max()}, but there are {count} images"
+        )
     return rows.astype(np.int64, copy=False)

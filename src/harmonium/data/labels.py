@@ -1,4 +1,4 @@
-"""Choosing which labels may be seen: for semi-supervised clients and for probes with few labels."""
+"""Stratified choice of labelled images, for semi-supervised clients and probes with few labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harmonium.data.images import UNKNOWN, Integers
 def stratified(labels: Integers, share: float, rng: np.random.Generator) -> Integers:
     """Sorted positions of the same share of every class, at least one of each that occurs.
 
-    Images whose class is not known are never chosen.
+    Images whose class is unknown are never chosen.
 
     >>> labels = np.array([0] * 20 + [1] * 3 + [-1] * 5)
     >>> labels[stratified(labels, 0.1, np.random.default_rng(0))].tolist()

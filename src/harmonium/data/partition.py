@@ -1,7 +1,8 @@
-"""Who holds which images: the training part shared out among clients.
+"""Splits: which client holds which training images.
 
-No two clients hold the same image. What cannot be done is refused with the reason before
-anything is drawn, so that no rule can go round in circles. The rules themselves are in `splits`.
+`make_split` applies a `SplitRule` and returns a `Split`. No two clients hold the same image. Rules
+check their settings against the data before they draw anything, so an impossible split is an error
+with its reason and never an endless loop. The rules themselves are in `splits`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Shares:
-    """What a rule decides."""
+    """What `SplitRule.assign` returns: each client's images, and what the rule fixes besides."""
 
     indices: Sequence[Integers]  # for each client, sorted positions; a repeat counts twice
-    angles: Sequence[npt.NDArray[np.float32]] | None = None  # degrees that each image is turned
-    notes: Sequence[str] = ()  # what a reader should know, e.g. how many images nobody holds
-    labelled: Sequence[Integers] | None = None  # see `Split`; None: as `SplitRule.labels` says
-    data: str | None = None  # digest of the only data that these shares fit; None: any
-    newcomers: Sequence[int] = ()  # see `Split`; none: as `SplitRule.newcomers` says
+    angles: Sequence[npt.NDArray[np.float32]] | None = None  # degrees to rotate each image by
+    notes: Sequence[str] = ()  # for readers of the results, e.g. how many images repeat
+    labelled: Sequence[Integers] | None = None  # see `Split`; None: drawn by `SplitRule.labels`
+    data: str | None = None  # digest of the only data set that these shares fit; None: any
+    newcomers: Sequence[int] = ()  # see `Split`; empty: drawn by `SplitRule.newcomers`
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A way to share images out; its fields are its settings."""
+    """A rule that divides images among clients; its fields are its settings."""
 
     _: KW_ONLY
     labels: float = 1.0  # share of a client's labels that its method may see; at least 1 a class
@@ -56,7 +57,7 @@ class SplitRule:
     needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be right whatever the data."""
+        """Check the settings that do not depend on the data."""
         if not 0 < self.labels <= 1:
             raise ConfigError(
                 f"split.labels is {self.labels}; it must be above 0 and at most 1, e.g. 0.1"
@@ -71,20 +72,20 @@ class SplitRule:
             raise ConfigError(f"split.newcomers is {self.newcomers}; it must be 0 or more")
 
     def training(self, clients: int) -> int:
-        """How many of so many clients train; newcomers are some of them.
+        """How many of `clients` train; the others are newcomers.
 
-        Where all are merged into one, newcomers are those of the merged that stay apart.
+        With `clients=1` all but the newcomers are merged into that one client.
         """
         among = clients if clients > 1 else self.merge
         if self.newcomers and self.newcomers >= among:
             raise ConfigError(
-                f"split.newcomers is {self.newcomers}, but there are {among} clients: fewer must "
-                "be newcomers, for these never train"
+                f"split.newcomers is {self.newcomers}, but there are {among} clients: newcomers "
+                f"never train, so use at most {among - 1}"
             )
         return clients - self.newcomers if clients > 1 else 1
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse what cannot be done, and say why; messages call the data `called`."""
+        """Raise an error if these images cannot be split so; messages call the data `called`."""
         if clients < 1:
             raise ConfigError(f"clients={clients}: at least 1 is needed")
         if clients > len(images):
@@ -105,20 +106,20 @@ class SplitRule:
                 raise DataError(f"split.{name}={value}, but {called} has no labels: leave it out")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Share the images out; `check` has passed."""
+        """Divide the images among clients; `check` has passed."""
         raise undefined(self, "assign")
 
     def client_names(self, dataset: Dataset) -> tuple[str, ...]:
-        """What the data call the clients, in their order; none where they call them nothing."""
+        """The names that the data give to the clients, in order; empty if they have none."""
         return ()
 
 
 splits: Registry[SplitRule] = Registry("split", "harmonium.data.splits", SplitRule)
-"""Every way to share images out, by name."""
+"""Every split rule by name."""
 
 
 def pools_by_class(labels: Integers, rng: np.random.Generator) -> list[Integers]:
-    """The indices of each class that occurs, in ascending order of class, each shuffled."""
+    """Shuffled indices of every class that occurs, in ascending order of class."""
     order = np.argsort(labels, kind="stable")
     cuts = np.flatnonzero(np.diff(labels[order])) + 1
     return [rng.permutation(pool) for pool in np.split(order, cuts)]
@@ -126,61 +127,74 @@ def pools_by_class(labels: Integers, rng: np.random.Generator) -> list[Integers]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who holds what, with all that is needed to tell it from any other split."""
+    """The images of every client, with what identifies this split among all others."""
 
     indices: tuple[Integers, ...]  # for each client, sorted positions in the training part
     spec: Mapping[str, Any]  # name and settings of the rule, number of clients, seed
-    data: str  # digest of the data set that was shared out
+    data: str  # digest of the data set that was split
     digest: str  # sha256 over all of the above and of angles and labelled
     angles: tuple[npt.NDArray[np.float32], ...] | None = None  # see `shift.as_held`
     labelled: tuple[Integers, ...] | None = None  # positions whose label may be seen; None: all
     notes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # what the data call the clients, where they do
+    names: tuple[str, ...] = ()  # names that the data give to the clients, if any
     newcomers: tuple[int, ...] = ()  # clients that never train, ascending
 
     @property
     def examples(self) -> dict[int, int]:
-        """How many images each client holds that trains."""
+        """Number of images of every client that trains."""
         sizes = {client: len(own) for client, own in enumerate(self.indices)}
         return {client: size for client, size in sizes.items() if client not in self.newcomers}
 
     def __len__(self) -> int:
-        """How many clients."""
+        """Number of clients, newcomers included."""
         return len(self.indices)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse a split that was made for other data."""
+        """Raise an error if the split was made for other data."""
         _check_data(self.data, dataset.digest, dataset.name)
 
-    def validate(self, pictures: int) -> None:
-        """Refuse shares that cannot be right for so many training images."""
+    def validate(self, images: int) -> None:
+        """Raise an error if this is no valid split of `images` training images."""
         sizes = np.array([len(own) for own in self.indices])
-        held = np.concatenate(self.indices)
-        if held.max(initial=-1) >= pictures:
+        rows = np.concatenate(self.indices)
+        if rows.max(initial=-1) >= images:
             raise DataError(
-                f"this split shares out image {held.max()}, but there are {pictures} training "
-                "images: use the data that it was made for"
+                f"this split assigns image {rows.max()}, but there are {images} training images: "
+                "use the data that it was made for"
             )
-        steps = _steps(held, sizes)
-        right = sizes.min() > 0 and held.min() >= 0 and (steps >= 0).all()
-        if self.angles is not None:
-            right = right and [len(own) for own in self.angles] == sizes.tolist()
-            right = right and np.isfinite(np.concatenate(self.angles)).all()
-        if self.labelled is not None:
-            counts = np.array([len(own) for own in self.labelled])
-            seen = np.concatenate(self.labelled)
-            right = right and len(counts) == len(sizes) and (_steps(seen, counts) > 0).all()
-            right = right and (seen >= 0).all() and (seen < np.repeat(sizes, counts)).all()
-        new = np.array(self.newcomers, np.int64)
-        right = right and (np.diff(new, prepend=-1) > 0).all() and len(new) < len(sizes)
-        right = right and new.max(initial=0) < len(sizes)
-        if not right:
-            raise DataError("this split is damaged: it does not fit the images it shares out")
-        if np.bincount(held[steps > 0]).max() > 1:  # a repeat within a client is a step of 0
+        steps = _steps(rows, sizes)
+        sorted_rows = sizes.min() > 0 and rows.min() >= 0 and (steps >= 0).all()
+        fits = self._angles_fit(sizes) and self._labelled_fit(sizes) and self._newcomers_fit()
+        if not (sorted_rows and fits):
+            raise DataError("this split is damaged: its arrays do not fit each other")
+        if np.bincount(rows[steps > 0]).max() > 1:  # a repeat within a client is a step of 0
             raise DataError("this split is damaged: two clients hold the same image")
 
+    def _angles_fit(self, sizes: Integers) -> bool:
+        """Whether every image has one finite angle, if there are angles."""
+        if self.angles is None:
+            return True
+        one_each = [len(own) for own in self.angles] == sizes.tolist()
+        return one_each and bool(np.isfinite(np.concatenate(self.angles)).all())
+
+    def _labelled_fit(self, sizes: Integers) -> bool:
+        """Whether `labelled` are ascending positions within each client's images."""
+        if self.labelled is None:
+            return True
+        counts = np.array([len(own) for own in self.labelled])
+        positions = np.concatenate(self.labelled)
+        if len(counts) != len(sizes) or not (_steps(positions, counts) > 0).all():
+            return False
+        return bool((positions >= 0).all() and (positions < np.repeat(sizes, counts)).all())
+
+    def _newcomers_fit(self) -> bool:
+        """Whether newcomers are ascending numbers of clients, and at least one client trains."""
+        new = np.array(self.newcomers, np.int64)
+        ascending = bool((np.diff(new, prepend=-1) > 0).all())
+        return ascending and len(new) < len(self) and new.max(initial=0) < len(self)
+
     def seen(self, images: Images) -> Images:
-        """The images with the labels that clients' methods may see, and no further columns."""
+        """The images with only the labels that methods may see, and without further columns."""
         if self.labelled is None:
             return images.relabelled(images.labels)
         labels = np.full(len(images), UNKNOWN, np.int64)
@@ -189,7 +203,7 @@ class Split:
         return images.relabelled(labels)
 
     def save(self, path: Path) -> None:
-        """Write the split as one `.npz` file, whole or not at all."""
+        """Write the split atomically as one `.npz` file."""
         folder = make_folder(path.absolute().parent)
         about = {
             "format": FORMAT,
@@ -205,7 +219,7 @@ class Split:
         for name, each in columns.items():
             if each is not None:
                 arrays[name] = np.concatenate(each)
-                arrays[f"{name}_sizes"] = np.array([len(one) for one in each], np.int64)
+                arrays[f"{name}_sizes"] = np.array([len(own) for own in each], np.int64)
         temporary = folder / f".{path.name}.{secrets.token_hex(6)}.part"
         try:
             with open(temporary, "xb") as file:
@@ -220,10 +234,10 @@ class Split:
 
     @classmethod
     def load(cls, path: Path) -> Split:
-        """Read a split; one that was damaged or changed is refused."""
+        """Read a saved split; raises DataError if it was damaged or changed."""
         try:
             if path.is_file() and not zipfile.is_zipfile(path):
-                raise ValueError("it is no .npz archive")
+                raise ValueError("not an .npz archive")
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
                 if about["format"] != FORMAT:
@@ -233,7 +247,7 @@ class Split:
                 labelled = _cut(file, "labelled", np.int64) if "labelled" in file else None
             spec, data, digest = dict(about["spec"]), str(about["data"]), about["digest"]
             notes, names = (tuple(map(str, about[key])) for key in ("notes", "names"))
-            new = tuple(map(int, about.get("newcomers", ())))  # files of before newcomers
+            new = tuple(map(int, about.get("newcomers", ())))  # older files have no such key
         except FileNotFoundError:
             raise DataError(f"there is no split {path}") from None
         except DataError:
@@ -249,13 +263,13 @@ class Split:
 def make_split(
     spec: SplitRule, data: Dataset | Images, data_digest: str | None, clients: int, seed: int
 ) -> Split:
-    """Share the training images of `data` out among `clients`.
+    """Split the training images of `data` among `clients`.
 
     Args:
         spec: the rule.
-        data: a data set, of which the training part is shared out, or the images themselves.
-        data_digest: what identifies the images; None takes the data set's own.
-        clients: how many.
+        data: a data set, of which the training part is split, or the images themselves.
+        data_digest: identifies the images; None takes the data set's own digest.
+        clients: number of clients.
         seed: the run's seed; the same seed gives the same split.
 
     >>> from harmonium.data.splits.by_class import ByClass
@@ -267,8 +281,8 @@ def make_split(
     images = data.train if isinstance(data, Dataset) else data
     if data_digest is None:
         data_digest = data.digest if isinstance(data, Dataset) else ""
-    places = clients * spec.merge
     called = data.name if isinstance(data, Dataset) else "this data set"
+    places = clients * spec.merge  # clients before neighbours are merged
     spec.training(clients)
     spec.check(images, places, called)
     shares = spec.assign(images, places, numpy_rng(seed, "split"))
@@ -278,64 +292,98 @@ def make_split(
     angles = None if shares.angles is None else tuple(shares.angles)
     labelled = None if shares.labelled is None else tuple(shares.labelled)
     if labelled is None and min(spec.labels, spec.labelled) < 1:
-        rng = numpy_rng(seed, "split", "labels")
-        labelled = tuple(_labelled(images.labels, own, spec.labels, rng) for own in indices)
-        holders = max(1, round(spec.labelled * places))
-        for client in numpy_rng(seed, "split", "labelled").permutation(places)[holders:]:
-            labelled = (*labelled[:client], np.empty(0, np.int64), *labelled[client + 1 :])
-    new, groups = tuple(shares.newcomers), _neighbours(places, spec.merge)
-    if spec.newcomers and not new:
-        among = indices if clients == 1 else _merged(indices, None, None, groups)[0]
-        rng = numpy_rng(seed, "split", "newcomers")
-        new = newcomers(images, among, getattr(spec, "column", ""), spec.newcomers, rng)
-    if new and clients == 1:  # all but they are merged; they stay what they are, behind the one
-        groups = [[k for k in range(places) if k not in new], *([k] for k in new)]
-        new = tuple(range(1, len(groups)))
+        labelled = _draw_labelled(spec, images.labels, indices, seed)
+    new, groups = _newcomers_and_groups(spec, images, shares, clients, seed)
     if spec.merge > 1:
         indices, angles, labelled = _merged(indices, angles, labelled, groups)
     for arrays in (indices, angles, labelled):
         for array in arrays or ():
             array.flags.writeable = False
-    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    if not spec.newcomers:  # a split without any is what it was before there could be some
-        del settings["newcomers"]
-    about = {"name": spec.name, **settings, "clients": clients, "seed": seed}
+    about = _about(spec, clients, seed)
     digest = _digest(indices, angles, labelled, about, data_digest, new)
-    told = [f"newcomers, which never train: clients {', '.join(map(str, new))}"] if new else []
-    notes = tuple(dict.fromkeys([*shares.notes, *_unheld(indices, len(images)), *told]))
+    notes = (*shares.notes, *_notes(indices, len(images), new))
     names = spec.client_names(data) if isinstance(data, Dataset) and spec.merge == 1 else ()
-    split = Split(indices, about, data_digest, digest, angles, labelled, notes, names, new)
+    split = Split(
+        *(indices, about, data_digest, digest, angles, labelled),
+        *(tuple(dict.fromkeys(notes)), names, new),
+    )
     split.validate(len(images))
     return split
 
 
+def _about(spec: SplitRule, clients: int, seed: int) -> dict[str, Any]:
+    """The rule with its settings, the number of clients and the seed: `Split.spec`."""
+    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    if not spec.newcomers:  # keeps the digests of splits made before this setting existed
+        del settings["newcomers"]
+    return {"name": spec.name, **settings, "clients": clients, "seed": seed}
+
+
+def _notes(indices: Sequence[Integers], images: int, new: Sequence[int]) -> list[str]:
+    """Notes on images that no client holds and on newcomers, if there are any."""
+    notes = []
+    unassigned = images - np.count_nonzero(np.bincount(np.concatenate(indices)))
+    if unassigned:
+        notes.append(f"{unassigned} of {images} training images are held by no client")
+    if new:
+        notes.append(f"newcomers, which never train: clients {', '.join(map(str, new))}")
+    return notes
+
+
+# ---- labels that may be seen ---------------------------------------------------------------------
+
+
+def _draw_labelled(
+    spec: SplitRule, labels: Integers, indices: Sequence[Integers], seed: int
+) -> tuple[Integers, ...]:
+    """For each client, the positions whose label may be seen; none at clients without labels."""
+    rng = numpy_rng(seed, "split", "labels")
+    labelled = [_labelled(labels, own, spec.labels, rng) for own in indices]
+    holders = max(1, round(spec.labelled * len(indices)))
+    for client in numpy_rng(seed, "split", "labelled").permutation(len(indices))[holders:]:
+        labelled[client] = np.empty(0, np.int64)
+    return tuple(labelled)
+
+
 def _labelled(labels: Integers, own: Integers, share: float, rng: np.random.Generator) -> Integers:
-    """Positions whose label may be seen: of all copies of an image, or of none."""
-    pictures, copies = np.unique(own, return_inverse=True)
-    chosen = stratified(labels[pictures], share, rng)
+    """A client's positions whose label may be seen: all copies of an image, or none."""
+    distinct, copies = np.unique(own, return_inverse=True)
+    chosen = stratified(labels[distinct], share, rng)
     return np.flatnonzero(np.isin(copies, chosen))
 
 
 def _steps(rows: Integers, sizes: Integers) -> Integers:
-    """How far each value lies above the one before it; the first of each client is a step of 1."""
+    """Differences between neighbouring values; 1 for the first value of each client."""
     steps = np.diff(rows, prepend=0)
     starts = np.cumsum(sizes) - sizes
     steps[starts[sizes > 0]] = 1
     return steps
 
 
-def _unheld(indices: Sequence[Integers], pictures: int) -> list[str]:
-    """A note on the images that nobody holds, if there are any."""
-    nobody = pictures - np.count_nonzero(np.bincount(np.concatenate(indices)))
-    return [f"{nobody} of {pictures} training images are held by no client"] if nobody else []
+# ---- merging clients, and newcomers --------------------------------------------------------------
 
 
 Columns = tuple[npt.NDArray[Any], ...]  # one array for each client
 
 
-def _neighbours(places: int, merge: int) -> list[Sequence[int]]:
-    """Who is put together with whom, `merge` at a time."""
-    return [range(start, start + merge) for start in range(0, places, merge)]
+def _newcomers_and_groups(
+    spec: SplitRule, images: Images, shares: Shares, clients: int, seed: int
+) -> tuple[tuple[int, ...], list[Sequence[int]]]:
+    """The clients that never train, and which of the rule's clients are merged into which."""
+    places = len(shares.indices)
+    groups: list[Sequence[int]] = [
+        range(start, start + spec.merge) for start in range(0, places, spec.merge)
+    ]
+    new = tuple(shares.newcomers)
+    if spec.newcomers and not new:
+        indices = tuple(shares.indices)
+        among = indices if clients == 1 else _merged(indices, None, None, groups)[0]
+        rng = numpy_rng(seed, "split", "newcomers")
+        new = newcomers(images, among, getattr(spec, "column", ""), spec.newcomers, rng)
+    if new and clients == 1:  # all but the newcomers are merged; these follow unmerged
+        groups = [[k for k in range(places) if k not in new], *([k] for k in new)]
+        new = tuple(range(1, len(groups)))
+    return new, groups
 
 
 def _merged(
@@ -344,7 +392,7 @@ def _merged(
     labelled: Columns | None,
     groups: Sequence[Sequence[int]],
 ) -> tuple[Columns, Columns | None, Columns | None]:
-    """Clients put together group by group; everything stays with its image."""
+    """One client for each group; angles and labels stay with their images."""
     joined = [np.concatenate([indices[k] for k in group]) for group in groups]
     orders = [np.argsort(index, kind="stable") for index in joined]
     if angles is not None:
@@ -360,13 +408,13 @@ def _merged(
 def _check_data(made_for: str, digest: str, called: str) -> None:
     if made_for != digest:
         raise DataError(
-            f"this split was made for data {made_for[:12]}, but {called} as set is "
-            f"{digest[:12]}: make the split again"
+            f"this split was made for the data with digest {made_for[:12]}, but {called} with "
+            f"these settings has {digest[:12]}: make the split again"
         )
 
 
 def _cut(file: Any, name: str, kind: type[Any]) -> tuple[npt.NDArray[Any], ...]:
-    """One array for each client out of all of them in a row."""
+    """One array for each client, from the concatenation that is stored."""
     ends = np.cumsum(file[f"{name}_sizes"])
     return tuple(np.split(file[name].astype(kind), ends[:-1]))
 

@@ -1,4 +1,4 @@
-"""Images as clients hold them: a split may turn each image by an angle of its own, once."""
+"""Covariate shift by rotation: training images rotated by the angles of their split."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harmonium.data.cache import Writer, decoded
 from harmonium.data.images import Dataset, Pixels
 from harmonium.data.partition import Split
 
-CHUNK = 4096  # images turned at once
+CHUNK = 4096  # images rotated at once
 
 
 def as_held(dataset: Dataset, split: Split) -> Dataset:
-    """The data set with its training images as their holders see them.
+    """The data set with its training images rotated by the angles of the split.
 
-    They are turned once, before training, and written beside the decoded data; validation and test
-    images stay upright, as Federated SimCLR judges on such. Without angles this is the data set.
+    Images are rotated once, before training, and written to the cache. Validation and test images
+    stay upright, as in Federated SimCLR. Without angles this is the data set itself.
     """
     if split.angles is None:
         return dataset
@@ -48,16 +48,16 @@ def as_held(dataset: Dataset, split: Split) -> Dataset:
 
 
 def turned(pixels: Pixels, degrees: npt.NDArray[np.float32]) -> Pixels:
-    """Each image turned counter-clockwise by its angle: bilinear, black corners, same canvas.
+    """Each image rotated counter-clockwise by its angle: bilinear, black corners, same size.
 
     >>> bar = np.zeros((1, 3, 3, 1), np.uint8)
     >>> bar[0, 1] = 200
     >>> turned(bar, np.float32([90]))[0, :, 1, 0].tolist()
     [200, 200, 200]
     """
-    made = np.empty_like(pixels)
-    for row, (picture, angle) in enumerate(zip(pixels, degrees, strict=True)):
-        image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
-        spun = np.asarray(image.rotate(float(angle), Image.Resampling.BILINEAR))
-        made[row] = spun.reshape(picture.shape)
-    return made
+    rotated = np.empty_like(pixels)
+    for row, (array, angle) in enumerate(zip(pixels, degrees, strict=True)):
+        image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+        image = image.rotate(float(angle), Image.Resampling.BILINEAR)
+        rotated[row] = np.asarray(image).reshape(array.shape)
+    return rotated

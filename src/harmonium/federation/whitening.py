@@ -89,7 +89,7 @@ def client_moments(method: Method, client: Client, model: Weights) -> dict[str, 
     if count < LEAST:
         raise Decline(f"it has {counted(count, 'example')}, too few to send moments of")
     encoder = method.blueprint.copy_from(model).eval()["encoder"]
-    sums = moments_of(client.look(encoder))
+    sums = moments_of(client.features(encoder))
     return {
         "first": sums.first / count,
         "second": upper_triangle(sums.second / count),

@@ -1,7 +1,7 @@
-"""A client as a handler sees it, and the one local training loop.
+"""The client as its handlers see it: its images, batches, features, state and random generator.
 
-A handler's only inputs are the message, this client's examples, its own kept state and a random
-generator keyed by (seed, round, ask, client). Hence any worker may run it, on any engine, and a
+A handler's only inputs are the message, the client's examples, its kept state and a random
+generator keyed by (seed, round, ask, client). Any worker of any engine can therefore run it, and a
 killed task is simply run again.
 """
 
@@ -30,14 +30,14 @@ Sent = TypeVar("Sent", Tensor, Weights)
 
 
 class Decline(Exception):
-    """Raised by a handler that cannot answer; the client is left out of the round, by name."""
+    """Raised by a handler that cannot answer; the client is left out of the round, with a note."""
 
 
 class Examples:
-    """One client's images. Labels are there only for methods that declare `uses_labels`."""
+    """One client's images, with labels only for methods that declare `uses_labels`."""
 
     def __init__(self, images: Images, index: np.ndarray, *, uses_labels: bool = False) -> None:
-        """Show the images at `index`; their labels only to a method that declares them."""
+        """Take the images at `index`; `labels` raises an error unless `uses_labels`."""
         self._images = images
         self._index = index
         self._uses_labels = uses_labels
@@ -46,7 +46,7 @@ class Examples:
         return len(self._index)
 
     def pixels(self, index: Tensor | None = None) -> Tensor:
-        """Images as uint8 (n, height, width, channels); all of them without an index."""
+        """Images as uint8 (n, height, width, channels): those at `index`, or all."""
         rows = self._index if index is None else self._index[index.numpy()]
         if (reading := _reading.get()) is not None:
             reading.add(len(rows) / max(1, len(self)))
@@ -56,8 +56,8 @@ class Examples:
         """Labels (n,) int64, -1 where unknown."""
         if not self._uses_labels:
             raise WireError(
-                "this method reads labels without permission. Declare `uses_labels = True` in the "
-                "method's class, or do without them."
+                "this method reads labels but does not declare it: set `uses_labels = True` in its "
+                "class, or do without labels"
             )
         rows = self._index if index is None else self._index[index.numpy()]
         return torch.from_numpy(np.asarray(self._images.labels[rows], dtype=np.int64))
@@ -65,15 +65,15 @@ class Examples:
 
 @dataclass
 class Reading:
-    """How often a task went over the client's images, whatever for."""
+    """How many passes over the client's images a task has made, for any purpose."""
 
-    most: float = math.inf  # passes; what goes beyond is refused before it has the images
-    beyond: str = "it goes over the images too often"  # what is said then
+    most: float = math.inf  # passes allowed; images beyond them are not read
+    beyond: str = "it goes over the images too often"  # the error message then
     passes: float = 0.0
 
     def add(self, share: float) -> None:
-        """Count some of the images; WireError if that is too much."""
-        if self.passes + share > self.most + 1e-6:  # shares of batches add up to 1 but for rounding
+        """Count a share of the images; raises WireError beyond `most` passes."""
+        if self.passes + share > self.most + 1e-6:  # rounding of the batches' shares
             raise WireError(self.beyond)
         self.passes += share
 
@@ -83,7 +83,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def counted_reading() -> Iterator[Reading]:
-    """Count the passes over a client's images, of whatever kind; they end at `Reading.most`."""
+    """Count the passes over a client's images within the block, up to `Reading.most`."""
     reading = Reading()
     token = _reading.set(reading)
     try:
@@ -97,10 +97,10 @@ _enough: ContextVar[Callable[[int], bool] | None] = ContextVar("enough", default
 
 @contextmanager
 def abridged(enough: Callable[[int], bool]) -> Iterator[None]:
-    """Have passes over examples stop early, to measure what the whole of them would take.
+    """Stop passes over examples early within the block, to estimate how long whole ones take.
 
-    `enough` is asked after every batch with the number of batches of this pass so far. What comes
-    of such work is of no use but to go on with: results have the right shapes, nothing else.
+    `enough` is called after every batch with the number of batches of this pass so far. Results of
+    such passes have the right shapes, so that the code can go on, but are otherwise meaningless.
     """
     token = _enough.set(enough)
     try:
@@ -111,7 +111,7 @@ def abridged(enough: Callable[[int], bool]) -> Iterator[None]:
 
 @dataclass
 class Batch:
-    """Some of a client's examples; views are made when first looked at."""
+    """Some of a client's examples; pixels and views are computed on first use."""
 
     index: Tensor  # (n,) positions within the client's examples
     examples: Examples
@@ -120,7 +120,7 @@ class Batch:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The images as they are, uint8 (n, height, width, channels)."""
+        """The stored images, uint8 (n, height, width, channels)."""
         return self.examples.pixels(self.index)
 
     @cached_property
@@ -141,11 +141,11 @@ class Batch:
 
 @dataclass
 class Client:
-    """All that a handler may touch; the engine supplies it and keeps `state`."""
+    """Everything that a handler may use; the engine creates it and stores `state`."""
 
     id: ClientId
-    round: int  # 0 before the first
-    rounds: int  # of the whole run
+    round: int  # from 1; 0 before the first round
+    rounds: int  # rounds of the whole run
     examples: Examples
     views: Views
     rng: torch.Generator
@@ -153,7 +153,7 @@ class Client:
     public: Images | None = None  # the shared public set, the same everywhere
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
-    _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # and a copy
+    _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # values and copies
 
     def batches(
         self,
@@ -164,11 +164,11 @@ class Client:
         among: Tensor | None = None,
         drop_last: bool = False,
     ) -> Iterator[Batch]:
-        """Shuffled batches; a client smaller than a batch is one batch.
+        """Shuffled batches; a client with fewer examples than `size` has one batch an epoch.
 
-        A last batch of fewer than `least` examples is dropped: contrast and BatchNorm need two.
-        With `drop_last` any last batch that is not full is, unless the epoch has no other. `among`
-        are the positions of the examples to use, if not all.
+        A last batch of fewer than `least` examples is dropped, as contrast and BatchNorm need two.
+        With `drop_last` every last batch that is not full is dropped, unless it is the only one.
+        `among` are the positions of the examples to use; None uses all.
         """
         count = len(self.examples) if among is None else len(among)
         if drop_last:
@@ -187,25 +187,28 @@ class Client:
                     if enough is not None and enough(steps):
                         return
 
-    def look(
+    def features(
         self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256
     ) -> Tensor:
-        """What a model makes of the images as they are, a row each, in order, without gradients.
+        """The model's outputs for the images without augmentation, one row each, without gradients.
 
-        `among` are the positions of the examples to look at, if not all. The model should be in
-        evaluation mode, so that no image moves another's row.
+        `among` are the positions of the examples to use; None uses all. The model should be in
+        evaluation mode, so that a row does not depend on the other images of its batch.
         """
         index = torch.arange(len(self.examples)) if among is None else among
         rows = []
         with torch.no_grad():
             for some in self.pieces("features", torch.split(index, size)):
                 rows.append(model(self.views.plain(self.examples.pixels(some))))
-        found = torch.cat(rows)
-        missing = len(index) - len(found)  # where work is abridged: rows that are there stand in
-        return torch.cat([found, found[torch.arange(missing) % len(found)]]) if missing else found
+        outputs = torch.cat(rows)
+        missing = len(index) - len(outputs)
+        if not missing:
+            return outputs
+        repeated = outputs[torch.arange(missing) % len(outputs)]  # `abridged` needs the shape only
+        return torch.cat([outputs, repeated])
 
     def pieces(self, what: str, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Positions of examples, some at a time; tells how far it is and can be abridged."""
+        """The pieces (positions of examples) one by one, with progress; see `abridged`."""
         where = "the server" if self.id < 0 else f"client {self.id}"
         enough, seen = _enough.get(), 0
         with work(f"{what} at {where}", sum(map(len, pieces)), "images") as at:
@@ -225,31 +228,30 @@ class Client:
         neighbours: Neighbours = "replace",
         then: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Add Gaussian noise to a guarded field and note it in the ledger.
+        """Add Gaussian noise to a guarded field and record it in the ledger.
 
-        `sensitivity` is how far the value moves, by Euclid's distance, when one image takes
-        another's place, or with `add-remove` when one comes or goes. `then` post-processes the
-        noisy value (symmetrise, pack); what it returns is what the handler must send under `name`,
-        untouched.
+        `sensitivity` is the largest Euclidean change of the value when one image is replaced, or
+        with `add-remove` when one is added or removed. `then` post-processes the noisy value
+        (symmetrise, pack). The handler must send the returned value unchanged under `name`.
         """
         noisy = self.noise.gaussian(value, sigma)
         by = Release(name, "gaussian", sensitivity, sigma, self.noise.source, neighbours=neighbours)
         return self.released(name, noisy if then is None else then(noisy), [by])
 
     def released(self, name: str, value: Sent, by: Sequence[Release]) -> Sent:
-        """Note in the ledger a guarded field whose noise was added where it was made.
+        """Record in the ledger a guarded field that already contains noise.
 
-        `by` is all the noise between the images and the value, as whoever made it tells. The
-        handler must send the returned value under `name`, untouched.
+        `by` lists all noise between the images and the value. The handler must send the returned
+        value unchanged under `name`.
         """
         if not by:
             raise WireError(f"`{name}` is released without a record of the noise in it")
-        self.releases += [replace(one, field=name, noise=self.noise.source) for one in by]
+        self.releases += [replace(each, field=name, noise=self.noise.source) for each in by]
         self._released[name] = (value, _copy(value))
         return value
 
     def was_released(self, name: str, value: Any) -> bool:
-        """Whether this very value was released under this name, and is as it was then."""
+        """Whether this object was released under this name and has not changed since."""
         if name not in self._released:
             return False
         released, then = self._released[name]

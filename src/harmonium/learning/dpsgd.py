@@ -1,14 +1,13 @@
-"""Training whose every step hides single images: DP-SGD.
+"""DP-SGD: training with differential privacy for single images.
 
-Abadi et al., Deep Learning with Differential Privacy, 2016. The gradient of each image alone is
-shortened to a norm of at most `local.dp_clip`; a step follows their sum with noise. That is sound
-only where the loss is a mean over images none of which looks at another: contrast within a batch
-and BatchNorm are refused.
+Abadi et al., Deep Learning with Differential Privacy, 2016. The gradient of each image is clipped
+to a norm of at most `local.dp_clip`, and noise is added to their sum. This is private only if the
+loss is a mean over images that do not interact: contrast within a batch and BatchNorm are refused.
 
 An epoch takes every image once, so one image in another's place moves one sum of the epoch by
 at most twice the clip, and the epoch is one Gaussian release, whatever the number of its steps.
-Batches are shuffled, not drawn at random, so nothing is gained from chance. The model that is sent
-follows from the noisy sums alone.
+Batches are shuffled, not sampled at random, so there is no amplification by subsampling. The model
+that is sent depends on the images through the noisy sums alone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class One(Batch):
 
 
 def words(local: Local) -> tuple[str, ...]:
-    """What it does, for people."""
+    """A sentence about it for the method card; empty without DP-SGD."""
     if local.dp_clip is None:
         return ()
     noise = "no noise, which hides nothing"
@@ -52,7 +51,7 @@ def words(local: Local) -> tuple[str, ...]:
 
 
 def costs(local: Local) -> tuple[Release, ...]:
-    """What a round of such training costs: a release an epoch."""
+    """The privacy cost of a round of training: one release for each epoch."""
     if not local.dp_noise or local.dp_clip is None:
         return ()
     far = 2 * local.dp_clip
@@ -66,20 +65,20 @@ def step(
     local: Local,
     client: Client,
 ) -> float:
-    """Put the noisy mean of shortened gradients where an optimiser looks; return the mean loss."""
+    """Set `grad` to the noisy mean of the clipped gradients; returns the mean loss."""
     clip = local.dp_clip or math.inf
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
     total, count = 0.0, len(batch.index)
     for place in range(count):
         index = batch.index[place : place + 1]
         one = checked_loss(loss(One(index, batch.examples, batch.make, batch.rng, batch, place)))
-        found = torch.autograd.grad(one, parameters, allow_unused=True)
-        norm = math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))
+        gradients = torch.autograd.grad(one, parameters, allow_unused=True)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
         total += one.item()
-        if not math.isfinite(norm):  # to stop here would tell of the image
+        if not math.isfinite(norm):  # stopping here would reveal something about the image
             continue
         short = min(1.0, clip / max(norm, 1e-300))
-        for into, gradient in zip(sums, found, strict=True):
+        for into, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
                 into += short * gradient.double()
     sigma = local.dp_noise * 2 * clip if local.dp_noise else 0.0

@@ -1,7 +1,7 @@
-"""Torch's optimisers without its compiler.
+"""Torch's SGD and Adam without importing its compiler.
 
-Their first step imports the compiler, to tell it to leave them alone: more than a second in every
-process that trains, for nothing is compiled here. What they compute is torch's own, bit for bit.
+The first step of torch's optimisers imports the compiler, only to exclude themselves from it, which
+takes more than a second in every process that trains. These compute the same, bit for bit.
 """
 
 from __future__ import annotations

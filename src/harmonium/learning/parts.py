@@ -1,4 +1,4 @@
-"""The model as named parts, each with a rule that says what becomes of it between rounds.
+"""The model as named parts, each with a rule that says how it is shared between rounds.
 
 | rule  | sent to the server         | at the client afterwards        |
 |-------|----------------------------|---------------------------------|
@@ -7,7 +7,7 @@
 | local | never                      | kept in the client's state      |
 | fresh | never                      | nothing: rebuilt each time      |
 
-Sharing is a property of a part, so partial aggregation is a table and not a subclass.
+Sharing is a property of a part, so partial aggregation needs a rule and not a subclass.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Part:
 
     module: nn.Module
     share: Rule = "mean"
-    reveals: Kind = "weights"  # per_example for queues and memories, which can then not be sent
-    lazy: bool = False  # rows of absent clients rest, whatever the server optimiser's moments say
+    reveals: Kind = "weights"  # per_example for queues and memory banks, which are never sent
+    lazy: bool = False  # the server optimiser leaves rows of absent clients unchanged
 
 
 BatchNorms = Literal["average", "local", "fedbn", "recalibrate"]
-"""What becomes of BatchNorm in shared parts.
+"""How BatchNorm in shared parts is treated.
 
 | policy      | running statistics                              | scale and shift |
 |-------------|-------------------------------------------------|-----------------|
@@ -62,8 +62,22 @@ BatchNorms = Literal["average", "local", "fedbn", "recalibrate"]
 _STATISTICS: Mapping[BatchNorms, Rule] = {"average": "mean", "recalibrate": "fresh"}
 
 
+def _rule(name: str, part: Part, overrides: Mapping[str, Rule]) -> Rule:
+    """The share rule of a part; raises ConfigError if it would send rows of single images."""
+    default = part.share if part.share == "fresh" else overrides.get("*", part.share)
+    rule = overrides.get(name, default)
+    if part.reveals == "per_example" and rule in ("mean", "row"):
+        raise ConfigError(
+            f"part '{name}' holds rows of single images, so it may be local or fresh, never {rule}"
+        )
+    return rule
+
+
 class Parts(nn.ModuleDict):
     """All parts of a model; `rules` maps each part's name to its rule."""
+
+    rules: dict[str, Rule]
+    exceptions: dict[str, Rule]  # tensors with a rule other than their part's
 
     def __init__(
         self,
@@ -74,8 +88,8 @@ class Parts(nn.ModuleDict):
     ) -> None:
         """Collect parts; `overrides` replaces rules by part name.
 
-        `*` stands for all others but those that are `fresh`: what is made anew each time is part
-        of how an objective trains, not of who shares what. `joint_views` is for `through`.
+        `*` stands for all others except `fresh` ones: a part that is rebuilt each time belongs to
+        how an objective trains, not to what clients share. `joint_views` is for `through`.
         """
         if overrides and not {"*", *parts} & set(overrides):
             raise ConfigError(
@@ -84,61 +98,59 @@ class Parts(nn.ModuleDict):
             )
         super().__init__({name: part.module for name, part in parts.items()})
         self.joint_views = joint_views
-        self.rules: dict[str, Rule] = {
-            name: overrides.get(
-                name, overrides.get("*", part.share) if part.share != "fresh" else "fresh"
-            )
-            for name, part in parts.items()
-        }
-        for name, part in parts.items():
-            if part.reveals == "per_example" and self.rules[name] in ("mean", "row"):
-                raise ConfigError(
-                    f"part '{name}' holds rows of single images, so it may be local or fresh, "
-                    f"never {self.rules[name]}"
-                )
+        self.rules = {name: _rule(name, part, overrides) for name, part in parts.items()}
         self.lazy = {name for name, part in parts.items() if part.lazy}
-        self.tables = {name for name, part in parts.items() if part.share == "row"}  # by birth
+        self.tables = {  # parts made with a row for each client, whatever their rule is now
+            name for name, part in parts.items() if part.share == "row"
+        }
         self.reveals: dict[str, Kind] = {name: part.reveals for name, part in parts.items()}
-        self.exceptions: dict[str, Rule] = {}  # tensors with a rule other than their part's
+        self.exceptions = self._batch_norm_rules(batch_norm)
+
+    def _batch_norm_rules(self, policy: BatchNorms) -> dict[str, Rule]:
+        """Rules of the tensors of BatchNorm that differ from the rule of their part."""
+        rule = _STATISTICS.get(policy, "local")
+        if rule == "mean":
+            return {}
+        rules: dict[str, Rule] = {}
         for path, module in self.named_modules():
             if isinstance(module, _BatchNorm) and self.rules[path.partition(".")[0]] == "mean":
-                stays = dict(module.named_buffers())
-                stays |= dict(module.named_parameters()) if batch_norm == "fedbn" else {}
-                rule = _STATISTICS.get(batch_norm, "local")
-                self.exceptions |= {f"{path}.{key}": rule for key in stays if rule != "mean"}
+                tensors = dict(module.named_buffers())
+                tensors |= dict(module.named_parameters()) if policy == "fedbn" else {}
+                rules |= {f"{path}.{key}": rule for key in tensors}
+        return rules
 
     def through(self, views: Sequence[Tensor], *path: str | nn.Module) -> list[list[Tensor]]:
-        """What each module of a path makes of the views, one after the other.
+        """Pass the views through a chain of modules; returns the outputs of each module.
 
-        This is the one place that says what BatchNorm looks at: all views in one pass, or each
-        view in a pass of its own (`local.joint_views`). Whatever passes views through networks
-        that may have BatchNorm should do it here.
+        BatchNorm sees all views in one pass, or each view in a pass of its own
+        (`local.joint_views`). All code that passes views through networks that may have BatchNorm
+        should call this method.
 
         Args:
             views: each (n, ...); their numbers of rows may differ.
-            path: names of parts, or modules; each takes what the one before it made.
+            path: names of parts, or modules; each takes the output of the one before it.
 
         Returns:
             For every module of the path, its outputs, one for each view.
         """
-        modules = [self[one] if isinstance(one, str) else one for one in path]
+        modules = [self[step] if isinstance(step, str) else step for step in path]
         if self.joint_views:
             rows, sizes = torch.cat(list(views)), [len(view) for view in views]
-            made = []
+            outputs = []
             for module in modules:
                 rows = module(rows)
-                made.append(list(rows.split(sizes)))
-            return made
-        made = [[] for _ in modules]
+                outputs.append(list(rows.split(sizes)))
+            return outputs
+        outputs = [[] for _ in modules]
         for view in views:
             rows = view
-            for module, outputs in zip(modules, made, strict=True):
+            for module, per_view in zip(modules, outputs, strict=True):
                 rows = module(rows)
-                outputs.append(rows)
-        return made
+                per_view.append(rows)
+        return outputs
 
     def rule_of(self, key: str) -> Rule:
-        """What becomes of one tensor."""
+        """The share rule of one tensor, by its dotted name."""
         return self.exceptions.get(key, self.rules[key.partition(".")[0]])
 
     def tensors(self) -> Iterator[tuple[str, Rule, Tensor]]:
@@ -162,7 +174,7 @@ class Parts(nn.ModuleDict):
         }
 
     def shared(self, client: ClientId | None = None) -> Weights:
-        """Copies of what may travel: whole tables for the server, own rows for a client."""
+        """Copies of the shared tensors: whole tables for the server, a client's rows for it."""
         return {
             key: (tensor[client] if rule == "row" and client is not None else tensor).clone()
             for key, rule, tensor in self.tensors()
@@ -170,11 +182,11 @@ class Parts(nn.ModuleDict):
         }
 
     def kept(self) -> Weights:
-        """Copies of what stays at the client."""
+        """Copies of the tensors that stay at the client."""
         return {key: tensor.clone() for key, rule, tensor in self.tensors() if rule == "local"}
 
     def layouts(self) -> Layouts:
-        """What a client's upload must look like: of all that is shared, or of some of it."""
+        """The layout of a client's upload: of the whole shared model and of subsets of it."""
         shared = {
             key: Slot(
                 rule, tuple(tensor.shape[1:] if rule == "row" else tensor.shape), tensor.dtype
@@ -196,7 +208,7 @@ class Parts(nn.ModuleDict):
         }
 
     def copy_from(self, *sources: Mapping[str, Tensor]) -> Parts:
-        """A fresh model: this one's values overlaid by the sources', in order."""
+        """A copy of this model with the values of the sources, later ones taking precedence."""
         own = self.state_dict(keep_vars=True)
         values: dict[int, Tensor] = {}
         for source in sources:
@@ -215,48 +227,48 @@ class Parts(nn.ModuleDict):
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def _duplicate(module: Module, values: Mapping[int, Tensor], made: dict[int, Any]) -> Module:
-    """A deep copy with other values, several times quicker than `copy.deepcopy` and a load.
+def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, Any]) -> Module:
+    """A deep copy with other values, several times faster than `copy.deepcopy` and a load.
 
-    Most of what a module holds are empty tables of hooks; only parameters, buffers and submodules
-    need care. `values` and `made` are keyed by identity: what a tensor shall hold, and what was
-    copied already, so that shared weights stay shared.
+    Most attributes of a module are empty dictionaries of hooks; only parameters, buffers and
+    submodules need care. Both mappings are keyed by `id`: `values` has the new value of a tensor,
+    `copies` what was copied already, so that shared weights stay shared.
     """
-    if id(module) in made:
-        return typing.cast(Module, made[id(module)])
-    fresh = made[id(module)] = object.__new__(type(module))
+    if id(module) in copies:
+        return typing.cast(Module, copies[id(module)])
+    fresh = copies[id(module)] = object.__new__(type(module))
     for name, value in vars(module).items():
         if name == "_modules":
             value = {
-                key: None if child is None else _duplicate(child, values, made)
+                key: None if child is None else _duplicate(child, values, copies)
                 for key, child in value.items()
             }
         elif name in ("_parameters", "_buffers"):
-            value = {key: _copy_tensor(tensor, values, made) for key, tensor in value.items()}
+            value = {key: _copy_tensor(tensor, values, copies) for key, tensor in value.items()}
         elif isinstance(value, dict | set) and not value:
             value = type(value)()
         elif not isinstance(value, bool | int | float | str | None):
-            value = copy.deepcopy(value, made)
+            value = copy.deepcopy(value, copies)
         vars(fresh)[name] = value
     return fresh
 
 
 def _copy_tensor(
-    tensor: Tensor | None, values: Mapping[int, Tensor], made: dict[int, Any]
+    tensor: Tensor | None, values: Mapping[int, Tensor], copies: dict[int, Any]
 ) -> Tensor | None:
     """A copy in the tensor's own memory layout."""
     if tensor is None:
         return None
-    if id(tensor) not in made:
+    if id(tensor) not in copies:
         copied = torch.empty_like(tensor, requires_grad=False)
         copied.copy_(values.get(id(tensor), tensor).detach())
         is_parameter = isinstance(tensor, nn.Parameter)
-        made[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
-    return typing.cast(Tensor, made[id(tensor)])
+        copies[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+    return typing.cast(Tensor, copies[id(tensor)])
 
 
 def join(*groups: Mapping[str, Part]) -> dict[str, Part]:
-    """Parts of several owners as one table; two owners must not use the same name."""
+    """Parts of several owners in one mapping; raises ConfigError if a name occurs twice."""
     joined: dict[str, Part] = {}
     for group in groups:
         if twice := sorted(set(joined) & set(group)):

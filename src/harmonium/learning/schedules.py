@@ -33,7 +33,7 @@ def factor(
     decay: float | None = None,
     milestones: Sequence[float] = MILESTONES,
 ) -> float:
-    """What the learning rate is multiplied by in a round (the first is 1; 0 counts as the first).
+    """The factor of the learning rate in a round (the first is 1; 0 counts as the first).
 
     >>> [factor("step", round, 4) for round in (1, 2, 3)]
     [1.0, 1.0, 0.1]
@@ -60,7 +60,7 @@ def check(
     decay: float | None,
     milestones: Sequence[float],
 ) -> None:
-    """Refuse settings of a schedule that cannot be right; `section` is where they stand."""
+    """Raise an error for invalid settings of a schedule; `section` is their section."""
     if schedule not in get_args(Schedule):
         near = suggest(schedule, get_args(Schedule))
         raise ConfigError(f"{section}.schedule is {schedule}: {near}")

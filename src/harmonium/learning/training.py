@@ -1,4 +1,4 @@
-"""Local training: its settings, and the one loop that every method trains with."""
+"""Local training: its settings, and the training loop that all methods share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harmonium.learning.schedules import MILESTONES, Schedule
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains in a round. The optimiser starts anew each time."""
+    """Settings of a client's training in a round. The optimiser state is new each round."""
 
     epochs: int = 2  # passes over the client's examples
     batch: int = 64  # examples a step
@@ -43,32 +43,26 @@ class Local:
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 2)):  # contrast and BatchNorm need two
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"local.{name} is {getattr(self, name)}; it must be at least {least}"
-                )
+            self._require(name, getattr(self, name) >= least, f"at least {least}")
         for name in ("lr", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"local.momentum is {self.momentum}; it must be at least 0 and below 1"
-            )
+            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+        self._require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
         schedules.check("local", self.schedule, self.warmup, self.decay, self.milestones)
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"local.clip is {self.clip}; it must be above 0, or none")
-        if self.dp_clip is not None and not 0 < self.dp_clip < math.inf:
-            raise ConfigError(f"local.dp_clip is {self.dp_clip}; it must be above 0, or none")
-        if not 0 <= self.dp_noise < math.inf:
-            raise ConfigError(f"local.dp_noise is {self.dp_noise}; it must be 0 or more")
-        if self.dp_noise and self.dp_clip is None:
+        self._require("clip", self.clip is None or self.clip > 0, "above 0, or none")
+        dp_clip = self.dp_clip
+        self._require("dp_clip", dp_clip is None or 0 < dp_clip < math.inf, "above 0, or none")
+        self._require("dp_noise", 0 <= self.dp_noise < math.inf, "0 or more")
+        if self.dp_noise and dp_clip is None:
             raise ConfigError("local.dp_noise needs local.dp_clip, e.g. 1")
-        if self.for_clients is not None and self.for_clients < 1:
-            raise ConfigError(f"local.for_clients is {self.for_clients}; it must be at least 1")
-        if self.for_fraction is not None and not 0 < self.for_fraction <= 1:
-            raise ConfigError(
-                f"local.for_fraction is {self.for_fraction}; it must be above 0 and at most 1"
-            )
+        clients, fraction = self.for_clients, self.for_fraction
+        self._require("for_clients", clients is None or clients >= 1, "at least 1")
+        self._require(
+            "for_fraction", fraction is None or 0 < fraction <= 1, "above 0 and at most 1"
+        )
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ConfigError(f"local.{name} is {getattr(self, name)}; it must be {rule}")
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round (the first is 1)."""
@@ -79,8 +73,8 @@ class Local:
     def scaled(self, clients: int, fraction: float) -> Local:
         """The same training for another federation, by Orchestra's rules (Lubana et al., 2022).
 
-        Epochs grow with the number of clients, for each then has fewer images; the learning rate
-        with the root of the share that takes part, for an average of more is less noisy.
+        Epochs grow with the number of clients, as each then has fewer images; the learning rate
+        grows with the root of the participation, as the mean of more clients is less noisy.
 
         >>> Local(epochs=10, for_clients=100).scaled(clients=25, fraction=1.0).epochs  # 2.5
         3
@@ -93,7 +87,7 @@ class Local:
         return replace(self, epochs=epochs, lr=lr, for_clients=None, for_fraction=None)
 
     def steps(self, images: int) -> int:
-        """Steps of a training on so many images, of which short batches are some."""
+        """Number of optimiser steps on `images` images, short batches included."""
         full, rest = divmod(images, self.batch)
         short = rest >= 2 and not (self.drop_last and full)
         return self.epochs * (full + short)
@@ -107,7 +101,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a local training did."""
+    """The result of `fit`."""
 
     loss: float  # mean over steps
     steps: int
@@ -128,9 +122,9 @@ def fit(
 
     `beside` runs with every batch before its step, for a second model that learns from it too;
     `after` runs after every step (EMA targets, unit rows). Parts that are not trained keep their
-    values bit for bit and cost no gradient. A client without a single step declines.
+    values bit for bit and need no gradients. Raises Decline if no batch is large enough.
     """
-    from harmonium.learning import dpsgd  # which stands on this module
+    from harmonium.learning import dpsgd  # imports this module
 
     names = list(parts) if train is None else list(train)
     parts.train()
@@ -164,10 +158,10 @@ def fit(
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put modules into evaluation mode; afterwards every submodule has its own mode back.
+    """Put modules into evaluation mode, and restore the mode of every submodule afterwards.
 
-    Each flag is restored by itself because a partly frozen encoder keeps some layers in evaluation
-    mode on purpose, and `module.train()` would wake them. Gradients flow as before.
+    Each flag is restored on its own because a partly frozen encoder keeps some layers in evaluation
+    mode on purpose, which `module.train()` would undo. Gradients flow as before.
     """
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
@@ -181,15 +175,15 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Hold modules still: no gradients, and BatchNorm in evaluation mode."""
-    held = [(module, module.training) for module in modules]
-    flags = [(p, p.requires_grad) for module, _ in held for p in module.parameters()]
+    """Freeze modules: no gradients, and BatchNorm in evaluation mode."""
+    modes = [(module, module.training) for module in modules]
+    flags = [(p, p.requires_grad) for module, _ in modes for p in module.parameters()]
     try:
-        for module, _ in held:
+        for module, _ in modes:
             module.eval().requires_grad_(False)
         yield
     finally:
-        for module, training in held:
+        for module, training in modes:
             module.train(training)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)

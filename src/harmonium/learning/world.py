@@ -1,4 +1,4 @@
-"""The facts of a run that settings may depend on."""
+"""The facts about a run that methods, objectives and encoders depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """What is known before anything is built: who takes part, and what images look like."""
+    """What is known before the model is built: clients, rounds, and the shape of the images."""
 
     clients: int = 2
     rounds: int = 1

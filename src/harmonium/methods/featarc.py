@@ -106,7 +106,7 @@ class FeatARC(Method):
         """phi: unit rows of the client's images as they are, `(n, dim)`, in evaluation mode."""
         parts.eval()
         head = parts["projector"] if self.target == "projector" else nn.Identity()
-        return functional.normalize(client.look(lambda x: head(parts["encoder"](x))))
+        return functional.normalize(client.features(lambda x: head(parts["encoder"](x))))
 
 
 def alignment(views: Sequence[Tensor], targets: Tensor) -> Tensor:

@@ -43,6 +43,6 @@ def class_probabilities(parts: Parts, client: Client, classes: int) -> Tensor:
     made = torch.zeros(len(client.examples), classes)
     unlabelled = (client.examples.labels() == UNKNOWN).nonzero().flatten()
     if len(unlabelled):
-        logits = client.look(lambda x: parts["classifier"](parts["encoder"](x)), unlabelled)
+        logits = client.features(lambda x: parts["classifier"](parts["encoder"](x)), unlabelled)
         made[unlabelled] = logits.softmax(1)
     return made

@@ -13,7 +13,7 @@ from torch import nn
 
 from harmonium.core.errors import ConfigError
 from harmonium.data.datasets import DataSpec
-from harmonium.data.inputs import kind
+from harmonium.data.decoding.in_memory import kind
 from harmonium.data.sets.arrays import FORMS, holds_arrays, keep_arrays
 from harmonium.learning.encoders.given import keep_network, named
 from harmonium.recipe.initial_weights import keep_weights

@@ -1,4 +1,4 @@
-"""Who holds what, in a terminal: shades of colour, or plain characters where there is none."""
+"""Heat maps and bar charts of a split in a terminal, in colour or in plain characters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ LEVELS = len(SHADES)
 def heat_map(
     console: Console, counts: Counts, names: Sequence[str], what: str = "classes"
 ) -> Group:
-    """A row for each client and a column for each class, as wide as the console at most.
+    """A heat map with a row for each client and a column for each class.
 
-    Of many clients some are shown, evenly spaced; of many classes neighbours share a column. The
-    last line says what a shade means. Square-root steps, so that small counts show as well.
+    Of many clients some are shown, evenly spaced; many classes share columns, so that the map fits
+    the console. The last line is the legend. Shades are in square-root steps, so that small counts
+    are visible.
 
     Args:
         console: where it will be printed: its width, and whether it has colour.
@@ -79,7 +80,7 @@ def size_bars(console: Console, sizes: Counts) -> Group:
 
 
 def sampled(clients: int) -> list[int]:
-    """Which clients are shown: all, or so many as there are rows, evenly spaced.
+    """The clients to show: all, or `ROWS` of them, evenly spaced.
 
     >>> sampled(3), sampled(1000)[:3], sampled(1000)[-1]
     ([0, 1, 2], [0, 34, 68], 999)
@@ -88,12 +89,12 @@ def sampled(clients: int) -> list[int]:
 
 
 def colour(console: Console) -> bool:
-    """Whether the console shows colours: a terminal that can, and nobody said NO_COLOR."""
+    """Whether the console shows colours: the terminal can, and NO_COLOR is not set."""
     return console.color_system is not None and not console.no_color
 
 
 def _cell(count: int, most: int, wide: int, coloured: bool) -> Text:
-    """The number on its shade or behind its mark where it fits, else a block or marks."""
+    """One cell: the number on its shade or after its mark if it fits, else a block or marks."""
     from rich.text import Text
 
     if count == 0:
@@ -111,7 +112,7 @@ def _cell(count: int, most: int, wide: int, coloured: bool) -> Text:
 
 
 def _header(names: Sequence[str], wide: int, together: int) -> str:
-    """Names cut to the cells where some of them remains, else numbers as often as they fit."""
+    """The names of the columns, cut to the cells, or numbers if the cells are too narrow."""
     from rich.cells import set_cell_size
 
     columns = range(0, len(names), together)
@@ -129,7 +130,7 @@ def _header(names: Sequence[str], wide: int, together: int) -> str:
 
 
 def _centred(name: str, wide: int) -> str:
-    """A name cut to a width, or in the middle of it."""
+    """A name cut to a width or centred in it."""
     from rich.cells import cell_len, set_cell_size
 
     short = max(0, wide - cell_len(name))
@@ -137,10 +138,10 @@ def _centred(name: str, wide: int) -> str:
 
 
 def _scale(console: Console, most: int) -> Text:
-    """What each shade means."""
+    """The legend: the counts of each shade."""
     from rich.text import Text
 
-    line = Text("pictures")
+    line = Text("images")
     above = 0
     for level in range(LEVELS):
         upto = most * (level + 1) ** 2 // LEVELS**2
@@ -154,12 +155,12 @@ def _scale(console: Console, most: int) -> Text:
 
 
 def _left_out(clients: int, shown: int, together: int, what: str) -> list[Text]:
-    """A line for what is not seen, if anything."""
+    """A line that says what is not shown, if anything."""
     from rich.text import Text
 
-    said = []
+    remarks = []
     if shown < clients:
-        said.append(f"{shown} of {clients:,} clients, evenly spaced")
+        remarks.append(f"{shown} of {clients:,} clients, evenly spaced")
     if together > 1:
-        said.append(f"each column is {together} neighbouring {what}")
-    return [Text("; ".join(said), "dim")] if said else []
+        remarks.append(f"each column is {together} neighbouring {what}")
+    return [Text("; ".join(remarks), "dim")] if remarks else []

@@ -1,4 +1,4 @@
-"""Images of data: who holds how many images of what, and what the images look like."""
+"""Plots of data: how many images of each class the clients hold, and sheets of example images."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harmonium.report.figure import INK, PALE, WIDTH, dress, headline, picture, 
 Counts = npt.NDArray[np.int64]
 
 BAR = "#9db8c9"
-NAMED = 100  # clients that have a place of their own; more are put in order
-NUMBERED = (20, 30)  # clients and classes up to which the cells carry their numbers
+NAMED = 100  # clients up to which they keep their order; more are sorted
+NUMBERED = (20, 30)  # clients and classes up to which the cells show their counts
 SHEET = (20, 10)  # rows of a contact sheet and images in each
 
 
@@ -28,13 +28,12 @@ def split_map(
     title: str = "Who holds what",
     what: str = "class",
 ) -> None:
-    """A heat map of who holds how many images of which class, with each client's total above.
+    """A heat map of the images of each class at each client, with each client's total above.
 
-    Beyond 100 clients they are ordered by their commonest class, for no order of so many columns
-    can be read one by one.
+    More than 100 clients are sorted by their commonest class.
 
     Args:
-        path: where to, `.png`, `.pdf` or `.svg`.
+        path: the file, `.png`, `.pdf` or `.svg`.
         counts: images `(clients, classes)`.
         names: names of the classes; their numbers when left out.
         title: what the plot shows.
@@ -68,9 +67,9 @@ def split_map(
 
 
 def split_sizes(path: str | Path, sizes: Counts, title: str = "Who holds how many") -> None:
-    """Each client's number of images, for data of which nothing else is known.
+    """A bar chart of each client's number of images, for data without classes and styles.
 
-    Beyond 100 clients they are ordered from the largest to the smallest.
+    More than 100 clients are sorted from the largest to the smallest.
     """
     sizes = np.asarray(sizes)
     many = len(sizes) > NAMED
@@ -88,22 +87,22 @@ def contact_sheet(
     title: str,
     note: str = "",
 ) -> None:
-    """A few images in each row, named at its left.
+    """A contact sheet: a few images in each row, with its name on the left.
 
     Args:
-        path: where to, `.png`, `.pdf` or `.svg`.
+        path: the file, `.png`, `.pdf` or `.svg`.
         rows: names and images `(n, height, width, 1 or 3)`; rows may differ in length.
         title: what the plot shows.
-        note: what is left out, below.
+        note: text below, e.g. what is left out.
     """
-    across = max(len(pictures) for _, pictures in rows)
+    across = max(len(images) for _, images in rows)
     tall, wide = rows[0][1].shape[1:3]
     gap = max(1, round(0.06 * max(tall, wide)))
     sheet = np.full((len(rows) * (tall + gap), across * (wide + gap), 3), 255, np.uint8)
-    for down, (_, pictures) in enumerate(rows):
-        for right, one in enumerate(pictures):
+    for down, (_, images) in enumerate(rows):
+        for right, image in enumerate(images):
             top, left = down * (tall + gap), right * (wide + gap)
-            sheet[top : top + tall, left : left + wide] = one  # grey spreads over three channels
+            sheet[top : top + tall, left : left + wide] = image  # grey spreads over three channels
     sheet = sheet[: -gap or None, : -gap or None]
     names = [_short(name) for name, _ in rows]
     beside = 0.2 + 0.085 * max(map(len, names))  # inches for the names
@@ -126,13 +125,13 @@ def _short(name: str, most: int = 24) -> str:
 
 
 def _sizes(axes: Any, sizes: Counts) -> None:
-    """A bar for each client, or one outline where there are too many for bars."""
+    """A bar for each client, or one outline if there are too many for bars."""
     if len(sizes) > NAMED:
         axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=BAR)
     else:
         axes.bar(range(len(sizes)), sizes, 0.8, color=BAR)
     axes.set_ylim(bottom=0)
-    dress(axes, "", "pictures")
+    dress(axes, "", "images")
     axes.grid(visible=False, axis="x")
 
 
@@ -145,7 +144,7 @@ def _client_axis(axes: Any, clients: int) -> None:
 
 
 def _heat(figure: Any, both: Sequence[Any], counts: Counts) -> None:
-    """Counts as colours, white for none; square-root steps, so that small counts show as well."""
+    """Counts as colours, white for 0, in square-root steps so that small counts are visible."""
     from matplotlib.colors import PowerNorm
 
     clients, classes = counts.shape
@@ -168,6 +167,6 @@ def _heat(figure: Any, both: Sequence[Any], counts: Counts) -> None:
             ink = "white" if count > 0.3 * most else INK
             axes.text(client, row, f"{count}", ha="center", va="center", fontsize=7.5, color=ink)
     bar = figure.colorbar(drawn, ax=both, pad=0.015, aspect=30)
-    bar.set_label("pictures", fontsize=9, color=INK)
+    bar.set_label("images", fontsize=9, color=INK)
     bar.ax.tick_params(labelsize=8.5, colors=PALE, labelcolor=INK)
     bar.outline.set_visible(False)

@@ -26,7 +26,7 @@ from harmonium.core.types import ClientId
 from harmonium.data.datasets import DataSpec
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import make_split
-from harmonium.data.published import Published
+from harmonium.data.published_datasets import Published
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime, Task

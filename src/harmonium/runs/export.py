@@ -27,10 +27,7 @@ from harmonium.data.augment.checks import for_channels, normalise
 from harmonium.data.augment.views import plain as plain_images
 from harmonium.data.cache import printable
 from harmonium.data.decoding.image_files import ENDINGS, is_image_file
-from harmonium.data.decoding.pool import Decoders
-from harmonium.data.decoding.worker import Order
-from harmonium.data.images import Pixels
-from harmonium.data.inputs import (
+from harmonium.data.decoding.in_memory import (
     Layout,
     channels_last,
     check_strict,
@@ -39,6 +36,9 @@ from harmonium.data.inputs import (
     kind,
     read_images,
 )
+from harmonium.data.decoding.pool import Decoders
+from harmonium.data.decoding.worker import Order
+from harmonium.data.images import Pixels
 from harmonium.evaluation.whitening import STORED, Whitening
 from harmonium.federation.method import Method
 from harmonium.learning.encoders import encoders

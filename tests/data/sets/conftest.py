@@ -6,7 +6,7 @@ import pytest
 
 from harmonium.core.errors import DataError
 from harmonium.data.datasets import datasets
-from harmonium.data.published import make_record
+from harmonium.data.published_datasets import make_record
 
 
 @pytest.fixture

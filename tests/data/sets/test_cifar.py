@@ -25,8 +25,8 @@ LABELS_100 = np.array([[3, 99], [19, 0], [0, 7], [11, 50], [2, 2], [4, 98]], np.
 def records(labels, pixels):
     """Label bytes, then all red, all green, all blue bytes."""
     return b"".join(
-        np.array(label, np.uint8).tobytes() + picture.transpose(2, 0, 1).tobytes()
-        for label, picture in zip(labels, pixels, strict=True)
+        np.array(label, np.uint8).tobytes() + image.transpose(2, 0, 1).tobytes()
+        for label, image in zip(labels, pixels, strict=True)
     )
 
 
@@ -78,8 +78,8 @@ def small(monkeypatch, home):
 
 def order(images):
     """Which images they are."""
-    known = {picture.tobytes(): number for number, picture in enumerate(PIXELS)}
-    return [known[picture.tobytes()] for picture in images.pixels]
+    known = {image.tobytes(): number for number, image in enumerate(PIXELS)}
+    return [known[image.tobytes()] for image in images.pixels]
 
 
 def test_cifar10_reads_the_official_records(fetched):

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from harmonium.data import arrays
 from harmonium.data.datasets import datasets
+from harmonium.data.decoding import byte_arrays
 
 NAMES = ("mnist", "fashion-mnist")
 TRAIN_X, TRAIN_Y = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -32,7 +32,7 @@ def files(**changed):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("piece", [1, 1600, 1 << 20])
 def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, name, piece):
-    monkeypatch.setattr(arrays, "PIECE", piece)
+    monkeypatch.setattr(byte_arrays, "PIECE", piece)
     fetched(name, files())
     stored = datasets[name]().stored()
     for part, pixels, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):
@@ -55,7 +55,7 @@ WRONG = {
     "empty": ({TRAIN_Y: b""}, "has 0 bytes; its header alone has 8"),
     "other kind": ({TRAIN_X: idx(TRAIN, 0x0D03)}, "begins with 0x00000d03 instead of 0x00000803"),
     "labels as images": ({TRAIN_X: idx(TRAIN_LABELS.repeat(9))}, "begins with 0x00000801"),
-    "text": ({TEST_Y: b"<html>not found</html>"}, "no IDX file"),
+    "text": ({TEST_Y: b"<html>not found</html>"}, "IDX file"),
     "other size": ({TEST_X: idx(TEST[:, :27])}, "expected 28x28"),
     "no images": ({TRAIN_X: idx(TRAIN[:0]), TRAIN_Y: idx(TRAIN_LABELS[:0])}, "empty array"),
     "too few labels": ({TRAIN_Y: idx(TRAIN_LABELS[:6])}, "7 train images, but 6 labels"),

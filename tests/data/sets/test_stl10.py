@@ -5,8 +5,8 @@ import pytest
 
 from harmonium.core.errors import ConfigError
 from harmonium.core.settings import make
-from harmonium.data import arrays
 from harmonium.data.datasets import datasets
+from harmonium.data.decoding import byte_arrays
 
 rng = np.random.default_rng(0)
 COUNTS = {"train": 3, "test": 2, "unlabeled": 4}
@@ -14,18 +14,18 @@ IMAGES = {part: rng.integers(0, 256, (n, 96, 96, 3), np.uint8) for part, n in CO
 LABELS = {"train": np.array([0, 9, 4]), "test": np.array([7, 1])}
 
 
-def binary(pictures):
+def binary(images):
     """One channel after the other, each column by column."""
     return b"".join(
-        picture[:, column, channel].tobytes()
-        for picture in pictures
+        image[:, column, channel].tobytes()
+        for image in images
         for channel in range(3)
         for column in range(96)
     )
 
 
 def files(**changed):
-    found = {f"{part}_X": binary(pictures) for part, pictures in IMAGES.items()}
+    found = {f"{part}_X": binary(images) for part, images in IMAGES.items()}
     found |= {f"{part}_y": bytes(int(n) + 1 for n in labels) for part, labels in LABELS.items()}
     found |= changed
     return {f"stl10_binary/{name}.bin": body for name, body in found.items() if body is not None}
@@ -34,7 +34,7 @@ def files(**changed):
 @pytest.mark.parametrize("use", ["labelled", "unlabelled", "both"])
 @pytest.mark.parametrize("piece", [1, 60_000, 1 << 24])
 def test_pixels_and_labels_are_those_of_the_files(fetched, monkeypatch, use, piece):
-    monkeypatch.setattr(arrays, "PIECE", piece)
+    monkeypatch.setattr(byte_arrays, "PIECE", piece)
     fetched("stl10", files())
     stored = datasets["stl10"](use=use).stored()
     names = {"labelled": ("train",), "unlabelled": ("unlabeled",)}.get(use, ("train", "unlabeled"))

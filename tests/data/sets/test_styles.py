@@ -5,7 +5,7 @@ import pytest
 
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.datasets import DataSpec, datasets
-from harmonium.data.decoding.image import shaped
+from harmonium.data.decoding.conversion import shaped
 from harmonium.data.sets.styles import Styles
 
 

@@ -67,14 +67,14 @@ def test_classes_of_the_same_name_keep_their_numbers(fetched):
     ("files", "says"),
     [
         ({"wnids.txt": b"n01443537\nn02124075\nn09999999\n"}, "wnids.txt names n09999999"),
-        ({"val/val_annotations.txt": b"val_0.JPEG\tn05\t1\n"}, "line 1: 'n05' is none of the"),
+        ({"val/val_annotations.txt": b"val_0.JPEG\tn05\t1\n"}, "line 1: 'n05'"),
         (
             {"val/val_annotations.txt": b"val_7.JPEG\tn01443537\t1\n"},
             r"1 of 7 images cannot be read: val/images/val_7.JPEG \(no such file",
         ),
-        ({"val/val_annotations.txt": b"../../../x.JPEG\tn01443537\t1\n"}, "lies outside of it"),
-        ({"val/val_annotations.txt": b"/etc/x.JPEG\tn01443537\t1\n"}, "lies outside of it"),
-        ({"wnids.txt": b"../../../n01443537\n"}, "lies outside of it"),
+        ({"val/val_annotations.txt": b"../../../x.JPEG\tn01443537\t1\n"}, "lies outside"),
+        ({"val/val_annotations.txt": b"/etc/x.JPEG\tn01443537\t1\n"}, "lies outside"),
+        ({"wnids.txt": b"../../../n01443537\n"}, "lies outside"),
         ({"val/images/val_1.JPEG": b""}, r"val_1.JPEG \(empty\).*data.corrupt=skip"),
     ],
 )

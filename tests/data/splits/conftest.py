@@ -5,7 +5,7 @@ from harmonium.data.images import Images
 
 
 @pytest.fixture(scope="session")
-def pictures():
+def make_images():
     """Images of no size worth mentioning: splits look at labels and columns only."""
 
     def make(labels, **factors):

@@ -49,13 +49,13 @@ def named(pair):
 
 
 @pytest.fixture(scope="module")
-def many(pictures):
+def many(make_images):
     """20,000 images: 10 unequal classes of 2 coarse ones, 4 unequal styles, 200 clients."""
     rng = np.random.default_rng(5)
     labels = rng.choice(10, 20_000, p=np.arange(1, 11) / 55)
     owner = np.concatenate([np.arange(200), rng.integers(0, 200, 19_800)])
     style = rng.choice(4, 20_000, p=[0.1, 0.2, 0.3, 0.4])
-    return pictures(labels, coarse=labels // 5, client=owner, style=style)
+    return make_images(labels, coarse=labels // 5, client=owner, style=style)
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def test_the_seed_decides(many, rule_of, pair):
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_small_data_are_shared_out_or_refused_in_one_line(pictures, data):
-    count = data.draw(st.integers(1, 60), "pictures")
+def test_small_data_are_shared_out_or_refused_in_one_line(make_images, data):
+    count = data.draw(st.integers(1, 60), "images")
     column = st.lists(st.integers(-1, 4), min_size=count, max_size=count)
-    images = pictures(
+    images = make_images(
         data.draw(column, "labels"),
         coarse=data.draw(column, "coarse"),
         style=data.draw(column, "styles"),
@@ -157,8 +157,8 @@ def test_small_data_are_shared_out_or_refused_in_one_line(pictures, data):
 
 
 @pytest.mark.parametrize("pair", FEW, ids=named)
-def test_images_without_labels_work_or_are_refused_in_one_line(many, pictures, rule_of, pair):
-    images = pictures(np.full(len(many), -1), **many.factors)
+def test_images_without_labels_work_or_are_refused_in_one_line(many, make_images, rule_of, pair):
+    images = make_images(np.full(len(many), -1), **many.factors)
     rule = rule_of(*pair)
     if not rule.needs_labels and getattr(rule, "beta", None) is None:
         check(rule, images, make_split(rule, images, "d", 200, 1), 200)

@@ -52,8 +52,8 @@ def test_logarithms_change_no_count(classes, clients, alpha):
 
 
 @pytest.mark.parametrize(("alpha", "held", "apart"), [(0.1, 4.69, 0.4), (1e-3, 1.08, 0.05)])
-def test_our_own_draws_are_of_the_same_kind(pictures, alpha, held, apart):
-    images = pictures(np.repeat(np.arange(10), 5000))
+def test_our_own_draws_are_of_the_same_kind(make_images, alpha, held, apart):
+    images = make_images(np.repeat(np.arange(10), 5000))
     split = make_split(Orchestra(alpha), images, "d", 100, 3)
     classes = [len(np.unique(images.labels[own])) for own in split.indices]
     assert np.mean(classes) == pytest.approx(held, abs=apart)
@@ -73,9 +73,9 @@ def test_balance_brings_both_sums_where_they_belong(balance):
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 0.1, 1e5])
-def test_largest_remainders_lose_nothing_and_make_equal_sizes(pictures, alpha):
+def test_largest_remainders_lose_nothing_and_make_equal_sizes(make_images, alpha):
     per_class = [900, 100, 350, 650, 1000]
-    images = pictures(np.repeat(np.arange(5), per_class))
+    images = make_images(np.repeat(np.arange(5), per_class))
     split = make_split(Orchestra(alpha, rounding="largest"), images, "d", 30, 0)
     assert [len(own) for own in split.indices] == [100] * 30 and not split.notes
     classes = np.mean([len(np.unique(images.labels[own])) for own in split.indices])
@@ -97,8 +97,8 @@ def test_what_is_too_much_of_a_class_moves_to_those_who_mind_least():
     assert counts.tolist() == [[4, 0], [4, 0], [1, 3]]
 
 
-def test_a_client_without_images_is_refused_with_what_would_help(pictures):
-    images = pictures(np.arange(100) % 10)
+def test_a_client_without_images_is_refused_with_what_would_help(make_images):
+    images = make_images(np.arange(100) % 10)
     with pytest.raises(DataError, match=r"20 of 20 clients.*use split.rounding=largest or fewer"):
         make_split(Orchestra(1e5), images, "d", 20, 0)  # half an image of each class
     with pytest.raises(DataError, match=r"clients without an image: use split.balance=true or"):

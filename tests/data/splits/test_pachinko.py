@@ -9,10 +9,10 @@ from harmonium.data.splits.pachinko import Pachinko
 
 
 @pytest.fixture
-def uneven(pictures):
+def uneven(make_images):
     """Three coarse classes with 1, 2 and 3 fine ones of unequal size."""
     labels = np.repeat([4, 0, 2, 1, 3, 5], [40, 10, 20, 30, 15, 5])
-    return pictures(labels, coarse=np.array([7, 3, 7, 3, 3, 9])[labels])
+    return make_images(labels, coarse=np.array([7, 3, 7, 3, 3, 9])[labels])
 
 
 def one_at_a_time(images, clients, alpha, beta, rng):
@@ -53,9 +53,9 @@ def test_in_blocks_it_draws_like_one_at_a_time(uneven):
     assert (np.abs(np.mean(slow, 0) - np.mean(found, 0)) < 4 * spread).all()
 
 
-def test_cifar100_has_few_coarse_classes_and_nearly_all_fine_ones_of_them(pictures):
+def test_cifar100_has_few_coarse_classes_and_nearly_all_fine_ones_of_them(make_images):
     fine = np.repeat(np.arange(100), 500)
-    images = pictures(fine, coarse=fine % 20)
+    images = make_images(fine, coarse=fine % 20)
     split = make_split(Pachinko(), images, "d", 500, 0)
     assert {len(own) for own in split.indices} == {100}
     assert len(np.unique(np.concatenate(split.indices))) == 50_000
@@ -68,22 +68,22 @@ def test_cifar100_has_few_coarse_classes_and_nearly_all_fine_ones_of_them(pictur
     assert 3 < leaves / coarse < 5
 
 
-def test_a_client_of_one_coarse_class_takes_its_fine_ones_evenly(pictures):
+def test_a_client_of_one_coarse_class_takes_its_fine_ones_evenly(make_images):
     fine = np.repeat(np.arange(12), 200)
-    images = pictures(fine, coarse=fine // 3)
+    images = make_images(fine, coarse=fine // 3)
     split = make_split(Pachinko(1e-9, 1e9), images, "d", 16, 0)
     held = np.bincount(fine[split.indices[0]], minlength=12)
     assert (held > 0).sum() == 3 and held[held > 0].min() > 35
 
 
-def test_data_without_coarse_classes_are_refused(pictures):
+def test_data_without_coarse_classes_are_refused(make_images):
     fine = np.arange(10) % 3
     with pytest.raises(DataError, match=r"split.column=coarse, but .* choose .* from: group"):
-        make_split(Pachinko(), pictures(fine, group=fine), "d", 2, 0)
+        make_split(Pachinko(), make_images(fine, group=fine), "d", 2, 0)
     with pytest.raises(DataError, match="has no such column: use another split"):
-        make_split(Pachinko(), pictures(fine), "d", 2, 0)
+        make_split(Pachinko(), make_images(fine), "d", 2, 0)
     with pytest.raises(DataError, match=r"3 of 10 images have no value.*use split=dirichlet"):
-        images = pictures(fine, coarse=np.where(np.arange(10) < 3, -1, 0))
+        images = make_images(fine, coarse=np.where(np.arange(10) < 3, -1, 0))
         make_split(Pachinko(), images, "d", 2, 0)
     with pytest.raises(ConfigError, match="split.beta is 0"):
         Pachinko(beta=0)

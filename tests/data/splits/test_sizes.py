@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.partition import make_split
-from harmonium.data.splits.drawing import levelled, rounded
 from harmonium.data.splits.lda import Lda, _topped_up
 from harmonium.data.splits.quantity import Quantity
+from harmonium.data.splits.sampling import levelled, rounded
 
 
 def sizes_of(split):
@@ -23,9 +23,9 @@ def counts_of(split, labels):
 # ---- lda -----------------------------------------------------------------------------------------
 
 
-def test_who_holds_enough_gets_nothing_of_the_classes_after(pictures):
+def test_who_holds_enough_gets_nothing_of_the_classes_after(make_images):
     labels = np.repeat(np.arange(10), 500)
-    split = make_split(Lda(0.5), pictures(labels), "d", 10, 0)
+    split = make_split(Lda(0.5), make_images(labels), "d", 10, 0)
     assert not split.notes
     before = np.zeros(10)
     passed_over = 0
@@ -36,19 +36,19 @@ def test_who_holds_enough_gets_nothing_of_the_classes_after(pictures):
     assert passed_over > 5 and before.sum() == 5000
 
 
-def test_proportions_of_a_first_class_are_a_dirichlet_draw(pictures):
+def test_proportions_of_a_first_class_are_a_dirichlet_draw(make_images):
     """Of the first class nobody is passed over: the variance of Dir(a) shares is known."""
     labels, alpha, clients = np.repeat([0, 1], [4000, 4000]), 0.8, 8
-    splits = [make_split(Lda(alpha, 1), pictures(labels), "d", clients, s) for s in range(200)]
+    splits = [make_split(Lda(alpha, 1), make_images(labels), "d", clients, s) for s in range(200)]
     shares = np.stack([counts_of(split, labels)[:, 0] for split in splits]) / 4000
     wanted = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
     assert shares.mean() == pytest.approx(1 / clients)
     assert shares.var() == pytest.approx(wanted, rel=0.15)
 
 
-def test_too_few_in_every_draw_is_mended_and_told(pictures):
+def test_too_few_in_every_draw_is_mended_and_told(make_images):
     labels = np.repeat(np.arange(3), 400)
-    split = make_split(Lda(1e-4, 20), pictures(labels), "d", 40, 0)
+    split = make_split(Lda(1e-4, 20), make_images(labels), "d", 40, 0)
     sizes = sizes_of(split)
     assert sizes.min() == 20 and sizes.sum() == 1200
     (note,) = split.notes
@@ -71,39 +71,39 @@ def test_what_is_given_is_drawn_from_all_that_the_giver_holds():
     assert len(given) == 399 and abs(given.mean() - 500) < 60
 
 
-def test_a_bad_draw_is_drawn_again(pictures):
+def test_a_bad_draw_is_drawn_again(make_images):
     """One draw of these is short more often than not, twenty hardly ever."""
-    images = pictures(np.arange(1000) % 10)
+    images = make_images(np.arange(1000) % 10)
     made = [make_split(Lda(0.05), images, "d", 10, seed) for seed in range(20)]
     assert not any(split.notes for split in made)
 
 
-def test_a_tight_least_size_is_still_possible(pictures):
-    split = make_split(Lda(1e-4, 25), pictures(np.arange(1000) % 7), "d", 40, 0)
+def test_a_tight_least_size_is_still_possible(make_images):
+    split = make_split(Lda(1e-4, 25), make_images(np.arange(1000) % 7), "d", 40, 0)
     assert sizes_of(split).tolist() == [25] * 40
 
 
 # ---- quantity ------------------------------------------------------------------------------------
 
 
-def test_small_is_one_large_client_and_large_is_equal(pictures):
-    images = pictures(np.full(10_000, -1))
+def test_small_is_one_large_client_and_large_is_equal(make_images):
+    images = make_images(np.full(10_000, -1))
     lopsided = sizes_of(make_split(Quantity(1e-6), images, "d", 20, 0))
     assert sorted(lopsided) == [10] * 19 + [9810]
     even = sizes_of(make_split(Quantity(1e6), images, "d", 20, 0))
     assert np.abs(even - 500).max() < 10
 
 
-def test_sizes_vary_as_the_distribution_says(pictures):
-    images, alpha, clients = pictures(np.full(20_000, -1)), 2.0, 50
+def test_sizes_vary_as_the_distribution_says(make_images):
+    images, alpha, clients = make_images(np.full(20_000, -1)), 2.0, 50
     made = [sizes_of(make_split(Quantity(alpha, 1), images, "d", clients, s)) for s in range(60)]
     wanted = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
     assert (np.stack(made) / 20_000).var() == pytest.approx(wanted, rel=0.1)
 
 
-def test_images_are_drawn_at_random(pictures):
+def test_images_are_drawn_at_random(make_images):
     labels = np.repeat([0, 1], 5000)
-    counts = counts_of(make_split(Quantity(5.0), pictures(labels), "d", 4, 0), labels)
+    counts = counts_of(make_split(Quantity(5.0), make_images(labels), "d", 4, 0), labels)
     np.testing.assert_allclose(counts[:, 0] / counts.sum(1), 0.5, atol=0.05)
 
 
@@ -111,15 +111,15 @@ def test_images_are_drawn_at_random(pictures):
 
 
 @pytest.mark.parametrize("rule", [Lda(), Quantity()], ids=["lda", "quantity"])
-def test_too_many_clients_for_the_least_size_are_refused(pictures, rule):
+def test_too_many_clients_for_the_least_size_are_refused(make_images, rule):
     says = (
         "^clients=300 with split.min_size=10 need 3000 images, but this data set has 1437: "
         "use at most 143 clients$"
     )
     with pytest.raises(DataError, match=says):
-        make_split(rule, pictures(np.arange(1437) % 10), "d", 300, 0)
+        make_split(rule, make_images(np.arange(1437) % 10), "d", 300, 0)
     with pytest.raises(DataError, match="has 7: use split.min_size=3"):
-        make_split(rule, pictures(np.arange(7) % 2), "d", 2, 0)
+        make_split(rule, make_images(np.arange(7) % 2), "d", 2, 0)
 
 
 @pytest.mark.parametrize("rule", [Lda, Quantity])

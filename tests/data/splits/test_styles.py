@@ -9,13 +9,13 @@ from harmonium.data.splits.styles import Styles, supplied
 
 
 @pytest.fixture
-def digits(pictures):
+def digits(make_images):
     """A hundredth of MNIST, USPS and SVHN: 600, 73 and 733 images; SVHN's ones are many."""
     labels = [np.arange(600) % 10, np.arange(73) % 10]
     labels.append(np.repeat(np.arange(10), [49, 139, 106, 85, 75, 69, 57, 56, 50, 47]))
     style = np.repeat([0, 1, 2], [600, 73, 733])
     order = np.random.default_rng(0).permutation(1406)
-    return pictures(np.concatenate(labels)[order], style=style[order])
+    return make_images(np.concatenate(labels)[order], style=style[order])
 
 
 def repeats(own):
@@ -52,10 +52,10 @@ def test_iid_is_the_same_number_of_every_class_for_every_client(digits):
 
 @pytest.mark.parametrize("beta", [1e-3, 0.2, 0.8, 1e4])
 @pytest.mark.parametrize("short", [False, True])
-def test_class_weights_are_drawn_for_each_client(pictures, beta, short):
+def test_class_weights_are_drawn_for_each_client(make_images, beta, short):
     """The mean sum of squared shares of Dir(beta) of 10 is known; repeats change nothing of it."""
     sizes = [16_000, 16_000, 7_000, 1_000] if short else [10_000] * 4
-    images = pictures(np.arange(40_000) % 10, style=np.repeat(np.arange(4), sizes))
+    images = make_images(np.arange(40_000) % 10, style=np.repeat(np.arange(4), sizes))
     split = make_split(Styles(beta=beta), images, "d", 200, 0)
     counts = [np.bincount(images.labels[own]) / len(own) for own in split.indices]
     wanted = (beta + 1) / (10 * beta + 1)
@@ -90,8 +90,8 @@ def test_one_client_for_each_style(digits):
     assert len(np.unique(split.indices[1])) == 73
 
 
-def test_another_column_can_be_the_style(pictures):
-    images = pictures(np.full(90, -1), domain=np.arange(90) % 3 + 5)
+def test_another_column_can_be_the_style(make_images):
+    images = make_images(np.full(90, -1), domain=np.arange(90) % 3 + 5)
     split = make_split(Styles("domain"), images, "d", 9, 0)
     assert [np.unique(images.factors["domain"][own]).tolist() for own in split.indices] == [
         [5 + client // 3] for client in range(9)
@@ -112,11 +112,11 @@ def test_what_cannot_be_done_is_refused(digits, clients, settings, says):
         make_split(Styles(**settings), digits, "d", clients, 0)
 
 
-def test_images_without_a_style_or_a_label_are_refused(pictures):
+def test_images_without_a_style_or_a_label_are_refused(make_images):
     with pytest.raises(DataError, match="2 of 6 images have no value there"):
-        make_split(Styles(), pictures([0] * 6, style=[0, 1, -1, 0, 1, -1]), "d", 2, 0)
+        make_split(Styles(), make_images([0] * 6, style=[0, 1, -1, 0, 1, -1]), "d", 2, 0)
     with pytest.raises(DataError, match=r"split.beta=0.2 needs .* 3 of 6 have none: leave split.b"):
-        images = pictures([0, 1, 2, -1, -1, -1], style=[0, 1, 0, 1, 0, 1])
+        images = make_images([0, 1, 2, -1, -1, -1], style=[0, 1, 0, 1, 0, 1])
         make_split(Styles(beta=0.2), images, "d", 2, 0)
     with pytest.raises(ConfigError, match="split.beta is 0"):
         Styles(beta=0.0)

@@ -31,7 +31,7 @@ def seeded(encoder: Encoder, channels: int = 3, side: int = 8) -> nn.Module:
     return encoder.build(channels, side)
 
 
-def pictures(count: int = 4, channels: int = 3, side: int = 8) -> torch.Tensor:
+def make_images(count: int = 4, channels: int = 3, side: int = 8) -> torch.Tensor:
     return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
 
 
@@ -45,13 +45,13 @@ def test_all_convolutional_encoders_choose_their_norm() -> None:
 @pytest.mark.parametrize("side", [8, 11, 12, 28, 32, 64])
 def test_images_become_features(name: str, channels: int, side: int) -> None:
     encoder = narrow(name)
-    found = seeded(encoder, channels, side)(pictures(2, channels, side))
+    found = seeded(encoder, channels, side)(make_images(2, channels, side))
     assert found.shape == (2, encoder.features) and found.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)
 def test_an_image_is_judged_on_its_own(name: str, settings: dict[str, Any]) -> None:
-    network, x = seeded(narrow(name, **settings)).double().eval(), pictures().double()
+    network, x = seeded(narrow(name, **settings)).double().eval(), make_images().double()
     alone = torch.cat([network(x[i : i + 1]) for i in range(len(x))])
     assert torch.allclose(network(x), alone, atol=1e-8)
     assert (alone[0] - alone[1]).abs().max() > 1e-4
@@ -61,7 +61,7 @@ def test_an_image_is_judged_on_its_own(name: str, settings: dict[str, Any]) -> N
 def test_only_batch_norm_has_buffers_and_modes(name: str, settings: dict[str, Any]) -> None:
     if name.startswith("cct"):
         settings = {"attention_dropout": 0, "stochastic_depth": 0}
-    network, x = seeded(narrow(name, **settings)), pictures()
+    network, x = seeded(narrow(name, **settings)), make_images()
     batch = settings.get("norm") == "batch"
     assert bool(list(network.buffers())) == batch
     assert torch.equal(network.train()(x), network.eval()(x)) != batch
@@ -69,7 +69,7 @@ def test_only_batch_norm_has_buffers_and_modes(name: str, settings: dict[str, An
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)
 def test_gradients_reach_every_parameter(name: str, settings: dict[str, Any]) -> None:
-    network, x = seeded(narrow(name, **settings), side=16), pictures(8, side=16)
+    network, x = seeded(narrow(name, **settings), side=16), make_images(8, side=16)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.01)
     for _ in range(2):  # what starts at zero hides what stands before it, until a step is made
         optimiser.step()
@@ -84,7 +84,7 @@ def test_gradients_reach_every_parameter(name: str, settings: dict[str, Any]) ->
 def test_a_copy_gives_the_same_features_and_a_life_of_its_own(
     name: str, settings: dict[str, Any]
 ) -> None:
-    x = pictures()
+    x = make_images()
     parts = Parts({"encoder": Part(seeded(narrow(name, **settings)))}, {})
     twin = parts.copy_from()
     outs = []
@@ -101,7 +101,7 @@ def test_a_copy_gives_the_same_features_and_a_life_of_its_own(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_double_precision_gives_the_same_features(name: str) -> None:
-    network, x = seeded(narrow(name), side=32).eval(), pictures(side=32)
+    network, x = seeded(narrow(name), side=32).eval(), make_images(side=32)
     single = network(x)
     double = network.double()(x.double())
     assert double.dtype == torch.float64
@@ -112,7 +112,7 @@ def test_double_precision_gives_the_same_features(name: str) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_layout_in_memory_changes_nothing(name: str, channels: int) -> None:
     network = seeded(narrow(name), channels).double().eval()
-    x = pictures(channels=channels).double()
+    x = make_images(channels=channels).double()
     first = network(x)
     last = network.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
     assert torch.allclose(first, last, atol=1e-8)

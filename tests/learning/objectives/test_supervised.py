@@ -106,7 +106,7 @@ def test_labels_need_permission_which_the_objective_asks_for() -> None:
     assert Supervised.uses_labels and not Method.uses_labels
     method, client = classroom(uses_labels=False)
     parts = method.pull(client, method.blueprint.shared())
-    with pytest.raises(WireError, match="labels without permission"):
+    with pytest.raises(WireError, match="uses_labels"):
         method.fit(parts, client)
 
 

@@ -1,4 +1,4 @@
-"""What settings and images of a view must be like, and normalisation."""
+"""Checks of the settings and images of views, and normalisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harmonium.core.errors import ConfigError, DataError
 
 
 def within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
-    """Refuse a setting that is not a number from `least` to `greatest`."""
+    """Raise an error unless a setting is a number from `least` to `greatest`."""
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= greatest:
         kind = "a whole number" if whole else "a number"
@@ -21,7 +21,7 @@ def within(name: str, value: Any, least: float, greatest: float, whole: bool = F
 
 
 def ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
-    """Refuse a pair that is not 0 < least <= greatest."""
+    """Raise an error unless a pair is 0 < first <= second <= greatest."""
     numbers = isinstance(pair, tuple) and all(isinstance(value, int | float) for value in pair)
     if not numbers or len(pair) != 2 or not 0 < pair[0] <= pair[1] <= greatest:
         limit = f", the second at most {greatest:g}" if greatest < math.inf else ""
@@ -29,11 +29,13 @@ def ordered(name: str, pair: Any, greatest: float = math.inf) -> None:
 
 
 def check_normalisation(mean: Any, std: Any) -> None:
-    """Refuse means and deviations that do not belong together."""
+    """Raise an error unless mean and std are both None or both valid."""
     if mean is None and std is None:
         return
     for name, value in (("mean", mean), ("std", std)):
-        numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
+        numbers = isinstance(value, tuple) and all(
+            isinstance(number, int | float) for number in value
+        )
         if not numbers or len(value) not in (1, 3):
             raise ConfigError(
                 f"views.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
@@ -43,7 +45,7 @@ def check_normalisation(mean: Any, std: Any) -> None:
 
 
 def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
-    """The shape of a batch of images, or an error that says what a batch looks like."""
+    """The shape of a batch of images; raises DataError unless it is a uint8 batch."""
     shape = tuple(pixels.shape)
     if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:3]:
         raise DataError(
@@ -62,12 +64,14 @@ def for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return values if len(values) in (1, channels) else (math.fsum(values) / len(values),)
 
 
-def normalise(made: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+def normalise(
+    images: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+) -> None:
     """Subtract and divide, `(n, height, width, channels)`, in place."""
     if mean is None or std is None:
         return
-    mean, std = (for_channels(value, made.shape[3]) for value in (mean, std))
+    mean, std = (for_channels(value, images.shape[3]) for value in (mean, std))
     if len(mean) == len(std) == 1:
-        made.sub_(mean[0]).div_(std[0])
+        images.sub_(mean[0]).div_(std[0])
     else:
-        made.sub_(made.new_tensor(mean)).div_(made.new_tensor(std))
+        images.sub_(images.new_tensor(mean)).div_(images.new_tensor(std))

@@ -188,7 +188,7 @@ def luma(planes: Tensor) -> Tensor:
 
 
 def adjust(planes: Tensor, shares: Tensor) -> None:
-    """One slot of `view_draws.slot_shares`, `(3, n, 1, 1)`, clamped to [0, 1], in place."""
+    """One slot of `parameters.slot_shares`, `(3, n, 1, 1)`, clamped to [0, 1], in place."""
     if planes.shape[1] == 0:
         return
     scale, mean_share, luma_share = shares
@@ -208,7 +208,7 @@ def shift_hue(planes: Tensor, offsets: Tensor) -> None:
 
     Args:
         planes: `(3, n, height, width)`.
-        offsets: the channels' homes after the turn, `view_draws.hue_offsets`, `(3, n, 1, 1)`.
+        offsets: the channels' homes after the turn, `parameters.hue_offsets`, `(3, n, 1, 1)`.
     """
     if planes.shape[1] == 0:
         return

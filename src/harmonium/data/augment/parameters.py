@@ -2,7 +2,7 @@
 
 These arrays hold a few numbers per image. NumPy needs a fifth of torch's time to call, and for a
 batch of sixteen images calling is most of the cost, so chance is turned into parameters here and
-`view_ops` turns parameters into pixels. One row is one image throughout.
+`operations` turns parameters into pixels. One row is one image throughout.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def crop_boxes(
     fits = (down <= height) & (across <= width) & (down >= 1) & (across >= 1)
     every = np.arange(len(draws))
     first = fits.argmax(1)  # of equals the first, that is the first box that fits
-    found = fits[every, first]
+    any_fits = fits[every, first]
     lengths = np.array((down[every, first], across[every, first]))
     spare = np.array(((height,), (width,)), np.float32) - lengths
     starts = whole_number(draws[:, 2 * CANDIDATES :].T, spare + 1)
-    if not found.all():
+    if not any_fits.all():
         central = min(height, round(width / aspect[0])), min(width, round(height * aspect[1]))
         for axis, length in enumerate(central):
-            lengths[axis, ~found] = length
-            starts[axis, ~found] = (sides[axis] - length) // 2
+            lengths[axis, ~any_fits] = length
+            starts[axis, ~any_fits] = (sides[axis] - length) // 2
     return starts, lengths
 
 
@@ -145,8 +145,10 @@ def factors(draws: Floats, strengths: tuple[float, float, float, float]) -> Floa
 @lru_cache(maxsize=64)
 def _ranges(strengths: tuple[float, float, float, float]) -> tuple[Floats, Floats]:
     """Least value and width of the range of each factor, made once."""
-    low = np.array([max(0.0, 1 - one) for one in strengths[:3]] + [-strengths[3]], np.float32)
-    high = np.array([1 + one for one in strengths[:3]] + [strengths[3]], np.float32)
+    low = np.array(
+        [max(0.0, 1 - strength) for strength in strengths[:3]] + [-strengths[3]], np.float32
+    )
+    high = np.array([1 + strength for strength in strengths[:3]] + [strengths[3]], np.float32)
     return low, high - low
 
 

@@ -80,7 +80,7 @@ class View:
     std: tuple[float, ...] | None = (0.5,)  # divided by; None for both leaves values in [0, 1]
 
     def __post_init__(self) -> None:
-        """Refuse settings that make no sense, naming what would be right."""
+        """Raise an error for invalid settings."""
         for name in ("aspect", "blur_sigma", "mean", "std"):
             value = getattr(self, name)
             if isinstance(value, list):  # YAML has no tuples
@@ -125,13 +125,13 @@ class View:
         needs = self._needs(channels)
         drawn = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
         chance = drawn.cpu().numpy()
-        made = torch.empty(count, *new, channels, device=pixels.device)
+        views = torch.empty(count, *new, channels, device=pixels.device)
         piece = max(1, PIECE_PIXELS // max(height * width, new[0] * new[1]))
         for begin in range(0, count, piece):
             part = slice(begin, begin + piece)
-            self._render(pixels[part], chance[part], needs, made[part])
-        normalise(made, self.mean, self.std)
-        images = made.permute(0, 3, 1, 2)
+            self._render(pixels[part], chance[part], needs, views[part])
+        normalise(views, self.mean, self.std)
+        images = views.permute(0, 3, 1, 2)
         if not self.quarter_turn:
             return images
         turns = draw.whole_number(chance[:, -1], 4)
@@ -256,7 +256,7 @@ class View:
         old, count = (pixels.shape[1], pixels.shape[2]), len(draws)
         still = np.zeros_like(flip)
         if self.pad_crop:
-            made = []
+            matrices = []
             for axis, mirror in ((0, still), (1, flip)):
                 points = draw.pad_points(
                     draws[:, axis],
@@ -266,8 +266,8 @@ class View:
                     self.pad_crop,
                     self.pad_mode == "reflect",
                 )
-                made.append(ops.hat_weights(_tensor(points, pixels), old[axis]))
-            return made[0], made[1]
+                matrices.append(ops.hat_weights(_tensor(points, pixels), old[axis]))
+            return matrices[0], matrices[1]
         if draws.shape[1]:
             area = (self.crop_min, self.crop_max)
             starts, lengths = draw.crop_boxes(draws, old, area, self.aspect)

@@ -44,8 +44,8 @@ def randaugment(pixels: Tensor, draws: draw.Floats, magnitude: int) -> Tensor:
         signs = torch.from_numpy(np.where(draws[:, column + 1] < 0.5, -1, 1)).to(planes)
         for number in np.unique(which).astype(int):
             chosen = torch.from_numpy(np.flatnonzero(which == number)).to(planes.device)
-            made = operations[number](planes.index_select(1, chosen), strength, signs[chosen])
-            planes.index_copy_(1, chosen, made.round_().clamp_(0, 255))
+            changed = operations[number](planes.index_select(1, chosen), strength, signs[chosen])
+            planes.index_copy_(1, chosen, changed.round_().clamp_(0, 255))
     return planes.byte().permute(1, 2, 3, 0).contiguous()
 
 
@@ -145,8 +145,8 @@ def sharpness(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
     kernel[0, 0, 1, 1] = 5
     if min(planes.shape[2:]) > 2:
         single = planes.reshape(-1, 1, *planes.shape[2:])
-        made = torch.nn.functional.conv2d(single, kernel / 13).round_()
-        smooth[:, :, 1:-1, 1:-1] = made.view(*planes.shape[:2], *made.shape[2:])
+        inner = torch.nn.functional.conv2d(single, kernel / 13).round_()
+        smooth[:, :, 1:-1, 1:-1] = inner.view(*planes.shape[:2], *inner.shape[2:])
     return _blend(planes, smooth, strength, signs)
 
 
@@ -178,8 +178,8 @@ def equalise(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
     brightest = counts.gather(1, values.amax(1, keepdim=True))
     step = (height * width - brightest) // 255
     spread = ((below + step // 2) // step.clamp(min=1)).clamp_(max=255)
-    made = torch.where(step > 0, spread.gather(1, values), values)
-    return made.view(planes.shape).to(planes)
+    equalised = torch.where(step > 0, spread.gather(1, values), values)
+    return equalised.view(planes.shape).to(planes)
 
 
 def identity(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
@@ -188,8 +188,8 @@ def identity(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
 
 
 OPERATIONS: dict[str, Operation] = {
-    made.__name__: made
-    for made in (
+    operation.__name__: operation
+    for operation in (
         *(identity, autocontrast, equalise, rotate, solarise, colour, posterise),
         *(contrast, brightness, sharpness, shear_x, shear_y, translate_x, translate_y),
     )

@@ -38,13 +38,13 @@ class Views:
 
     def __call__(self, pixels: Tensor, rng: torch.Generator) -> list[Tensor]:
         """One tensor for each pipeline; see `View.__call__` for shapes."""
-        made: list[Tensor] = []
+        views: list[Tensor] = []
         for view, same in itertools.groupby(self.pipelines):
             # Equal neighbours are made together: the same numbers for about half the calls.
             times, count = len(list(same)), pixels.shape[0]
             images = view(pixels if times == 1 else pixels.repeat(times, 1, 1, 1), rng)
-            made += [images[k * count : (k + 1) * count] for k in range(times)]
-        return made
+            views += [images[k * count : (k + 1) * count] for k in range(times)]
+        return views
 
     def plain(self, pixels: Tensor) -> Tensor:
         """The images themselves, normalised and sized like the first pipeline's views."""
@@ -72,9 +72,9 @@ def plain(
     if size is None:
         check_pixels(pixels)
         check_normalisation(mean, std)
-        made = pixels.float().div_(255)
-        normalise(made, mean, std)
-        return made.permute(0, 3, 1, 2)
+        images = pixels.float().div_(255)
+        normalise(images, mean, std)
+        return images.permute(0, 3, 1, 2)
     still = View(size=size, mean=mean, std=std, crop_min=1.0, flip=0.0, jitter=0.0, gray=0.0)
     return still(pixels, torch.Generator())
 

@@ -1,1 +1,1 @@
-"""From image files to one array, in several processes."""
+"""Decoding images to uint8 arrays, from image files, raw bytes and objects in memory."""

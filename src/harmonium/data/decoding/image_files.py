@@ -1,9 +1,9 @@
-"""Data sets made of image files: one listing, decoded once, with one way to treat odd files.
+"""Data sets of image files: listing the files, and decoding them with one policy for bad files.
 
-Every such set lists its files; `write_pictures` does the rest. Heads are read first where sizes or
-modes have to agree, so that everything that is wrong with the files is said in one line before any
-run begins. Transparent pixels are laid on white, 16-bit grey is brought to 8 bits, the camera's
-rotation is applied, and only the first frame of a film is read.
+Every such data set lists its files; `write_images` decodes them. Where sizes or modes must agree,
+all headers are read first, so that one error names every file with a problem before a run begins.
+Transparent pixels become white, 16-bit grey becomes 8-bit, the EXIF orientation is applied, and
+only the first frame of an animation is read.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from harmonium.data.datasets import DataSpec
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Answer, Order
 from harmonium.data.images import UNKNOWN
-from harmonium.data.published import Published
+from harmonium.data.published_datasets import Published
 
 ENDINGS = (
     *(".bmp", ".gif", ".jpeg", ".jpg", ".pgm"),
     *(".png", ".ppm", ".tif", ".tiff", ".webp"),
 )
-NAMED = 5  # files that a message names; the others it counts
-BROKEN = 20  # the same of files that cannot be read
-HEADS = 256  # files whose heads are read at once
-CHUNK, CHUNK_BYTES = 16, 8 << 20  # images decoded at once, at most so many of either
+NAMED = 5  # files that a message names; the others are counted
+BROKEN = 20  # the same for files that cannot be read
+HEADS = 256  # files whose headers are read at once
+CHUNK, CHUNK_BYTES = 16, 8 << 20  # images and bytes decoded at once, at most
 
 
 class File(NamedTuple):
@@ -53,7 +53,7 @@ class ImageFileSpec(DataSpec):
     depth: int = 16  # bits that 16-bit grey files use, e.g. 12 for most scanners
 
     def check(self) -> None:
-        """Refuse what means nothing."""
+        """Check how to treat bad files too."""
         super().check()
         if self.corrupt not in ("refuse", "skip"):
             raise ConfigError(Key("data", "corrupt"), f"={self.corrupt}: use refuse or skip")
@@ -65,7 +65,7 @@ class ImageFileSpec(DataSpec):
             )
 
     def handling(self) -> dict[str, str | int]:
-        """How files are read: part of the identity of the content."""
+        """The settings that say how files are read, which are part of `identity`."""
         return {"corrupt": self.corrupt, "mixed": self.mixed, "depth": self.depth}
 
 
@@ -74,7 +74,7 @@ class PublishedImageFiles(ImageFileSpec, Published):
     """A published set of image files."""
 
     def identity(self) -> dict[str, Any]:
-        """The sums of the fetched files, and what is done about odd ones."""
+        """The digest of the fetched files, and how bad files are treated."""
         return {**super().identity(), **self.handling()}
 
 
@@ -82,9 +82,9 @@ class PublishedImageFiles(ImageFileSpec, Published):
 
 
 def class_folders(root: Path) -> list[tuple[Path, str | None]]:
-    """The images below a folder, sorted, each with its class: the first subfolder on the way.
+    """The image files below a folder, sorted, each with its class: its top-level subfolder.
 
-    Images that lie directly in the folder have no class.
+    Images directly in the folder have no class (None).
     """
     try:
         entries = sorted(root.iterdir(), key=lambda entry: entry.name)
@@ -121,7 +121,7 @@ def is_image_file(path: Path) -> bool:
 
 
 def unread(root: Path) -> str:
-    """The files below a folder that are no images by their endings, counted; empty: none.
+    """Counts of the files below a folder that are not images by their extension, as text.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -130,31 +130,32 @@ def unread(root: Path) -> str:
     ...     unread(Path(folder))
     '2 .dcm, 1 without an ending'
     """
-    found = Counter[str]()
+    endings = Counter[str]()
     for _, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in files:
             ending = Path(name).suffix.lower()
             if not name.startswith(".") and ending not in ENDINGS:
-                found[printable(ending) or "without an ending"] += 1
-    kinds = [f"{count} {ending}" for ending, count in found.most_common(NAMED)]
-    more = sum(found.values()) - sum(count for _, count in found.most_common(NAMED))
+                endings[printable(ending) or "without an ending"] += 1
+    commonest = endings.most_common(NAMED)
+    kinds = [f"{count} {ending}" for ending, count in commonest]
+    more = endings.total() - sum(count for _, count in commonest)
     return ", ".join([*kinds, *([f"{more} others"] if more else [])])
 
 
 def inside(root: Path, *names: str) -> Path:
-    """A path below `root` whose last part comes from a list that anybody may have written."""
+    """The path `root/names`; raises DataError if the last name, which is untrusted, leaves it."""
     path = root.joinpath(*names)
     unsafe = "\0" in names[-1] or Path(names[-1]).is_absolute()
     if unsafe or not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{root} lists {names[-1]!r}, which lies outside of it: refused")
+        raise DataError(f"{root} lists {names[-1]!r}, which lies outside of this folder")
     return path
 
 
 def numbered(names: Iterable[str | None]) -> tuple[tuple[str, ...], dict[str | None, int]]:
-    """The different names, sorted, and the number of each; None has the number -1.
+    """The distinct names, sorted, and the number of each; None has the number -1.
 
-    Names that are all whole numbers are sorted as numbers.
+    Names are sorted as numbers if all of them are whole numbers.
 
     >>> numbered(["10", "9", None, "9"])
     (('9', '10'), {None: -1, '9': 0, '10': 1})
@@ -167,19 +168,19 @@ def numbered(names: Iterable[str | None]) -> tuple[tuple[str, ...], dict[str | N
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is a whole number, and one that fits a column."""
+    """Whether a text is a whole number of at most 18 digits, which fits into int64."""
     digits = text.removeprefix("-")
     return text.isascii() and digits.isdigit() and len(digits) <= 18
 
 
 def listing_digest(files: Mapping[str, Sequence[File]]) -> str:
-    """The sha256 over every file's part, name, columns, size and time of change."""
+    """The sha256 over every file's part, name, label, factors, size and modification time."""
     rows = []
     for part, file in ((part, file) for part, some in files.items() for file in some):
         try:
             about = file.path.stat()
             content = [about.st_size, about.st_mtime_ns]
-        except (OSError, ValueError):  # it will count as a file that cannot be read
+        except (OSError, ValueError):  # decoding will report that it cannot be read
             content = []
         rows.append([part, file.name, file.label, dict(file.factors), content])
     return digest_of(rows)
@@ -194,27 +195,30 @@ def write_images(
     spec: ImageFileSpec,
     workers: int | None = None,
 ) -> None:
-    """Decode all files of every part into the writer, or say in one line what is wrong with them.
+    """Decode the files of every part into the writer; raises one DataError for all bad files.
 
     Args:
-        writer: receives the images in the order of the listing, and notes about odd ones.
+        writer: receives the images in the order of the listing, and notes about bad files.
         files: the listing, by part.
-        spec: size, channels, and what is done about odd files.
-        workers: how many processes decode; as many as there are cores unless told. Changes nothing.
+        spec: size, channels, and how bad files are treated.
+        workers: number of decoding processes, by default one per core; the result is the same.
     """
     writer.expected = sum(map(len, files.values()))
     _Task(writer, spec, writer.expected).run(files, workers)
 
 
+_Headed = tuple[tuple[str, File], Answer]  # a file of a part, and what its header says
+
+
 @dataclass
 class _Task:
-    """The decoding of one data set: what was found out about its files so far."""
+    """The decoding of one data set, and what is known about its files so far."""
 
     writer: Writer
     spec: ImageFileSpec
     count: int
     bad: list[tuple[File, str]] = field(default_factory=list)  # unreadable, with the reason
-    kinds: dict[str, list[File]] = field(default_factory=dict)  # of the images written
+    kinds: dict[str, list[File]] = field(default_factory=dict)  # files written, by image kind
 
     def run(self, files: Mapping[str, Sequence[File]], workers: int | None) -> None:
         rows = [(part, file) for part, some in files.items() for file in some]
@@ -231,46 +235,52 @@ class _Task:
         usual = about.shape[2] if about and about.shape else 3
         return self.spec.channels or usual
 
-    # ---- before decoding: what the heads of the files say ----
+    # ---- before decoding: checks on the files' headers ----
 
     def _sift(
         self, rows: list[tuple[str, File]], decoders: Decoders
     ) -> tuple[list[tuple[str, File]], tuple[int, int] | None]:
-        """Leave out or refuse files whose heads cannot be read or that are unlike most others."""
-        paths = [str(file.path) for _, file in rows]
-        heads = [head for some in decoders.run(paths, Order(head=True), HEADS) for head in some]
-        self.bad += [
-            (file, head.error) for (_, file), head in zip(rows, heads, strict=True) if head.error
-        ]
-        found = [pair for pair in zip(rows, heads, strict=True) if not pair[1].error]
-        if not found:
+        """The files with readable headers that are alike, and their size unless it is scaled.
+
+        Files of another size or mode than most raise an error or are left out with a note.
+        """
+        readable = self._read_heads(rows, decoders)
+        if not readable:
             return [], None
         problems: list[list[str | Key]] = []
         shape = None
         if self.spec.size is None:
-            shape = Counter(head.size for _, head in found).most_common(1)[0][0]
-            found = self._alike(found, "size", shape, problems)
+            shape = _most_common(head.size for _, head in readable)
+            readable = self._alike(readable, "size", shape, problems)
         if self.spec.mixed != "convert":
-            kind = Counter(head.kind for _, head in found).most_common(1)[0][0]
-            found = self._alike(found, "kind", kind, problems)
+            kind = _most_common(head.kind for _, head in readable)
+            readable = self._alike(readable, "kind", kind, problems)
         if problems:
             if self.bad:
                 problems.append([self._unreadable()])
             first, *others = problems
             raise DataError(*first, *(part for other in others for part in (". ", *other)))
-        return [row for row, _ in found], shape
+        return [row for row, _ in readable], shape
+
+    def _read_heads(self, rows: list[tuple[str, File]], decoders: Decoders) -> list[_Headed]:
+        """The files whose headers can be read, with them; the others are added to `bad`."""
+        paths = [str(file.path) for _, file in rows]
+        heads = [head for some in decoders.run(paths, Order(head=True), HEADS) for head in some]
+        pairs = list(zip(rows, heads, strict=True))
+        self.bad += [(file, head.error) for (_, file), head in pairs if head.error]
+        return [(row, head) for row, head in pairs if not head.error]
 
     def _alike(
         self,
-        found: list[tuple[tuple[str, File], Answer]],
+        files: list[_Headed],
         what: Literal["size", "kind"],
         usual: Any,
         problems: list[list[str | Key]],
-    ) -> list[tuple[tuple[str, File], Answer]]:
-        """Those that are as most are; the others become a problem or a note."""
-        odd = [(file, head) for (_, file), head in found if getattr(head, what) != usual]
+    ) -> list[_Headed]:
+        """The files with the usual size or kind; the others become a problem or a note."""
+        odd = [(file, head) for (_, file), head in files if getattr(head, what) != usual]
         if not odd:
-            return found
+            return files
         named = _named([(file, _words(getattr(head, what))) for file, head in odd])
         said = f"{len(odd)} of {self.count} images differ in {_SAID[what]} from most, which are "
         said += f"{_words(usual)}: {named}"
@@ -296,14 +306,14 @@ class _Task:
                     "=skip",
                 ]
             )
-        return [pair for pair in found if getattr(pair[1], what) == usual]
+        return [(row, head) for row, head in files if getattr(head, what) == usual]
 
     # ---- decoding ----
 
     def _decode(
         self, rows: list[tuple[str, File]], shape: tuple[int, int] | None, decoders: Decoders
     ) -> None:
-        """Write every image; nothing is kept in memory but a few chunks."""
+        """Decode and write all images, a chunk at a time."""
         side = self.spec.size
         area = side * side if side else shape[0] * shape[1] if shape else 1
         chunk = max(1, min(CHUNK, CHUNK_BYTES // (area * self.channels)))
@@ -340,11 +350,11 @@ class _Task:
     # ---- afterwards ----
 
     def _report(self) -> None:
-        """Refuse unreadable files or note that they were left out; note what was converted."""
+        """Raise an error for unreadable files or note them; note which images were converted."""
         if self.bad:
             if self.spec.corrupt == "refuse":
                 raise DataError(
-                    f"{self._unreadable()}. Mend or remove them, or leave them out with ",
+                    f"{self._unreadable()}. Repair or remove them, or leave them out with ",
                     Key("data", "corrupt"),
                     "=skip",
                 )
@@ -354,7 +364,7 @@ class _Task:
         if wide := len(self.kinds.get("16-bit grey", ())):
             self.writer.notes.append(
                 f"{wide} of {self.count} images have 16-bit grey, read as data.depth="
-                f"{self.spec.depth} bits: where they use fewer, e.g. 12, say so"
+                f"{self.spec.depth} bits: set it lower if they use fewer bits, e.g. 12"
             )
         native = "grey" if self.channels == 1 else "colour"
         odd = {kind: some for kind, some in self.kinds.items() if kind != native}
@@ -372,11 +382,15 @@ class _Task:
 _SAID = {"size": "size", "kind": "mode"}
 
 
+def _most_common(values: Iterable[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]
+
+
 def _words(value: str | tuple[int, int]) -> str:
     return value if isinstance(value, str) else f"{value[0]}x{value[1]}"
 
 
 def _named(files: Sequence[tuple[File, str]], most: int = NAMED) -> str:
-    """Some of the files by name, each with what is to be said of it, and how many more."""
+    """The first `most` files by name, each with its remark, and how many more there are."""
     named = ", ".join(f"{printable(file.name)} ({what})" for file, what in files[:most])
     return f"{named} and {len(files) - most} more" if len(files) > most else named

@@ -1,7 +1,7 @@
 """Decoding many image files in several processes, with the same result for any number of them.
 
-One thread attends to each process. A process that dies costs at most the image it was on, and
-that only when it dies of the same image again; another goes on with the next.
+Each process has a thread of its own. If a process dies, a new one continues with the same image;
+an image that ends two processes in a row counts as unreadable.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 from harmonium.core.errors import EngineError
 from harmonium.data.decoding.worker import SECONDS, Answer, Order, perform
 
-TRIES = 2  # how often an image may end its process before it counts as unreadable
+TRIES = 2  # processes that an image may end before it counts as unreadable
 
 
 class Decoders:
-    """Decoding processes, started when first needed. Leaving the context ends them.
+    """A pool of decoding processes, started when first needed. Leaving the context ends them.
 
-    With 0 of them everything is decoded in this process.
+    With `count=0` everything is decoded in this process.
     """
 
     def __init__(self, count: int | None = None) -> None:
-        """Use `count` processes, or as many as there are cores."""
+        """Use `count` processes; None uses one per core."""
         self.count = _cores() if count is None else count
         self._threads = ThreadPoolExecutor(max(1, self.count), "harmonium-decoder")
         self._own = threading.local()  # the process of each thread
@@ -44,7 +44,7 @@ class Decoders:
         self._lock = threading.Lock()  # no process starts once closing has begun
 
     def __enter__(self) -> Decoders:
-        """Nothing to prepare."""
+        """The pool itself; processes start later."""
         return self
 
     def __exit__(
@@ -53,7 +53,7 @@ class Decoders:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process now, also in the middle of an image."""
+        """End all processes at once, even in the middle of an image."""
         with self._lock:
             self._closing = True
         for process in list(self._all):
@@ -61,7 +61,7 @@ class Decoders:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def run(self, paths: Sequence[str], order: Order, chunk: int) -> Iterator[list[Answer]]:
-        """Answers in the order of the paths, `chunk` at a time; few chunks are ever in memory."""
+        """Answers in the order of the paths, `chunk` at a time, with few chunks in memory."""
         chunks = (paths[start : start + chunk] for start in range(0, len(paths), chunk))
         if self.count == 0:
             yield from ([perform(path, order) for path in some] for some in chunks)
@@ -79,7 +79,7 @@ class Decoders:
                 future.cancel()
 
     def _perform(self, paths: Sequence[str], order: Order) -> list[Answer]:
-        """One chunk, in this thread's process and its successors."""
+        """Decode one chunk in this thread's process, replacing the process if it dies."""
         answers: list[Answer] = []
         deaths = 0  # in a row, of the same image
         while len(answers) < len(paths):
@@ -111,7 +111,7 @@ class Decoders:
         return process
 
     def _end(self, process: subprocess.Popen[bytes], seconds: float = 0) -> int:
-        """Make sure that a process is gone; its exit code, its own if it ends in these seconds."""
+        """Wait some seconds for a process to end, then kill it; returns its exit code."""
         self._all.discard(process)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
@@ -144,7 +144,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], paths: Sequence[str], order: Order) -> Iterator[Answer]:
-    """Each answer as it comes; OSError, EOFError or ValueError when the process is gone."""
+    """Each answer as it arrives; raises OSError, EOFError or ValueError if the process died."""
     assert process.stdin is not None and process.stdout is not None
     # JSON in ASCII carries any file name, also one that is not valid text.
     process.stdin.write(json.dumps({"paths": list(paths), "order": order}).encode() + b"\n")
@@ -163,11 +163,11 @@ def _receive(stream: IO[bytes]) -> Answer:
     if shape is None:
         return Answer(**about)
     content = np.frombuffer(stream.read(math.prod(shape)), np.uint8)
-    return Answer(**about, pixels=content.reshape(shape))  # ValueError if it broke off
+    return Answer(**about, pixels=content.reshape(shape))  # ValueError if incomplete
 
 
 def _how(code: int) -> str:
     if code >= 0:
-        return f"its decoder left with exit code {code}"
+        return f"its decoder ended with exit code {code}"
     name = signal.Signals(-code).name
     return f"not done in {SECONDS:.0f} s" if name == "SIGPROF" else f"{name} ended its decoder"

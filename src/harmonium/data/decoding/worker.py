@@ -1,8 +1,8 @@
 """A process that decodes image files: `python -m harmonium.data.decoding.worker`.
 
-A damaged or hostile file may crash a decoder, eat its memory or never let it end; here it harms
-nobody. An order is one line of JSON with paths; every image is answered by a line of JSON and
-then its pixels, as soon as it is done, so that whoever asked knows at which image it ended.
+A damaged or malicious file may crash a decoder, exhaust its memory or never finish; in a process of
+its own it does no harm. An order is one line of JSON with paths. Every image is answered at once by
+a line of JSON followed by its pixels, so that the caller knows which image ended the process.
 """
 
 from __future__ import annotations
@@ -22,34 +22,42 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-from harmonium.data.decoding.image import Size, kind_of, read_image, upright
+from harmonium.data.decoding.conversion import Size, kind_of, read_image, upright
 from harmonium.data.images import Pixels
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")  # no others: some run programs
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "PPM",
+    "TIFF",
+    "WEBP",
+)  # no others: some formats start programs
 SECONDS = 120.0  # of processor time for one image
 MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed image needs
 
 
 class Order(NamedTuple):
-    """What is wanted of an image."""
+    """How to read an image."""
 
-    head: bool = False  # only its kind and size, without decoding it
+    head: bool = False  # only its kind and size, without decoding the pixels
     size: Size = None
     channels: int = 3
     depth: int = 16  # bits that 16-bit grey uses
 
 
 class Answer(NamedTuple):
-    """What became of an image."""
+    """The result for one image."""
 
     error: str = ""  # why it cannot be read
-    kind: str = ""  # see `picture.kind_of`
+    kind: str = ""  # see `conversion.kind_of`
     size: tuple[int, int] = (0, 0)  # width and height, upright
-    pixels: Pixels | None = None  # (height, width, channels); None of a head
+    pixels: Pixels | None = None  # (height, width, channels); None if only the header was read
 
 
 def perform(path: str, order: Order) -> Answer:
-    """Open one file and do what is ordered; whatever goes wrong is an answer too."""
+    """Open one file and do what is ordered; errors are returned as answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -70,13 +78,15 @@ def _read(image: Image.Image, order: Order) -> Answer:
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
     width, height = image.size
     if width != height and upright(image).size != image.size:
-        width, height = upright(image).size  # by now it is read, and a TIFF has turned itself
+        width, height = upright(
+            image
+        ).size  # by now Pillow has read it, and has rotated a TIFF itself
     return Answer("", kind, (width, height))
 
 
 def _reason(path: str, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "no image" if os.path.getsize(path) else "empty"
+        return "not an image" if os.path.getsize(path) else "empty"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     line = " ".join(str(error).split()) or type(error).__name__
@@ -84,7 +94,7 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer orders until there are no more."""
+    """Answer orders until the stream ends."""
     for line in orders:
         words = json.loads(line)
         order = Order(*words["order"])
@@ -103,13 +113,13 @@ def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _allow(seconds: float) -> None:
-    """End this process when it has worked so long; the signal ends even a decoder's own code."""
+    """End this process after so much CPU time; the signal interrupts even native code."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
-    """Take the standard streams for orders and answers; what a decoder prints goes elsewhere."""
+    """Serve orders from stdin on stdout; what decoders print is redirected to stderr."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answers = os.fdopen(os.dup(1), "wb")
@@ -122,5 +132,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (KeyboardInterrupt, BrokenPipeError):  # the process that asked is gone
+    except (KeyboardInterrupt, BrokenPipeError):  # the parent process is gone
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The data sets, one file each: what a recipe may call `data`.
+"""The data sets, one module each: the values of `data` in a recipe.
 
-The table of their names is `harmonium.data.datasets.datasets`; a new file here needs no other edit.
+The registry is `harmonium.data.datasets.datasets`; it finds new modules here by itself.
 """

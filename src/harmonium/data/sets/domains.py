@@ -1,4 +1,4 @@
-"""Data sets of one set of classes in several styles: a folder for each style, classes inside."""
+"""Office-Home and Adaptiope: the same classes in several styles, a folder for each style."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from harmonium.data.decoding.image_files import (
     numbered,
     write_images,
 )
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 
 
 @dataclass(frozen=True)
 class Domains(PublishedImageFiles, UnsplitSpec):
-    """What the sets below share; 224 pixels and a 70/30 split are FedStyle's."""
+    """The base of these data sets; 224 pixels and a 70/30 split are FedStyle's."""
 
     size: int | None = 224  # shorter side scaled to this, centre cut out as a square
     test: float = 0.3  # share held out for testing
 
-    styles: ClassVar[tuple[tuple[str, ...], ...]]  # each with all spellings of its folder
+    styles: ClassVar[tuple[tuple[str, ...], ...]]  # for each style all spellings of its folder
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """All styles one after another; the factor `style` says which."""
-        found = [
+        """Write all styles one after another; the factor `style` is their number."""
+        images = [
             (path, name, row)
             for row, spellings in enumerate(self.styles)
             for path, name in class_folders(_style(folder, spellings))
         ]
-        if strays := [path for path, name, _ in found if name is None]:
-            raise DataError(f"{strays[0]} lies in no class folder")
-        classes, number = numbered(name for _, name, _ in found)
+        if strays := [path for path, name, _ in images if name is None]:
+            raise DataError(f"{strays[0]} is not in a class folder")
+        classes, number = numbered(name for _, name, _ in images)
         files = [
             File(path, str(path.relative_to(folder)), number[name], {"style": row})
-            for path, name, row in found
+            for path, name, row in images
         ]
         writer.names["style"] = tuple(spellings[0] for spellings in self.styles)
         write_images(writer, {"train": files}, self)

@@ -1,4 +1,4 @@
-"""Images in a folder, as they come from a camera or another program."""
+"""The data set of image files in a folder, with subfolders as classes or styles."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from harmonium.data.decoding.image_files import (
     write_images,
 )
 
-PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their folders are called
+PARTS = {"train": "train", "validation": "val", "test": "test"}  # and the names of their folders
 
 
-class _Found(NamedTuple):
+class _Image(NamedTuple):
     path: Path
     class_name: str | None
     style: str | None
@@ -55,7 +55,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
-        """Refuse a path where no folder is."""
+        """Check that the path is a folder too."""
         super().check()
         if not self.path:
             raise ConfigError("data set 'folder' needs ", Key("data", "path"), "=FOLDER")
@@ -75,12 +75,12 @@ class Folder(ImageFileSpec, UnsplitSpec):
         return Path(self.path).expanduser().resolve()
 
     def identity(self) -> dict[str, Any]:
-        """Every file with its size and time of change, and what is done to it."""
+        """The digest of all files' names, sizes and modification times, and how they are read."""
         files = listing_digest(self._listing().files)
         return {"path": str(self._root()), "files": files, **self.handling()}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Read every file once."""
+        """Decode all files."""
         listing = self._listing()
         if self.styles:
             writer.names["style"] = listing.styles
@@ -90,44 +90,44 @@ class Folder(ImageFileSpec, UnsplitSpec):
         return listing.classes
 
     def _listing(self) -> _Listing:
-        found = self._parts()
-        everything = [one for some in found.values() for one in some]
-        if not found.get("train"):
+        parts = self._parts()
+        everything = [image for images in parts.values() for image in images]
+        if not parts.get("train"):
             others = unread(self._root())
             beside = f", but {others}, which are not read: convert them first" if others else ""
             raise DataError(f"{self.path} holds no images ({' '.join(ENDINGS)}){beside}")
-        classes, class_number = numbered(one.class_name for one in everything)
-        styles, style_number = numbered(one.style for one in everything)
+        classes, class_number = numbered(image.class_name for image in everything)
+        styles, style_number = numbered(image.style for image in everything)
         root = self._root()
         files = {
             part: [
                 File(
-                    one.path,
-                    str(one.path.relative_to(root)),
-                    class_number[one.class_name],
-                    {"style": style_number[one.style]} if self.styles else {},
+                    image.path,
+                    str(image.path.relative_to(root)),
+                    class_number[image.class_name],
+                    {"style": style_number[image.style]} if self.styles else {},
                 )
-                for one in some
+                for image in images
             ]
-            for part, some in found.items()
+            for part, images in parts.items()
         }
         return _Listing(files, classes, styles)
 
-    def _parts(self) -> dict[str, list[_Found]]:
+    def _parts(self) -> dict[str, list[_Image]]:
         root = self._root()
         if not (root / "train").is_dir():
             return {"train": self._list(root)}
-        found = {
+        parts = {
             part: self._list(root / name) for part, name in PARTS.items() if (root / name).is_dir()
         }
-        found = {part: some for part, some in found.items() if some}
-        if "test" not in found and "validation" in found:
-            found["test"] = found.pop("validation")
-        return found
+        parts = {part: images for part, images in parts.items() if images}
+        if "test" not in parts and "validation" in parts:
+            parts["test"] = parts.pop("validation")
+        return parts
 
-    def _list(self, root: Path) -> list[_Found]:
+    def _list(self, root: Path) -> list[_Image]:
         if not self.styles:
-            return [_Found(path, name, None) for path, name in class_folders(root)]
+            return [_Image(path, name, None) for path, name in class_folders(root)]
         try:
             entries = sorted(root.iterdir(), key=lambda entry: entry.name)
         except OSError as error:
@@ -139,7 +139,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
                 "=true its folders are styles: put every image into one of them",
             )
         return [
-            _Found(path, name, entry.name)
+            _Image(path, name, entry.name)
             for entry in entries
             if entry.is_dir() and not entry.name.startswith(".")
             for path, name in class_folders(entry)

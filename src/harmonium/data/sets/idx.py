@@ -1,7 +1,7 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017), which come as IDX files.
 
-An IDX file is a magic number that says how many axes there are, the length of each axis, and the
-bytes. Four of them make a set: images and labels, for training and for testing.
+An IDX file is a magic number with the number of axes, the length of each axis, and the bytes. Four
+of them make a data set: images and labels, for training and for testing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, append, check_labels, map_bytes
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, append, check_labels, map_bytes
 from harmonium.data.images import Pixels
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 
 SIDE = 28
 
@@ -52,12 +52,14 @@ class Idx(Published):
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Map the files and copy them piece by piece."""
-        for part, (pictures, names) in _FILES.items():
-            pixels = read_idx(folder / pictures, 3)
+        for part, (image_file, label_file) in _FILES.items():
+            pixels = read_idx(folder / image_file, 3)
             if pixels.shape[1:] != (SIDE, SIDE):
-                raise DataError(f"{folder / pictures} holds {pixels.shape}; expected 28x28 pixels")
-            labels = read_idx(folder / names, 1)
-            check_labels(labels, 0, len(self.classes), folder / names)
+                raise DataError(
+                    f"{folder / image_file} holds {pixels.shape}; expected 28x28 pixels"
+                )
+            labels = read_idx(folder / label_file, 1)
+            check_labels(labels, 0, len(self.classes), folder / label_file)
             append(writer, part, pixels[..., None], labels)
         return self.classes
 
@@ -129,7 +131,7 @@ class FashionMnist(Idx):
 
 
 def read_idx(path: Path, axes: int) -> Pixels:
-    """The bytes of an IDX file with so many axes, mapped; its length must be exactly right."""
+    """A memory map of an IDX file with `axes` axes; raises DataError if the size is wrong."""
     header = 4 + 4 * axes
     try:
         with open(path, "rb") as file:
@@ -141,7 +143,7 @@ def read_idx(path: Path, axes: int) -> Pixels:
     magic, *shape = struct.unpack(f">{1 + axes}I", start)
     if magic != 0x800 + axes:  # 8: bytes
         raise DataError(
-            f"{path} is no IDX file of bytes with {axes} axes: it begins with {magic:#010x} "
+            f"{path} is not an IDX file of bytes with {axes} axes: it begins with {magic:#010x} "
             f"instead of {0x800 + axes:#010x}"
         )
     return map_bytes(path, tuple(shape), offset=header)

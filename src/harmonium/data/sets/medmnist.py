@@ -1,7 +1,7 @@
-"""MedMNIST v2 (Yang et al., 2023): twelve sets of medical images, all of one form.
+"""MedMNIST v2 (Yang et al., 2023): twelve data sets of medical images in one format.
 
-Each is an archive of images and labels for training, validation and testing. One row below says
-all that differs between them.
+Each is an archive of images and labels for training, validation and testing. `ROWS` has what
+differs between them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import append, check_labels
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets, no_labels
+from harmonium.data.decoding.byte_arrays import append, check_labels
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 from harmonium.data.sets.npz import open_archive
 
 SIDE = 28
@@ -33,7 +33,7 @@ _ORGANS = (
 
 
 class Row(NamedTuple):
-    """What is special about one of the sets."""
+    """The facts about one of the data sets."""
 
     title: str
     shows: str
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     channels: int
     counts: tuple[int, int, int]  # images for training, validation and testing
     classes: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()  # instead of classes: each is there or not in every image
+    findings: tuple[str, ...] = ()  # instead of classes: each is present or absent in an image
     licence: str = "CC BY 4.0"
 
 
@@ -87,7 +87,7 @@ ROWS = {
     "retinamnist": Row(
         *("RetinaMNIST", "photographs of the retina", "bd4c0672f1bba3e3a89f0e4e876791e4", 3),
         (1_080, 120, 400),
-        ("0", "1", "2", "3", "4"),  # how far a disease has gone
+        ("0", "1", "2", "3", "4"),  # grades of a disease
     ),
     "breastmnist": Row(
         *("BreastMNIST", "breast ultrasound", "750601b1f35ba3300ea97c75c52ff8f6", 1),
@@ -131,7 +131,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class MedMnist(Published):
-    """Any of the sets; its own validation part replaces the share `validation`."""
+    """One of the data sets; its own validation part replaces the share `validation`."""
 
     row: ClassVar[Row]
 
@@ -156,29 +156,29 @@ class MedMnist(Published):
 
 
 def _pixels(path: Path, key: str, archive: Any, channels: int) -> Pixels:
-    """The images (n, 28, 28, channels); the axis of channels is left out of grey ones."""
-    found: Pixels = archive[key]
+    """The images (n, 28, 28, channels), stored without the last axis if they are grey."""
+    pixels: Pixels = archive[key]
     shape = (SIDE, SIDE) if channels == 1 else (SIDE, SIDE, channels)
-    if found.dtype != np.uint8 or found.shape[1:] != shape or not found.size:
+    if pixels.dtype != np.uint8 or pixels.shape[1:] != shape or not pixels.size:
         raise DataError(
-            f"'{key}' of {path} is {found.dtype} {found.shape}; expected uint8 {('n', *shape)}"
+            f"'{key}' of {path} is {pixels.dtype} {pixels.shape}; expected uint8 {('n', *shape)}"
         )
-    return found.reshape(-1, SIDE, SIDE, channels)
+    return pixels.reshape(-1, SIDE, SIDE, channels)
 
 
 def _columns(path: Path, key: str, archive: Any, count: int, findings: int) -> Integers:
-    """The labels, one column (n, 1) or as many as findings."""
-    found: npt.NDArray[Any] = archive[key]
+    """The labels, with one column (n, 1) or one for each finding."""
+    labels: npt.NDArray[Any] = archive[key]
     expected = (count, findings or 1)
-    if found.dtype.kind not in "iu" or found.shape != expected:
+    if labels.dtype.kind not in "iu" or labels.shape != expected:
         raise DataError(
-            f"'{key}' of {path} is {found.dtype} {found.shape}; expected integers {expected}"
+            f"'{key}' of {path} is {labels.dtype} {labels.shape}; expected integers {expected}"
         )
-    return found.astype(np.int64)
+    return labels.astype(np.int64)
 
 
 def _register(name: str, row: Row) -> None:
-    """Make the class of one set and file it under its name."""
+    """Create the class of one data set and register it under its name."""
     train, validation, test = row.counts
     colour = "in colour" if row.channels == 3 else "grey"
     file = f"{name}.npz"

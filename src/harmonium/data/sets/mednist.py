@@ -15,7 +15,7 @@ from harmonium.data.decoding.image_files import (
     class_folders,
     write_images,
 )
-from harmonium.data.published import Remote, Source
+from harmonium.data.published_datasets import Remote, Source
 
 CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 

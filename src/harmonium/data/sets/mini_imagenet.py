@@ -1,6 +1,6 @@
 """mini-ImageNet (Vinyals et al., 2016): 100 classes of ImageNet with 600 images each.
 
-It has no official archive. Two layouts are handed round and both are read: `images/` beside the
+It has no official archive. Two layouts are in use and both are read: `images/` beside the
 `train.csv`, `val.csv` and `test.csv` of Ravi and Larochelle (2017), or folders `train/`, `val/` and
 `test/` of class folders. These parts hold different classes, which suits few-shot learning only:
 here all 100 classes are joined and a share of the images is held out for testing.
@@ -23,7 +23,7 @@ from harmonium.data.decoding.image_files import (
     numbered,
     write_images,
 )
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 from harmonium.data.sets.table import read_table
 
 PARTS = ("train", "val", "test")
@@ -50,9 +50,9 @@ class MiniImagenet(PublishedImageFiles, UnsplitSpec):
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Join the three parts, whichever layout they have."""
-        found = [pair for part in PARTS for pair in _part(folder, part)]
-        classes, number = numbered(name for _, name in found)
-        files = [File(path, str(path.relative_to(folder)), number[name]) for path, name in found]
+        images = [image for part in PARTS for image in _part(folder, part)]
+        classes, number = numbered(name for _, name in images)
+        files = [File(path, str(path.relative_to(folder)), number[name]) for path, name in images]
         write_images(writer, {"train": files}, self)
         return classes
 

@@ -1,4 +1,4 @@
-"""Images in a NumPy archive (`.npz`), as many benchmarks are handed round."""
+"""Images in a NumPy archive (`.npz`), the format of many published benchmarks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
+from harmonium.data.decoding.in_memory import image_set
 from harmonium.data.images import UNKNOWN, Integers, Pixels
-from harmonium.data.inputs import image_set
 
 CHUNK = 4096  # images handed on at once
 
-_KEYS = (("x", "y"), ("images", "labels"))  # what the pixels and the labels are called
+_KEYS = (("x", "y"), ("images", "labels"))  # names of the pixels and the labels
 _PREFIXES = {"train": "train_", "validation": "val_", "test": "test_"}
 _CLASS_NAMES = ("classes", "class_names")
 _FAULTS = (
@@ -55,7 +55,7 @@ class Npz(UnsplitSpec):
     path: str = ""  # the .npz file
 
     def check(self) -> None:
-        """Refuse a path where no file is."""
+        """Check that the path is a file too."""
         super().check()
         if not self.path:
             raise ConfigError("data set 'npz' needs ", Key("data", "path"), "=FILE.npz")
@@ -74,43 +74,43 @@ class Npz(UnsplitSpec):
 
     @classmethod
     def column_way(cls, column: str) -> str:
-        """As a further array of the archive."""
+        """Columns are further arrays of the archive."""
         return (
             f"add an array `{column}` (`train_{column}` beside train_x) with one value for each "
             "image to the archive"
         )
 
     def identity(self) -> dict[str, Any]:
-        """Which file, and whether it was changed."""
+        """The path, size and modification time of the file."""
         about = self._file().stat()
         return {"path": str(self._file()), "bytes": about.st_size, "changed": about.st_mtime_ns}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Bring every layout into one."""
+        """Read the archive in any of the layouts above."""
         return read_archive(self._file(), writer)
 
 
 def read_archive(path: Path, writer: Writer, known: int | None = None) -> tuple[str, ...]:
-    """Write all parts of an archive, in any of the layouts above, and return the classes.
+    """Write all parts of an archive, in any of the layouts of `Npz`, and return the classes.
 
     Args:
         path: the archive.
         writer: receives the images.
-        known: how many classes there are, where that is known: labels below it stay as they are.
+        known: number of classes if known; labels are not renumbered if all are below it.
     """
     with open_archive(path) as archive:
         return _Reader(str(path), archive, dict(_headers(archive)), known).write(writer)
 
 
 def read_arrays(name: str, arrays: Mapping[str, npt.NDArray[Any]], writer: Writer) -> Sequence[str]:
-    """The same for arrays that are in memory already, called `name` in messages."""
+    """Like `read_archive`, for arrays in memory that messages call `name`."""
     shapes = {key: (array.shape, array.dtype.kind) for key, array in arrays.items()}
     return _Reader(name, arrays, shapes, None).write(writer)
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[Any]:
-    """The arrays of an archive by name; whatever is wrong with it becomes one error."""
+    """The arrays of an archive by name; a damaged archive raises DataError."""
     try:
         if not zipfile.is_zipfile(path):
             raise DataError(f"{path} is not an .npz archive")
@@ -118,12 +118,12 @@ def open_archive(path: Path) -> Iterator[Any]:
             yield archive
     except _FAULTS as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # a full disk is not the archive's fault
+            raise  # an error of the disk, e.g. full, not of the archive
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
 class _Reader:
-    """One archive, whose arrays are read one at a time: together they may not fit in memory."""
+    """Reads the arrays of one archive one at a time, as all may not fit in memory."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Reader:
             if 0 < (missing := int((column == UNKNOWN).sum())) < len(column):
                 writer.notes.append(
                     f"{missing} of {len(column)} {part} images are labelled -1, which means that "
-                    "their class is not known"
+                    "their class is unknown"
                 )
         names = self._class_names(parts, labels)
         writer.notes += self._unused(parts)
@@ -162,16 +162,16 @@ class _Reader:
         return names
 
     def _texts(self, parts: Mapping[str, _Columns]) -> dict[str, tuple[str, ...]]:
-        """The different values of every column that holds text in some part, sorted."""
-        held: dict[str, set[str]] = {}
+        """The distinct values of every column that holds text in some part, sorted."""
+        texts: dict[str, set[str]] = {}
         for columns in parts.values():
             for name, key in columns.factors.items():
                 if self.shapes[key][1] == "U":
-                    held.setdefault(name, set()).update(self.archive[key].reshape(-1).tolist())
-        return {name: tuple(sorted(values - {""})) for name, values in held.items()}
+                    texts.setdefault(name, set()).update(self.archive[key].reshape(-1).tolist())
+        return {name: tuple(sorted(values - {""})) for name, values in texts.items()}
 
     def _factor(self, key: str, names: tuple[str, ...] | None) -> Integers:
-        """A column as numbers: of text the place of each among `names`, -1 where it is empty."""
+        """A column as numbers; text becomes its position in `names`, or -1 if empty."""
         column: npt.NDArray[Any] = self.archive[key].reshape(-1)
         if names is None:
             return column.astype(np.int64)
@@ -179,17 +179,17 @@ class _Reader:
         return np.array([places.get(str(value), UNKNOWN) for value in column], np.int64)
 
     def _parts(self) -> dict[str, _Columns]:
-        """Which arrays form which part, or an error that lists what was found."""
+        """The arrays of each part; raises DataError if there is no training part."""
         for pixels, labels in _KEYS:
-            found = {
+            parts = {
                 part: self._columns(prefix, pixels, labels)
                 for part, prefix in _PREFIXES.items()
                 if prefix + pixels in self.shapes
             }
-            if "train" in found:
-                if "test" not in found and "validation" in found:
-                    found["test"] = found.pop("validation")
-                return found
+            if "train" in parts:
+                if "test" not in parts and "validation" in parts:
+                    parts["test"] = parts.pop("validation")
+                return parts
             if pixels in self.shapes:
                 return {"train": self._columns("", pixels, labels)}
         raise DataError(
@@ -211,7 +211,7 @@ class _Reader:
         return _Columns(prefix + pixels, prefix + labels if has_labels else None, factors)
 
     def _pixels(self, key: str, notes: list[str]) -> Pixels:
-        """The images (n, height, width, channels), from any order that can be told; see `notes`."""
+        """The images (n, height, width, channels), from any unambiguous order of the axes."""
         what = f"the images '{key}' of {self.path}"
         fix = "save them turned, e.g. x.transpose(0, 2, 3, 1)"
         pixels: Pixels = image_set(self.archive[key], what, fix, notes.append)
@@ -235,14 +235,14 @@ class _Reader:
 
     @cached_property
     def _label_texts(self) -> tuple[str, ...]:
-        """The classes of all parts, where labels are text; an empty one is not known."""
+        """The distinct labels of all parts that are text; empty text means unknown."""
         keys = [p + y for p in ("", *_PREFIXES.values()) for _, y in _KEYS]
-        found = [key for key in keys if self.shapes.get(key, ((), ""))[1] == "U"]
-        texts = {str(text) for key in found for text in self.archive[key].reshape(-1)}
+        textual = [key for key in keys if self.shapes.get(key, ((), ""))[1] == "U"]
+        texts = {str(text) for key in textual for text in self.archive[key].reshape(-1)}
         return tuple(sorted(texts - {""}))
 
     def _unused(self, parts: Mapping[str, _Columns]) -> list[str]:
-        """Notes on arrays that look like columns and are none, for nobody to wonder."""
+        """Notes on arrays that are not used, with the reason."""
         used = {key for c in parts.values() for key in (c.pixels, c.labels, *c.factors.values())}
         notes = []
         for key, (shape, kind) in self.shapes.items():
@@ -259,7 +259,7 @@ class _Reader:
     def _class_names(
         self, parts: Mapping[str, _Columns], labels: Mapping[str, Integers]
     ) -> tuple[str, ...]:
-        """Names for the labels, which become 0, 1, 2, … in place where they are anything else."""
+        """Names of the classes; changes labels in place to 0, 1, 2, … unless they are named."""
         if any(c.labels and self.shapes[c.labels][1] == "U" for c in parts.values()):
             return self._label_texts
         columns = list(labels.values())
@@ -267,19 +267,23 @@ class _Reader:
         values = values[values != UNKNOWN]
         key = next((key for key in _CLASS_NAMES if key in self.shapes), None)
         if key is not None and len(values):
-            names = tuple(str(name) for name in self.archive[key].reshape(-1))
-            if values[0] < 0 or values[-1] >= len(names):
-                raise DataError(
-                    f"the labels of {self.path} run from {values[0]} to {values[-1]}, but "
-                    f"'{key}' names {len(names)} classes"
-                )
-            return names
+            return self._stored_names(key, values)
         if self.known and len(values) and values[0] >= 0 and values[-1] < self.known:
             return tuple(str(label) for label in range(self.known))
         for column in columns:
             known = column != UNKNOWN
             column[known] = np.searchsorted(values, column[known])
         return tuple(str(value) for value in values)
+
+    def _stored_names(self, key: str, values: Integers) -> tuple[str, ...]:
+        """The names in array `key`; raises DataError unless each of the sorted values has one."""
+        names = tuple(str(name) for name in self.archive[key].reshape(-1))
+        if values[0] < 0 or values[-1] >= len(names):
+            raise DataError(
+                f"the labels of {self.path} run from {values[0]} to {values[-1]}, but "
+                f"'{key}' names {len(names)} classes"
+            )
+        return names
 
 
 def _headers(archive: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
@@ -294,6 +298,6 @@ def _headers(archive: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
             )
             shape, _, dtype = read(file)
         if math.prod(shape) * dtype.itemsize > archive.zip.getinfo(f"{key}.npy").file_size:
-            raise ValueError(f"'{key}' is said to have shape {shape}, but is shorter")
+            raise ValueError(f"'{key}' is too short for the shape {shape} in its header")
         if len(shape):
             yield key, (shape, dtype.kind)

@@ -1,9 +1,9 @@
-"""Drawn images whose content and style are known: made here, so they need no download.
+"""Synthetic images of shapes whose content and style are known; nothing is downloaded.
 
-Content is a shape with a place, a size and an angle. Style is a palette, a paper texture, a way of
-painting and an amount of grain. The two are drawn independently, so that a representation can be
-asked which of them it has learnt. Shapes are signed distance functions, drawn for a whole batch
-at once and smoothed over one pixel at the edge.
+Content is a shape with a position, a size and an angle. Style is a palette, a paper texture, a way
+of painting and an amount of grain. The two are independent, so that one can measure which of them a
+representation has learned. Shapes are signed distance functions, rendered for a whole batch at once
+and antialiased over one pixel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harmonium.data.datasets import DataSpec, check_at_least, datasets, no_label
 from harmonium.data.images import Integers, Pixels
 
 Field = npt.NDArray[Any]  # (images, height, width) float32: one number for every pixel
-RENDERING = 2  # raise when the images change, so that old caches are not used
+RENDERING = 2  # increase when the images change, so that old caches are not used
 CHUNK = 512  # images drawn at once: large enough for NumPy, small enough for little memory
 CHUNK_PIXELS = CHUNK * 64 * 64  # fewer where they are larger than 64x64
 
@@ -114,7 +114,7 @@ TEXTURES: dict[str, Callable[[Field, Field], Field]] = {
 
 
 class Style(NamedTuple):
-    """How an image is made, whatever it shows."""
+    """How an image is painted, independent of its content."""
 
     ink: tuple[float, float, float]  # red, green, blue of the shape, 0 to 1
     paper: tuple[float, float, float]  # of the background
@@ -158,7 +158,7 @@ class Shapes(DataSpec):
     unlabelled: bool = False  # hide labels and factors, as if nobody had ever looked
 
     def check(self) -> None:
-        """Refuse what cannot be drawn."""
+        """Check the settings of the shapes too."""
         super().check()
         for setting, least in (("count", 1), ("test_count", 1), ("size", 8), ("noise", 0)):
             check_at_least(setting, getattr(self, setting), least)
@@ -179,14 +179,14 @@ class Shapes(DataSpec):
             raise ConfigError(Key("data", "tilt"), f"={self.tilt}: between 0 and 180 degrees")
 
     def identity(self) -> dict[str, Any]:
-        """All settings but those that only select."""
+        """All settings except those that only select images."""
         settings = asdict(self)
         for selects in ("limit", "validation", "labelled"):
             del settings[selects]
         return {"rendering": RENDERING, **settings}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Draw both parts."""
+        """Render both parts."""
         chunk = max(1, min(CHUNK, CHUNK_PIXELS // self.size**2))
         for part, count in (("train", self.count), ("test", self.test_count)):
             scene = self.scene(part, count)
@@ -205,9 +205,9 @@ class Shapes(DataSpec):
         return tuple(SHAPES)[: self.classes]
 
     def scene(self, part: str, count: int) -> dict[str, Integers]:
-        """What `count` images show: every column is drawn independently of all others.
+        """The content and style of `count` images, a column each, sampled independently.
 
-        The centre is the one exception, as it must leave room for the size.
+        Only the centre depends on another column, as it must leave room for the size.
         """
         rng = numpy_rng(self.seed, "shapes", part, "scene")
         shape = rng.permutation(np.arange(count) % self.classes)
@@ -230,19 +230,19 @@ class Shapes(DataSpec):
         distance = _distances(scene, self.size)  # in pixels, negative inside
         paper, cover, colours = _styled(scene["style"], distance, rng)
         cover = (cover * np.float32(self.contrast))[..., None]
-        picture = paper * (1 - cover) + colours[:, None, None, :] * cover
+        image = paper * (1 - cover) + colours[:, None, None, :] * cover
         grain = np.array([style.grain for style in STYLES.values()], np.float32) * self.noise
-        picture *= rng.uniform(0.85, 1.1, (count, 1, 1, 1)).astype(np.float32)  # exposure
+        image *= rng.uniform(0.85, 1.1, (count, 1, 1, 1)).astype(np.float32)  # exposure
         if self.channels == 1:
             weights = np.array([0.299, 0.587, 0.114], np.float32)
-            picture = (picture @ weights)[..., None]
-        dust = rng.standard_normal(picture.shape, np.float32)
-        picture += dust * grain[scene["style"], None, None, None].astype(np.float32)
-        return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)
+            image = (image @ weights)[..., None]
+        dust = rng.standard_normal(image.shape, np.float32)
+        image += dust * grain[scene["style"], None, None, None].astype(np.float32)
+        return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 def _grid(size: int) -> tuple[Field, Field]:
-    """Pixel centres, 0 in the middle and 1 from edge to edge, each (1, size, size)."""
+    """Coordinates of the pixel centres from -0.5 to 0.5, x and y, each (1, size, size)."""
     line = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
     return line[None, None, :].repeat(size, 1), line[None, :, None].repeat(size, 2)
 
@@ -273,10 +273,10 @@ def _distances(scene: dict[str, Integers], size: int) -> Field:
 def _styled(
     styles: Integers, distance: Field, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.float32], Field, npt.NDArray[np.float32]]:
-    """Paper (n, size, size, 3), how far ink covers it (n, size, size), ink colour (n, 3)."""
+    """Paper (n, size, size, 3), coverage by ink (n, size, size) and ink colour (n, 3)."""
     count, size = distance.shape[:2]
     x, y = _grid(size)
-    # Drawn for all images before the loop: an image must not depend on the styles of others.
+    # Sampled for all images before the loop, so that no image depends on the styles of others.
     turns = np.asarray(rng.uniform(0, 2 * np.pi, count))
     shifts: Field = rng.uniform(-0.15, 0.15, (2, count, 1, 1)).astype(np.float32)
     tints = rng.normal(0, 0.035, (2, count, 3)).astype(np.float32)
@@ -297,7 +297,7 @@ def _styled(
 
 
 def _painted(paint: str, distance: Field, x: Field, y: Field) -> Field:
-    """How far ink covers each pixel; the edge is soft over one pixel."""
+    """Coverage of each pixel by ink, with the edge antialiased over one pixel."""
     inside: Field = np.clip(0.5 - distance, 0, 1)
     if paint == "outline":
         width = 0.05 * distance.shape[1]

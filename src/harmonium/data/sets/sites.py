@@ -1,4 +1,4 @@
-"""Images that are at the sites of a federation, and not here."""
+"""The images of a federation's sites, which are not on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sites(DataSpec):
     about: ClassVar[About | None] = About(None, 0, None, None, "each site's own")
 
     def stored(self) -> Stored:
-        """There is nothing here to read."""
+        """Raises ConfigError, as there are no images on this machine."""
         raise ConfigError(
             "data=sites: the images are at the sites of a federation; start it with `harmonium "
             "server start`, or name a data set that is here"

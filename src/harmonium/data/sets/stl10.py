@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from harmonium.core.errors import DataError, Key
-from harmonium.data.arrays import append, check_labels, map_bytes, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets, no_labels
+from harmonium.data.decoding.byte_arrays import append, check_labels, map_bytes, size_of
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE, CHANNELS = 96, 3
 IMAGE = SIDE * SIDE * CHANNELS  # bytes
@@ -66,7 +66,9 @@ class Stl10(Published):
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Map the files and copy them piece by piece."""
         labels = _labels(folder / _FOLDER / "train_y.bin")
-        part = "labelled" if self.use == "unlabelled" else "train"  # for probes all the same
+        part = (
+            "labelled" if self.use == "unlabelled" else "train"
+        )  # the labelled images train probes in either case
         append(writer, part, _images(folder / _FOLDER / "train_X.bin", labels), labels)
         if self.use != "labelled":
             path = folder / _UNLABELLED
@@ -83,13 +85,13 @@ class Stl10(Published):
 
 
 def _labels(path: Path) -> Integers:
-    """The classes (n,), which the file counts from 1."""
+    """The classes (n,), which start from 1 in the file."""
     labels = map_bytes(path, (size_of(path),))
     check_labels(labels, 1, len(CLASSES), path)
     return labels.astype(np.int64) - 1
 
 
 def _images(path: Path, labels: Integers) -> Pixels:
-    """As many images as labels; on disk each is three planes whose columns follow one another."""
+    """As many images as labels; on disk each is three planes in column-major order."""
     planes = map_bytes(path, (len(labels), CHANNELS, SIDE, SIDE))
     return planes.transpose(0, 3, 2, 1)

@@ -1,4 +1,4 @@
-"""Several data sets with the same classes, each a style of its own."""
+"""Several data sets with the same classes joined into one, each a style; e.g. FedStyle's Digit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from harmonium.data.datasets import DataSpec, check_at_least, datasets
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
-from harmonium.data.splits.drawing import levelled
+from harmonium.data.splits.sampling import levelled
 
-CHUNK = 1024  # images handed on at once
+CHUNK = 1024  # images written at once
 
 
 @datasets("styles")
@@ -39,7 +39,7 @@ class Styles(DataSpec):
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
-        """Refuse fewer than two styles, sets that need more than a name, and files not there."""
+        """Check that there are two styles or more, and the settings of each member."""
         super().check()
         for setting in ("each", "test_each"):
             if (count := getattr(self, setting)) is not None:
@@ -52,11 +52,11 @@ class Styles(DataSpec):
         for member in self._members():
             try:
                 member.check()
-            except DataError as error:  # of a file, whose setting has another name here
+            except DataError as error:  # names data.path, which is data.sets here
                 raise error.with_keys(_as_member) from None
 
     def missing(self) -> tuple[str, ...]:
-        """Those of its sets that were not fetched."""
+        """The members that were not fetched."""
         return tuple(text for member in self._members() for text in member.missing())
 
     def _members(self) -> list[DataSpec]:
@@ -67,7 +67,7 @@ class Styles(DataSpec):
         ]
 
     def _names(self) -> tuple[str, ...]:
-        """What the styles are called; where a file lies is no part of it."""
+        """The names of the styles: of a file only its stem."""
         return tuple(Path(name).stem if is_archive(name) else name for name in self.sets)
 
     def identity(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Styles(DataSpec):
         return classes
 
     def _chosen(self, images: Images, setting: str, name: str, part: str) -> Integers:
-        """All images of a style's part, or as many as are asked for, of every class alike."""
+        """The rows of a style's part to use: all, or `each` of them, with classes balanced."""
         count = getattr(self, setting)
         if count is None:
             return np.arange(len(images))
@@ -126,5 +126,5 @@ def _as_member(key: Key) -> Key:
 
 
 def is_archive(name: str) -> bool:
-    """Whether a member is a file and no name."""
+    """Whether a member is an `.npz` file, and not the name of a data set."""
     return name.endswith(".npz")

@@ -1,7 +1,7 @@
 """SVHN, digits cut out of Street View (Netzer et al., 2011): two MATLAB files of version 5.
 
-The files are read here, and only as far as these two need it: the reader that SciPy has for them
-crashes on damaged ones, and holds a whole file in memory.
+This module has its own reader for such files, which supports only what these two need: SciPy's
+reader crashes on damaged files and holds a whole file in memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import BinaryIO, ClassVar
 import numpy as np
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, PIECE, check_labels, size_of
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, PIECE, check_labels, size_of
 from harmonium.data.images import Integers, Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE, CHANNELS = 32, 3
 IMAGE = SIDE * SIDE * CHANNELS  # bytes
@@ -68,7 +68,7 @@ class Svhn(Published):
 
 
 def _labels(path: Path) -> Integers:
-    """The digits (n,), whose 0 is called 10 in the file."""
+    """The digits (n,); in the file the digit 0 has the label 10."""
     with _open(path) as file:
         variable = _find(path, file, "y")
         if len(variable.shape) != 2 or variable.shape[1] != 1 or not variable.shape[0]:
@@ -80,7 +80,7 @@ def _labels(path: Path) -> Integers:
 
 
 def _images(path: Path, count: int) -> Iterator[Pixels]:
-    """All images, in pieces; on disk each is three planes whose columns follow one another."""
+    """All images, in pieces; on disk each is three planes in column-major order."""
     with _open(path) as file:
         variable = _find(path, file, "X")
         expected = (SIDE, SIDE, CHANNELS, count)
@@ -105,11 +105,11 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _find(path: Path, file: BinaryIO, name: str) -> _Variable:
-    """The variable of this name, the others passed over."""
+    """The compressed variable of this name; others are skipped."""
     header, size = file.read(_HEADER), size_of(path)
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(header[-4:], "")
     if len(header) < _HEADER or not order:
-        raise DataError(f"{path} is no MATLAB file of version 5")
+        raise DataError(f"{path} is not a MATLAB file of version 5")
     start = _HEADER
     while start < size:
         file.seek(start)
@@ -126,11 +126,11 @@ def _find(path: Path, file: BinaryIO, name: str) -> _Variable:
 
 
 class _Variable:
-    """An array of bytes, unpacked only as far as it is read."""
+    """A compressed array of bytes, decompressed as it is read."""
 
     def __init__(self, path: Path, file: BinaryIO, length: int, order: str) -> None:
         self._path, self._file, self._order = path, file, order
-        self._left = length  # packed bytes that were not read yet
+        self._left = length  # compressed bytes not yet read
         self._unpacker = zlib.decompressobj()
         self._take(8)  # tag of the whole
         flags = self._element(8)
@@ -148,14 +148,14 @@ class _Variable:
         return self._small or self._take(count)
 
     def finish(self) -> None:
-        """Refuse an array with a wrong sum, which follows the last byte."""
+        """Read to the end, which verifies the checksum of the compressed data."""
         rest = self._unpacker.unconsumed_tail + self._file.read(self._left)
         self._unpacker.decompress(rest, 64)
         if not self._unpacker.eof:
             raise DataError(f"{self._path} is damaged: '{self.name}' does not end where it should")
 
     def _tag(self) -> tuple[int, int, bytes]:
-        """Kind and size of what follows; up to four bytes lie in the tag itself."""
+        """Kind and size of the next element, and its content if it is within the tag (4 bytes)."""
         kind, size = struct.unpack(f"{self._order}2I", tag := self._take(8))
         if kind >> 16:
             return kind & 0xFFFF, kind >> 16, tag[4:][: kind >> 16]
@@ -169,15 +169,15 @@ class _Variable:
         return small or self._take(size + -size % 8)[:size]
 
     def _take(self, count: int) -> bytes:
-        """So many unpacked bytes."""
-        got = bytearray()
-        while len(got) < count:
+        """The next `count` decompressed bytes."""
+        content = bytearray()
+        while len(content) < count:
             packed = self._unpacker.unconsumed_tail
             if not packed:
                 packed = self._file.read(min(self._left, 1 << 16))
                 self._left -= len(packed)
-            piece = self._unpacker.decompress(packed, count - len(got))
+            piece = self._unpacker.decompress(packed, count - len(content))
             if not piece and not packed:
-                raise DataError(f"{self._path} is damaged: {len(got)} bytes instead of {count}")
-            got += piece
-        return bytes(got)
+                raise DataError(f"{self._path} is damaged: {len(content)} bytes instead of {count}")
+            content += piece
+        return bytes(content)

@@ -1,4 +1,4 @@
-"""Images listed in a table (CSV): who holds them, what they show, where they come from."""
+"""The data set of image files listed in a CSV table, with clients, labels and domains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
 
 
 class Row(NamedTuple):
-    """One line of a table, without the spaces around its values."""
+    """One line of a table, with stripped values."""
 
     line: int
     values: dict[str, str]  # by column; "" where the line is too short
@@ -64,7 +64,7 @@ class Table(ImageFileSpec, UnsplitSpec):
     channels: int = 3  # 3: colour, 1: grey
 
     def check(self) -> None:
-        """Refuse paths where nothing is."""
+        """Check that the table and the folder exist too."""
         super().check()
         if not self.path:
             raise ConfigError("data set 'csv' needs ", Key("data", "path"), "=FILE.csv")
@@ -91,7 +91,7 @@ class Table(ImageFileSpec, UnsplitSpec):
         return Path(self.root).expanduser().resolve() if self.root else self._file().parent
 
     def identity(self) -> dict[str, Any]:
-        """The table's content, and every file with its size and time of change."""
+        """The digests of the table and of all files' sizes and modification times."""
         listing = self._listing()
         table = hashlib.sha256(self._file().read_bytes()).hexdigest()
         files = listing_digest(listing.files)
@@ -99,7 +99,7 @@ class Table(ImageFileSpec, UnsplitSpec):
         return {**where, "files": files, **self.handling()}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Read every file that the table names."""
+        """Decode all files that the table lists."""
         listing = self._listing()
         writer.names |= listing.names
         writer.notes += listing.notes
@@ -119,8 +119,8 @@ class Table(ImageFileSpec, UnsplitSpec):
         factors: dict[str, list[int]] = {}
         for factor, column in (("client", self.client_column), ("style", self.domain_column)):
             if column in columns:
-                names[factor], factors[factor], said = _number(rows, column)
-                notes += said
+                names[factor], factors[factor], missing = _number(rows, column)
+                notes += missing
         for column in sorted(columns.difference(self._columns())):
             values = [row.values[column] for row in rows]
             if all(is_whole(value) for value in values if value):
@@ -140,20 +140,20 @@ class Table(ImageFileSpec, UnsplitSpec):
         root = self._root()
         files: dict[str, list[File]] = {"train": [], "validation": [], "test": []}
         for at, row in enumerate(rows):
-            given = row.values[self.path_column]
+            path = row.values[self.path_column]
             part = PARTS[row.values.get(self.part_column, "").lower()]
             columns = {factor: column[at] for factor, column in factors.items()}
-            named = f"line {row.line}: {given}"
-            files[part].append(File(root / given, named, labels[at], columns))
-        found = {part: some for part, some in files.items() if some}
-        if "test" not in found and "validation" in found:
-            found["test"] = found.pop("validation")
-        return found
+            name = f"line {row.line}: {path}"
+            files[part].append(File(root / path, name, labels[at], columns))
+        files = {part: some for part, some in files.items() if some}
+        if "test" not in files and "validation" in files:
+            files["test"] = files.pop("validation")
+        return files
 
-    # ---- what may be wrong with a table ----
+    # ---- checks of the table ----
 
     def _check_columns(self, rows: list[Row]) -> None:
-        """Refuse a table that lacks a column which was asked for by name."""
+        """Raise an error if a column that the settings name is missing."""
         for setting in ("path", "client", "label", "domain", "part"):
             column, usual = getattr(self, f"{setting}_column"), setting
             if column not in rows[0].values and column != usual:
@@ -163,17 +163,17 @@ class Table(ImageFileSpec, UnsplitSpec):
                 )
 
     def _check_rows(self, rows: list[Row]) -> None:
-        """Refuse lines without a path, with one that came before, or of an unknown part."""
+        """Raise an error for lines without a path, with a repeated path, or of an unknown part."""
         root, first = self._root(), dict[str, int]()
         empty, again, strange = [], [], []
         for row in rows:
-            given = row.values[self.path_column]
-            where = os.path.normpath(os.path.join(root, given))
-            if not given:
+            path = row.values[self.path_column]
+            absolute = os.path.normpath(os.path.join(root, path))
+            if not path:
                 empty.append(str(row.line))
-            elif where in first:
-                again.append(f"{row.line} as {first[where]} ({given})")
-            first.setdefault(where, row.line)
+            elif absolute in first:
+                again.append(f"{row.line} as {first[absolute]} ({path})")
+            first.setdefault(absolute, row.line)
             part = row.values.get(self.part_column, "")
             if part.lower() not in PARTS:
                 strange.append(f"{row.line} ({part})")
@@ -192,6 +192,23 @@ class Table(ImageFileSpec, UnsplitSpec):
 
 def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[Row]:
     """The lines of a table with a header, which must name the column `needed`."""
+    lines = _read_lines(path)
+    if not lines:
+        raise DataError(f"{path} is empty: its first line should name the columns")
+    (_, header), *lines = lines
+    _check_header(path, header, needed, advice)
+    if long := [f"{line} ({len(v)})" for line, v in lines if len(v) > len(header)]:
+        raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
+    if not lines:
+        raise DataError(f"{path} lists no images: it has only a line of column names")
+    return [
+        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
+        for line, values in lines
+    ]
+
+
+def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Number and stripped values of every line that is not empty, whatever the delimiter."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,29 +216,24 @@ def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> lis
         raise DataError(f"{path} is not UTF-8 text (line {line}): save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    head = text.lstrip().partition("\n")[0]
-    delimiter = max(DELIMITERS, key=head.count)
+    header = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        lines = [(reader.line_num, [v.strip() for v in values]) for values in reader if any(values)]
+        return [(reader.line_num, [v.strip() for v in values]) for values in reader if any(values)]
     except csv.Error as error:
-        raise DataError(f"{path} is no table: line {reader.line_num}: {error}") from None
-    if not lines:
-        raise DataError(f"{path} is empty: its first line should name the columns")
-    header = lines[0][1]
+        raise DataError(f"{path} is not a table: line {reader.line_num}: {error}") from None
+
+
+def _check_header(
+    path: Path, header: Sequence[str], needed: str, advice: Sequence[str | Key]
+) -> None:
+    """Raise an error unless the header names the column `needed` and no column twice."""
     named = [name for name in header if name]
     if needed not in named:
         raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}", *advice)
     if len(set(named)) < len(named):
         raise DataError(f"{path} names a column twice: {', '.join(header)}")
-    if long := [f"{line} ({len(v)})" for line, v in lines[1:] if len(v) > len(header)]:
-        raise DataError(f"{path} has {len(header)} columns, but more values in line {_some(long)}")
-    if not lines[1:]:
-        raise DataError(f"{path} lists no images: it has only a line of column names")
-    return [
-        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
-        for line, values in lines[1:]
-    ]
 
 
 def _filled(values: list[str], count: int) -> list[str]:
@@ -229,21 +241,21 @@ def _filled(values: list[str], count: int) -> list[str]:
 
 
 def _number(rows: list[Row], column: str) -> tuple[tuple[str, ...], list[int], list[str]]:
-    """The names in a column, each row's number among them, and a note if some are missing."""
+    """The sorted names in a column, the number of each row, and a note if values are missing."""
     values = [row.values.get(column, "") for row in rows]
     names, number = numbered(value or None for value in values)
     return names, [number[value or None] for value in values], _missing(values, column)
 
 
 def _missing(values: Iterable[str], column: str) -> list[str]:
-    held = [bool(value) for value in values]
-    if all(held) or not any(held):
+    present = [bool(value) for value in values]
+    if all(present) or not any(present):
         return []
-    count = len(held) - sum(held)
-    return [f"{count} of {len(held)} images have no {column}, which is then -1"]
+    count = len(present) - sum(present)
+    return [f"{count} of {len(present)} images have no {column}, which is then -1"]
 
 
 def _some(lines: list[str], most: int = 5) -> str:
-    """A few of the lines, and how many more."""
+    """The first `most` lines, and how many more there are."""
     more = f" and {len(lines) - most} more" if len(lines) > most else ""
     return ", ".join(lines[:most]) + more

@@ -1,4 +1,4 @@
-"""Tiny ImageNet (Le and Yang, 2015): 200 classes of ImageNet at 64x64, as handed out at Stanford.
+"""Tiny ImageNet (Le and Yang, 2015): 200 classes of ImageNet at 64x64, as distributed by Stanford.
 
 The images of its folder `test` have no published labels and are not used: its validation images
 are the test part, as in most papers.
@@ -22,7 +22,7 @@ from harmonium.data.decoding.image_files import (
     is_image_file,
     write_images,
 )
-from harmonium.data.published import Remote, Source
+from harmonium.data.published_datasets import Remote, Source
 
 
 @datasets("tiny-imagenet")
@@ -56,7 +56,7 @@ class TinyImagenet(PublishedImageFiles):
 
 
 def _of_class(root: Path, synset: str, label: int) -> list[File]:
-    """Every class has a folder with a list of boxes and a folder of images."""
+    """The training images of a class, which are in the subfolder `images` of its folder."""
     folder = inside(root, "train", synset) / "images"
     if not folder.is_dir():
         raise DataError(f"{folder} is missing, but wnids.txt names {synset}")
@@ -65,21 +65,21 @@ def _of_class(root: Path, synset: str, label: int) -> list[File]:
 
 
 def _annotated(root: Path, number: dict[str, int]) -> list[File]:
-    """`val_annotations.txt`: the file, its class and a box that is not used, between tabs."""
+    """The validation images listed in `val_annotations.txt`: file, class and box, tab-separated."""
     listed = root / "val" / "val_annotations.txt"
     files = []
     for row, line in enumerate(_lines(listed), 1):
         name, _, rest = line.partition("\t")
         synset = rest.partition("\t")[0]
         if synset not in number:
-            raise DataError(f"{listed}, line {row}: '{synset}' is none of the classes of wnids.txt")
+            raise DataError(f"{listed}, line {row}: '{synset}' is not a class of wnids.txt")
         path = inside(root, "val", "images", name)
         files.append(File(path, str(path.relative_to(root)), number[synset]))
     return files
 
 
 def _names(words: Path, synsets: list[str]) -> tuple[str, ...]:
-    """What the classes are called: the first word for each, or its number where two share it."""
+    """Names of the classes: the first word of each, or its synset if two classes share it."""
     called = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line)
     short = [called.get(synset, synset).partition(",")[0] for synset in synsets]
     often = Counter(short)

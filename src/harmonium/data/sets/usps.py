@@ -1,7 +1,7 @@
-"""USPS handwritten digits (Hull, 1994), in either of the two forms that are handed round.
+"""USPS handwritten digits (Hull, 1994), in either of its two common formats.
 
 LIBSVM's text files hold values from -1 to 1 and the classes 1 to 10; `usps.h5` holds the same
-values brought to 0 to 1 and the digits themselves. Both become the same bytes.
+values scaled to 0 to 1 and the digits themselves. Both are decoded to the same bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import DataError
-from harmonium.data.arrays import DIGITS, append, check_labels
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
+from harmonium.data.decoding.byte_arrays import DIGITS, append, check_labels
 from harmonium.data.images import Pixels
-from harmonium.data.published import Published, Remote, Source
+from harmonium.data.published_datasets import Published, Remote, Source
 
 SIDE = 16
 MOST = 100_000  # images in one part: an HDF5 file can claim any number without holding them
@@ -52,7 +52,7 @@ class Usps(Published):
     )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Read whichever form is there."""
+        """Read whichever format is present."""
         parts = _hdf5(folder / _HDF5) if (folder / _HDF5).is_file() else _text(folder)
         for part, values, digits in parts:
             append(writer, part, _pixels(values), digits)
@@ -60,10 +60,10 @@ class Usps(Published):
 
 
 def _pixels(values: Floats) -> Pixels:
-    """Values from 0 to 1 as bytes, to the nearest; halves go up.
+    """Values from 0 to 1 as bytes, rounded half up.
 
-    Many values lie exactly between two bytes. Thousandths decide, so that these go up whatever
-    the last digits that the two forms have kept.
+    Many values lie exactly between two bytes. Rounding to thousandths first makes them go up in
+    both formats, whatever their precision.
     """
     scaled = np.floor(np.round(values * 255, 3) + 0.5).astype(np.uint8)
     return scaled.reshape(-1, SIDE, SIDE, 1)
@@ -72,7 +72,7 @@ def _pixels(values: Floats) -> Pixels:
 def _checked(
     path: Path, part: str, values: Floats, classes: npt.NDArray[Any], lowest: int, first: int
 ) -> _Part:
-    """Values from `lowest` to 1 and classes from `first` on, brought to 0 to 1 and to 0 on."""
+    """Check values from `lowest` to 1 and classes from `first`; scale to 0 to 1, classes from 0."""
     if not ((values >= lowest - SLACK) & (values <= 1 + SLACK)).all():
         raise DataError(f"{path} has values that are not numbers between {lowest} and 1")
     if (classes != np.rint(classes)).any():

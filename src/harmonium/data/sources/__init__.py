@@ -1,1 +1,1 @@
-"""Where published data sets come from: addresses, packages, copies that a user has."""
+"""Fetching published data sets: downloads, packages, and copies that the user supplies."""

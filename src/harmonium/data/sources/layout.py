@@ -1,7 +1,7 @@
-"""Bringing what was found into the official layout, and comparing it with the official sums.
+"""Moving fetched files into the official layout, and verifying their official checksums.
 
-Files are found by name, wherever they lie below what was unpacked or given, and `.gz` files are
-decompressed where the official file is not compressed. Links and hidden files are left out.
+Files are found by name anywhere below the folder or archive, and `.gz` files are decompressed if
+the official file is not compressed. Links and hidden files are left out.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from itertools import takewhile
 from pathlib import Path
 
 from harmonium.core.errors import DataError
-from harmonium.data.published import Source
+from harmonium.data.published_datasets import Source
 from harmonium.data.sources.download import md5_of
 from harmonium.data.sources.unpack import Wanted, decompress
 
 
 @dataclass(frozen=True)
 class Found:
-    """Files that may hold a data set."""
+    """Files that may be a data set, from a download, a package or the user."""
 
     what: str  # where they come from, for messages
-    files: Mapping[str, Path]  # name within the archive or folder, and where it lies now
-    ours: bool = True  # lie in a folder of ours: they may be moved
-    verified: bool = True  # came in downloads whose official sums are right
+    files: Mapping[str, Path]  # name within the archive or folder, and current path
+    ours: bool = True  # in a temporary folder of ours, so that they may be moved
+    verified: bool = True  # unpacked from downloads with the official checksum
 
 
 def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
@@ -38,7 +38,7 @@ def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
         folder: where to look.
         links: receives the links that were left out.
     """
-    found = {}
+    files = {}
     for place, folders, names in os.walk(folder):
         if links is not None:
             links += [
@@ -49,17 +49,17 @@ def listing(folder: Path, links: list[Path] | None = None) -> dict[str, Path]:
         for name in sorted(names):
             path = Path(place, name)
             if not _is_hidden(name) and stat.S_ISREG(path.lstat().st_mode):
-                found[inside + name] = path
-    return found
+                files[inside + name] = path
+    return files
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether systems, not the makers of data, leave files and folders of this name behind."""
+    """Whether a name is one of the files and folders that operating systems leave behind."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def wanted(source: Source, what: str) -> Wanted:
-    """Chooses the members of an archive that a set needs; pickled ones are refused at once."""
+    """A function that selects the members of an archive to unpack; refuses pickled ones."""
     bases = official_names(source)
 
     def choice(name: str) -> bool:
@@ -71,14 +71,14 @@ def wanted(source: Source, what: str) -> Wanted:
 
 
 def official_names(source: Source) -> set[str]:
-    """What the files of every layout, and of packages that hold the same, are called."""
+    """The names of all official files and of the members of packages, without folders."""
     names = [name for layout in source.layouts for name in layout]
     names += [name for package in source.packages for name in package.members]
     return {_base(name) for name in names}
 
 
 def refuse_pickled(source: Source, what: str, names: Iterable[str]) -> None:
-    """Refuse an edition that only unpickling could read, and say which one to take."""
+    """Raise an error for pickled editions, which names the edition to use instead."""
     for name in names:
         if not set(source.pickled).isdisjoint(name.split("/")):
             better = " and ".join(remote.name for remote in source.remotes) or "another edition"
@@ -89,19 +89,19 @@ def refuse_pickled(source: Source, what: str, names: Iterable[str]) -> None:
 
 
 def holds(source: Source, files: Mapping[str, Path]) -> bool:
-    """Whether files make up an official layout, as far as their names tell."""
+    """Whether files form an official layout, judged by their names."""
     complete = any(all(choose(layout, files).values()) for layout in source.layouts)
     return complete or (bool(source.tree) and _root(source.tree, files) is not None)
 
 
 def settle(source: Source, found: Found, folder: Path) -> list[str]:
-    """Lay one official layout into `folder`, which is empty.
+    """Move or copy the files of one official layout into the empty `folder`.
 
     Returns:
-        What no official sum vouches for: names of files, or "" for a tree as a whole.
+        The names of files without an official checksum, or [""] for an unverified tree.
 
     Raises:
-        DataError: something is lacking or is not the official file.
+        DataError: a file is missing or is not the official one.
     """
     lacking: list[str] = []
     for layout in source.layouts:
@@ -124,7 +124,7 @@ def settle(source: Source, found: Found, folder: Path) -> list[str]:
 
 
 def choose(names: Collection[str], files: Mapping[str, Path]) -> dict[str, list[Path]]:
-    """For each official name the files that may be it, the likeliest first."""
+    """For each official name the candidate files, the likeliest first."""
     by_base: dict[str, list[str]] = defaultdict(list)
     for name in files:
         by_base[_base(name)].append(name)
@@ -146,7 +146,7 @@ def _base(name: str) -> str:
 
 
 def _unlikeness(option: str, name: str) -> tuple[int, bool, int, str]:
-    """Sorts by folders in common, then plain before compressed, then near the top."""
+    """Sort key: most folders in common, then uncompressed, then fewest folders."""
     folders = (path.split("/")[-2::-1] for path in (option, name))
     common = list(takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
     return -len(common), option.endswith(".gz"), option.count("/"), option
@@ -155,7 +155,7 @@ def _unlikeness(option: str, name: str) -> tuple[int, bool, int, str]:
 def _lay_checked(
     options: list[Path], target: Path, md5: str | None, found: Found, most_bytes: int
 ) -> None:
-    """The first option that has the official sum, if one is known; else the likeliest."""
+    """Take the first candidate with the official checksum, or the first if it is unknown."""
     sums = []
     for option in options:
         lay(option, target, found.ours, most_bytes)
@@ -169,7 +169,7 @@ def _lay_checked(
 
 
 def _root(tree: Collection[str], files: Mapping[str, Path]) -> str | None:
-    """The folder nearest to the top that holds all names; "" is the top itself."""
+    """The topmost folder that holds all names of the tree, "" for the root; None if none does."""
     inside: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in files:
         parts = tuple(name.split("/"))
@@ -191,7 +191,7 @@ def _lay_tree(root: str, found: Found, folder: Path, most_bytes: int) -> None:
 
 
 def lay(path: Path, target: Path, ours: bool, most_bytes: int) -> None:
-    """Bring one file to its place: moved if it is ours, else copied; decompressed if need be."""
+    """Move a file to its target if it is ours, else copy it; decompress it if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz" and target.suffix != ".gz":
         decompress(path, target, most_bytes)

@@ -1,4 +1,4 @@
-"""A copy that the user has, in any shape it may have been kept: `data fetch NAME --from PATH`."""
+"""Copies that the user supplies with `data fetch NAME --from PATH`, in any common form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
 from harmonium.data.images import Pixels
-from harmonium.data.published import GIVEN, Published, Source
+from harmonium.data.published_datasets import GIVEN, Published, Source
 from harmonium.data.sets.npz import read_archive
 from harmonium.data.sources.download import Progress, md5_of
 from harmonium.data.sources.layout import (
@@ -51,7 +51,7 @@ def find(source: Source, path: Path, work: Path, tell: Progress) -> Found:
             return converted
     refuse_pickled(source, str(path), found.files)
     if path.is_file() and not archives:
-        raise DataError(f"{path} is no tar, zip, deb or npz archive, nor a file of this data set")
+        raise DataError(f"{path} is not a tar, zip, deb or npz archive, nor an official file")
     return found
 
 
@@ -68,26 +68,26 @@ def _unpacked(
 
 
 def _is_official(source: Source, archive: Path) -> bool:
-    """Whether it is a download as published; refused if it only looks so and nothing else tells."""
+    """Whether an archive has an official checksum; DataError if only its name is official."""
     sums = [md5 for layout in source.layouts for md5 in layout.values()]
     if sums and None not in sums:
-        return False  # the sums of its content say more
-    found = md5_of(archive)
+        return False  # the checksums of its members will be verified
+    actual = md5_of(archive)
     for remote in source.remotes:
-        if remote.md5 == found:
+        if remote.md5 == actual:
             return True
         if remote.name == archive.name:
-            raise DataError(f"{archive} is not the official file (md5 {found}, not {remote.md5})")
+            raise DataError(f"{archive} is not the official file (md5 {actual}, not {remote.md5})")
     return False
 
 
 def is_npz(source: Source, path: Path) -> bool:
-    """Whether a path is an archive of images, and not a file of the official layout."""
+    """Whether a path is an `.npz` of other images, and not an official file."""
     return path.suffix == ".npz" and path.is_file() and path.name not in official_names(source)
 
 
 def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
-    """Lay an archive into `folder` in place of the official files, if its images fit."""
+    """Copy an archive to `folder` in place of the official files, if its images fit."""
     _refuse_bomb(path, spec.source.most_bytes)
     seen = _Glance(folder)
     classes = read_archive(path, seen, spec.about.classes)
@@ -103,7 +103,7 @@ def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
 
 
 class _Glance(Writer):
-    """Counts images instead of writing them."""
+    """A writer that only counts images."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -126,7 +126,7 @@ class _Glance(Writer):
 def _misfit(spec: type[Published], seen: _Glance, classes: int) -> str | None:
     about = spec.about
     if "train" not in seen.counts:
-        return "it holds no training images"
+        return "it has no training images"
     if about.shape and about.shape[2] != seen.shape[2]:
         kinds = {1: "grey", 3: "in colour"}
         return f"its images are {kinds[seen.shape[2]]}, those of the set {kinds[about.shape[2]]}"

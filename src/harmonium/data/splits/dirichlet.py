@@ -9,7 +9,7 @@ import numpy as np
 
 from harmonium.data.images import Images
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import check_positive, dealt, draw_clients
+from harmonium.data.splits.sampling import check_positive, dealt, draw_clients
 
 
 @splits("dirichlet")

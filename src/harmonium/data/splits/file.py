@@ -1,4 +1,4 @@
-"""A split that was made before."""
+"""A split that was saved before."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class File(SplitRule):
     path: str = ""  # the .npz file
 
     def __post_init__(self) -> None:
-        """Refuse to go without a file."""
+        """Check that a file is named."""
         super().__post_init__()
         if not self.path:
             raise ConfigError("split 'file' needs split.path=FILE.npz")
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse a file that was made for other clients or other data."""
+        """Raise an error if the file was made for other clients or other data."""
         super().check(images, clients, called)
         split = self._load()
         if len(split) != clients:
@@ -52,15 +52,15 @@ class File(SplitRule):
             raise ConfigError(f"split.path={self.path} has newcomers: leave split.merge out")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Nothing is drawn: the file says it."""
+        """The shares in the file; nothing is random."""
         split = self._load()
-        made = f"made by split={split.spec.get('name')} with seed={split.spec.get('seed')}"
-        notes = [*split.notes, f"read from a file, {made}"]
+        origin = f"made by split={split.spec.get('name')} with seed={split.spec.get('seed')}"
+        notes = [*split.notes, f"read from a file, {origin}"]
         new = split.newcomers
         return Shares(split.indices, split.angles, notes, split.labelled, split.data, new)
 
     def client_names(self, dataset: Dataset) -> tuple[str, ...]:
-        """The names that the file has."""
+        """The names in the file."""
         return self._load().names
 
     def _load(self) -> Split:

@@ -1,4 +1,4 @@
-"""Every class cut among the clients in drawn proportions, with a least size for everyone."""
+"""Each class divided among the clients by Dirichlet draws, with a least size for all clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import (
+from harmonium.data.splits.sampling import (
     check_at_least,
     check_positive,
     check_sizes,
@@ -20,7 +20,7 @@ from harmonium.data.splits.drawing import (
     shares_of,
 )
 
-TRIES = 20  # draws of the whole split before images are handed over instead
+TRIES = 20  # draws of the whole split before images are moved between clients instead
 
 
 @splits("lda")
@@ -50,7 +50,7 @@ class Lda(SplitRule):
         check_sizes(images, clients, self.min_size, called)
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Cut the classes, again where someone is short, and at last even that out."""
+        """Draw until all clients have the least size; after `TRIES` draws move images."""
         pools = pools_by_class(images.labels, rng)
         per_class = np.array([len(pool) for pool in pools])
         for _ in range(TRIES):
@@ -74,21 +74,21 @@ class Lda(SplitRule):
 
 
 def _topped_up(indices: Sequence[Integers], least: int, rng: np.random.Generator) -> Shares:
-    """Clients below `least` get what the largest clients have above one level."""
+    """The split after moving images from the largest clients to those below `least`."""
     sizes = np.array([len(own) for own in indices])
     short = np.maximum(least - sizes, 0)
     kept = levelled(sizes, int(sizes.sum() - short.sum()))
-    made, given = list(indices), []
+    filled, surplus = list(indices), []
     for client in np.flatnonzero(kept < sizes).tolist():
         own = rng.permutation(indices[client])
-        made[client] = np.sort(own[: kept[client]])
-        given.append(own[kept[client] :])
+        filled[client] = np.sort(own[: kept[client]])
+        surplus.append(own[kept[client] :])
     takers = np.flatnonzero(short).tolist()
-    gifts = np.split(np.concatenate(given), np.cumsum(short[takers])[:-1])
-    for client, gift in zip(takers, gifts, strict=True):
-        made[client] = np.sort(np.concatenate([made[client], gift]))
+    additions = np.split(np.concatenate(surplus), np.cumsum(short[takers])[:-1])
+    for client, added in zip(takers, additions, strict=True):
+        filled[client] = np.sort(np.concatenate([filled[client], added]))
     return Shares(
-        made,
+        filled,
         notes=[
             f"{len(takers)} of {len(sizes)} clients were below split.min_size={least} in each of "
             f"{TRIES} draws and took {short.sum()} images from the largest"

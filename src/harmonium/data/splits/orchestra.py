@@ -1,4 +1,4 @@
-"""Every class cut among the clients in drawn proportions, balanced so that sizes are equal."""
+"""Each class divided among the clients by Dirichlet draws, balanced to equal sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import (
+from harmonium.data.splits.sampling import (
     Floats,
     check_positive,
     dealt,
@@ -106,8 +106,8 @@ def balanced(logs: Floats) -> Floats:
         if np.abs(np.expm1(columns - wanted)).max() < 1e-6:
             break
         logs = logs + wanted - columns
-    made: Floats = logs + each - log_sum(logs, 1)
-    return made
+    rows_scaled: Floats = logs + each - log_sum(logs, 1)
+    return rows_scaled
 
 
 def fitted(counts: Integers, sizes: Integers, logs: Floats) -> Integers:

@@ -9,7 +9,7 @@ import numpy as np
 
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import (
+from harmonium.data.splits.sampling import (
     check_complete,
     check_positive,
     column_of,

@@ -8,7 +8,7 @@ import numpy as np
 
 from harmonium.data.images import Images
 from harmonium.data.partition import Shares, SplitRule, splits
-from harmonium.data.splits.drawing import (
+from harmonium.data.splits.sampling import (
     check_at_least,
     check_positive,
     check_sizes,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, splits
 from harmonium.data.splits.dirichlet import Dirichlet
-from harmonium.data.splits.drawing import check_at_least, check_positive, log_dirichlet, shares_of
 from harmonium.data.splits.iid import IID
+from harmonium.data.splits.sampling import check_at_least, check_positive, log_dirichlet, shares_of
 
 
 @splits("rotation")

@@ -10,7 +10,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.drawing import (
+from harmonium.data.splits.sampling import (
     check_complete,
     check_positive,
     column_of,
@@ -46,7 +46,7 @@ class Styles(SplitRule):
             check_positive("beta", self.beta, 0.2)
 
     def check(self, images: Images, clients: int, called: str = "this data set") -> None:
-        """Refuse clients that the styles cannot share."""
+        """Raise an error if the clients cannot be divided evenly among the styles."""
         super().check(images, clients, called)
         column = column_of(images, self.column, called)
         check_complete(column, self.column, "leave these images out of the data")
@@ -82,10 +82,10 @@ class Styles(SplitRule):
             rows = np.flatnonzero(column == style)
             pools = pools_by_class(labels[rows], rng)
             if self.equalise:
-                made = self._repeating(pools, holders, each, rng)
+                shares = self._repeating(pools, holders, each, rng)
             else:
-                made = self._distinct(pools, holders, len(rows) // holders, rng)
-            indices += [np.sort(rows[own]) for own in made]
+                shares = self._distinct(pools, holders, len(rows) // holders, rng)
+            indices += [np.sort(rows[own]) for own in shares]
         total = sum(len(own) for own in indices)
         distinct = sum(len(np.unique(own)) for own in indices)
         note = f"{total - distinct} of {total} images are repeats: their classes are too small"
@@ -94,7 +94,7 @@ class Styles(SplitRule):
     def _distinct(
         self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
     ) -> list[Integers]:
-        """As many images for each of the clients of one style, none twice."""
+        """Equally many images for each client of one style, without repeats."""
         sizes = np.array([len(pool) for pool in pools])
         if self.beta is not None:
             concentration = np.full(len(pools), self.beta)
@@ -107,14 +107,14 @@ class Styles(SplitRule):
     def _repeating(
         self, pools: Sequence[Integers], clients: int, each: int, rng: np.random.Generator
     ) -> list[Integers]:
-        """Classes exactly as wanted for each of the clients of one style, repeating what is few."""
+        """Exact class counts for each client of one style, repeating images of small classes."""
         shares = np.full((clients, len(pools)), 1 / len(pools))
         if self.beta is not None:
             shares = shares_of(log_dirichlet(np.full(shares.shape, self.beta), rng))
         sizes = np.array([len(pool) for pool in pools])
         wanted, distinct = supplied(rounded(shares * each, each), sizes)
         starts = np.cumsum(distinct, 0) - distinct
-        made = []
+        chosen = []
         for client in range(clients):
             own = [
                 pool[start : start + many][np.arange(want) * many // want]
@@ -123,8 +123,8 @@ class Styles(SplitRule):
                 )
                 if want
             ]
-            made.append(np.concatenate(own))
-        return made
+            chosen.append(np.concatenate(own))
+        return chosen
 
 
 def supplied(wanted: Integers, sizes: Integers) -> tuple[Integers, Integers]:

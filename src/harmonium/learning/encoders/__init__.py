@@ -1,4 +1,4 @@
-"""Networks from an image to a feature: settings with a `build`, found by name."""
+"""Encoders: networks from images to feature vectors, built from settings and found by name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LEAST = 16  # values in a group of GroupNorm
 
 @dataclass(frozen=True)
 class Encoder:
-    """Settings of a network; `features` is the size of what it puts out."""
+    """Settings of an encoder; `build` makes the network, `features` is its output size."""
 
     name: ClassVar[str] = ""
     in_process: ClassVar[bool] = False  # whether only this process can build it
-    any_shape: ClassVar[bool] = True  # whether images of any size and channels will do
+    any_shape: ClassVar[bool] = True  # whether it takes images of any size and channels
 
     @property
     def features(self) -> int:
@@ -29,7 +29,7 @@ class Encoder:
         raise undefined(self, "features")
 
     def features_for(self, channels: int, side: int) -> int:
-        """Size of a feature vector of such images, where it depends on them."""
+        """Size of a feature vector for such images, for encoders where it depends on them."""
         return self.features
 
     @property
@@ -86,7 +86,7 @@ class Convolutional(Encoder):
             )
 
     def build(self, channels: int, side: int) -> nn.Module:
-        """The network, its groups wide enough for what is left of small images."""
+        """The network, with groups of GroupNorm large enough for small images."""
         network = self.network(channels, side)
         if self.norm == "group" and self.groups is None:
             _widen_groups(network, torch.zeros(1, channels, side, side))
@@ -106,7 +106,7 @@ class Convolutional(Encoder):
 
 
 def normalise(kind: Norm, channels: int, groups: int | None = None) -> nn.Module:
-    """The normalisation of a map with so many channels; without `groups`, `groups_of` sets them.
+    """The normalisation layer of a feature map; `groups` defaults to `groups_of(channels)`.
 
     >>> normalise("group", 16).num_groups
     8
@@ -119,8 +119,8 @@ def normalise(kind: Norm, channels: int, groups: int | None = None) -> nn.Module
 def groups_of(channels: int, pixels: int = 64) -> int:
     """Groups for GroupNorm: the largest divisor up to 32 that leaves 2 channels and 16 values each.
 
-    Where a small image ends as one pixel, a group of 2 channels would hold two numbers, of which
-    normalising leaves nothing but the order.
+    If a small image is reduced to one pixel, a group of 2 channels would have two values, and
+    normalising two values leaves only their order.
 
     >>> [groups_of(c) for c in (512, 64, 32, 16)]
     [32, 32, 16, 8]
@@ -135,24 +135,24 @@ def groups_of(channels: int, pixels: int = 64) -> int:
 
 
 @torch.no_grad()
-def _widen_groups(network: nn.Module, picture: Tensor) -> None:
-    """Set the groups of every GroupNorm by the pixels that an image leaves there."""
+def _widen_groups(network: nn.Module, image: Tensor) -> None:
+    """Set the groups of every GroupNorm by the pixels of its input, for images of this shape."""
 
-    def look(norm: nn.GroupNorm, given: tuple[Tensor, ...]) -> None:
-        norm.num_groups = groups_of(norm.num_channels, given[0].shape[2:].numel())
+    def set_groups(norm: nn.GroupNorm, inputs: tuple[Tensor, ...]) -> None:
+        norm.num_groups = groups_of(norm.num_channels, inputs[0].shape[2:].numel())
 
     hooks = [
-        module.register_forward_pre_hook(look)
+        module.register_forward_pre_hook(set_groups)
         for module in network.modules()
         if isinstance(module, nn.GroupNorm)
     ]
-    network(picture)
+    network(image)
     for hook in hooks:
         hook.remove()
 
 
 def at_least_one(encoder: Encoder, *names: str) -> None:
-    """Refuse sizes below 1."""
+    """Raise an error for settings below 1."""
     for name in names:
         if (value := getattr(encoder, name)) < 1:
             raise ConfigError(f"encoder.{name} is {value}; it must be at least 1")

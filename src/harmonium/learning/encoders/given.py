@@ -1,8 +1,8 @@
-"""Encoders of the user's own: functions and classes that make a network, and networks themselves.
+"""Custom encoders: functions and classes that build a network, and `nn.Module` objects.
 
-A function is named in the recipe as `module:function`, so that every process can make the network:
-workers, resumed runs and sites. A network that is given as an object is known only to the process
-that has it. Its initial weights are stored by their digest; nothing is pickled.
+A function is named in the recipe as `module:function`, so that every process can build the network:
+workers, resumed runs and sites. A network passed as an object exists only in this process. Its
+initial weights are stored by their digest; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FACTORY = (
     "a function `def build(channels: int, side: int) -> nn.Module` in a module of yours, named as "
     "encoder=module:build"
 )
-_NETWORKS: dict[str, nn.Module] = {}  # networks that were given to this process, by structure
+_NETWORKS: dict[str, nn.Module] = {}  # networks passed to this process, by structure
 
 
 # ---- functions and classes -----------------------------------------------------------------------
@@ -42,7 +42,7 @@ _NETWORKS: dict[str, nn.Module] = {}  # networks that were given to this process
 
 @dataclass(frozen=True)
 class Made(Encoder):
-    """What encoders share whose network is made by the user's code."""
+    """The base of encoders whose network is built by the user's code."""
 
     make: ClassVar[Callable[..., Any]]
     any_shape: ClassVar[bool] = False
@@ -53,21 +53,21 @@ class Made(Encoder):
                 object.__setattr__(self, field.name, tuple(value))
 
     def build(self, channels: int, side: int) -> nn.Module:
-        """The network that the user's code makes of these settings."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        network = type(self).make(channels, side, given)
+        """The network that the user's code builds with these settings."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        network = type(self).make(channels, side, settings)
         if not isinstance(network, nn.Module):
             raise ConfigError(
                 f"encoder {_called(type(self))} made a {type(network).__name__}; it must return an "
                 "nn.Module"
             )
-        if _is_lazy(network):  # its weights are drawn when it first sees an image
+        if _is_lazy(network):  # its weights are initialised by the first image
             with torch.no_grad():
                 network.eval()(torch.zeros(2, channels, side, side))
         return network.train()
 
     def features_for(self, channels: int, side: int) -> int:
-        """Found by passing two blank images through a network."""
+        """Determined by passing two blank images through a network."""
         return _features(self, channels, side)
 
 
@@ -117,10 +117,10 @@ def _adapted(found: Any, name: str, skip: int) -> type[Encoder]:
     if [parameter.kind in placed for parameter in parameters[:skip]] != [True] * skip:
         raise ConfigError(f"encoder {name} must take the arguments channels and side")
 
-    def make(channels: int, side: int, given: dict[str, Any]) -> Any:
+    def make(channels: int, side: int, settings: dict[str, Any]) -> Any:
         if skip:
-            return found(channels, side, **given)
-        return found(**given).build(channels, side)
+            return found(channels, side, **settings)
+        return found(**settings).build(channels, side)
 
     module, _, qualname = name.partition(":")
     space = {"make": staticmethod(make), "__module__": module, "__qualname__": qualname}
@@ -190,14 +190,14 @@ class Given(Encoder):
 
     def build(self, channels: int, side: int) -> nn.Module:
         """A copy of the network with its initial weights."""
-        held = _NETWORKS.get(self.structure)
-        if held is None:
+        original = _NETWORKS.get(self.structure)
+        if original is None:
             raise ConfigError(
                 f"the encoder was given as an nn.Module ({self.network or 'none'}), which only the "
                 "process that made it has: give it again, e.g. harmonium.resume(RUN, "
                 f"encoder=module), or use {FACTORY}"
             )
-        network = copy.deepcopy(held)
+        network = copy.deepcopy(original)
         network.load_state_dict(self._stored())
         return network.train()
 
@@ -211,19 +211,19 @@ class Given(Encoder):
         return safetensors.torch.load(files.read_checked(path, self.weights))
 
     def features_for(self, channels: int, side: int) -> int:
-        """Found by passing two blank images through the network."""
+        """Determined by passing two blank images through the network."""
         return _features(self, channels, side)
 
 
 def keep_network(network: nn.Module) -> dict[str, Any]:
-    """Remember a network, store its weights by their digest; the settings that name it."""
+    """Keep a network in this process and its weights on disk; returns the settings that name it."""
     if _is_lazy(network):
         raise ConfigError(
             f"encoder is a {type(network).__name__} with lazy layers, which have no weights yet: "
             "pass an image through it first"
         )
-    held = network.state_dict()
-    state = {key: value.detach().cpu().contiguous().clone() for key, value in held.items()}
+    values = network.state_dict().items()
+    state = {key: value.detach().cpu().contiguous().clone() for key, value in values}
     if not any(value.is_floating_point() for value in state.values()):
         raise ConfigError(f"encoder is a {type(network).__name__} without weights: nothing learns")
     frame = safetensors.torch.save(state)
@@ -237,7 +237,7 @@ def keep_network(network: nn.Module) -> dict[str, Any]:
 
 
 def give_again(encoder: Encoder, network: nn.Module) -> None:
-    """Let this process have the network of a run that began elsewhere."""
+    """Keep the network of a run that began in another process, which is to be resumed here."""
     if not isinstance(encoder, Given):
         raise ConfigError(
             f"the run's encoder is {recipe_name(type(encoder))}, not a network that was given as "
@@ -252,14 +252,16 @@ def give_again(encoder: Encoder, network: nn.Module) -> None:
 
 
 def structure_of(network: nn.Module) -> str:
-    """SHA-256 over what a network prints and over names, shapes and kinds of its weights."""
+    """SHA-256 over the repr of a network and the names, shapes and types of its weights."""
     state = {key: [str(v.dtype), *v.shape] for key, v in network.state_dict().items()}
     text = json.dumps([type(network).__qualname__, repr(network), state])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_lazy(network: nn.Module) -> bool:
-    return any(nn.parameter.is_lazy(one) for one in (*network.parameters(), *network.buffers()))
+    return any(
+        nn.parameter.is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())
+    )
 
 
 def _file(digest: str) -> Path:
@@ -271,25 +273,25 @@ def _file(digest: str) -> Path:
 
 @cache
 def _features(encoder: Encoder, channels: int, side: int) -> int:
-    """What a network puts out for blank images; nothing is drawn from the generators of a run."""
+    """Output size for blank images; the random state of the run is not changed."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network = encoder.build(channels, side).eval()
         name = recipe_text(encoder)
         try:
-            found = network(torch.zeros(2, channels, side, side))
+            output = network(torch.zeros(2, channels, side, side))
         except Exception as error:  # noqa: BLE001  (someone else's network may raise anything)
             line = (str(error).splitlines() or [""])[0]
             raise ConfigError(
                 f"encoder {name} cannot take images of {side} x {side} with "
                 f"{counted(channels, 'channel')}: {type(error).__name__}: {line}"
             ) from None
-    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 2:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(
             f"encoder {name} makes {shape} of 2 images; it must make (2, features): end with "
             "nn.Flatten() or a mean over height and width"
         )
-    return int(found.shape[1])
+    return int(output.shape[1])
 
 
 def recipe_text(encoder: Encoder) -> str:

@@ -155,7 +155,7 @@ class FedCA(Method):
         once = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
         alone = Context(me=here.id)
         fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), alone), once)
-        h = here.look(parts.eval()["encoder"])
+        h = here.features(parts.eval()["encoder"])
         with torch.no_grad():
             z = parts["projector"](h)
         return replace(server, memory={**server.memory, "align_h": h, "align_z": z, "told": []})
@@ -242,7 +242,7 @@ class FedCA(Method):
     def rows(self, client: Client, parts: Parts, count: int) -> Tensor:
         """Update the moving average, and choose unit rows of it to send."""
         parts.eval()
-        z = client.look(lambda x: parts["projector"](parts["encoder"](x)))
+        z = client.features(lambda x: parts["projector"](parts["encoder"](x)))
         if not self.size:
             return z[:0]
         held = client.state.get("ensemble", torch.zeros_like(z))

@@ -178,7 +178,7 @@ class Orchestra(Method):
     def private(self, client: Client, parts: Parts) -> dict[str, Value]:
         """What it sends with noise: centroids of what a target makes of all images, unit rows."""
         target: Any = parts.eval()["target"]
-        rows = functional.normalize(client.look(nn.Sequential(*target.values())))
+        rows = functional.normalize(client.features(nn.Sequential(*target.values())))
         budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
         budget |= {"noise": client.noise, "rng": client.rng}
         found, told = private_centroids(rows, self.local_clusters, **budget)

@@ -1,4 +1,4 @@
-"""What several rules share: proportions drawn, numbers rounded, images dealt out."""
+"""Helpers of split rules: checks, Dirichlet sampling, rounding, and assignment of images."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from harmonium.data.images import Images, Integers
 Floats = npt.NDArray[np.float64]
 
 
-# ---- what can be refused -------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def check_positive(key: str, value: float, example: float) -> None:
-    """Refuse a concentration that is no concentration."""
+    """Raise an error unless a concentration is positive and finite."""
     if not 0 < value < float("inf"):
         raise ConfigError(f"split.{key} is {value}; it must be above 0, e.g. {example}")
 
 
 def check_at_least(key: str, value: int, least: int) -> None:
-    """Refuse a number that is too small."""
+    """Raise an error if a setting is below `least`."""
     if value < least:
         raise ConfigError(f"split.{key} is {value}; it must be at least {least}")
 
 
 def check_sizes(images: Images, clients: int, least: int, called: str) -> None:
-    """Refuse more clients than can hold `least` images each."""
+    """Raise an error if there are fewer than `least` images per client."""
     if clients * least > len(images):
         most = len(images) // least
         way = f"at most {most} clients" if most else f"split.min_size={len(images) // clients}"
@@ -42,7 +42,7 @@ def check_sizes(images: Images, clients: int, least: int, called: str) -> None:
 
 
 def column_of(images: Images, name: str, called: str) -> Integers:
-    """The values of a further column, or an error that names the columns there are."""
+    """The values of a column; raises DataError with the available columns if it is missing."""
     if name not in images.factors:
         known = ", ".join(sorted(images.factors))
         other = (
@@ -57,7 +57,7 @@ def column_of(images: Images, name: str, called: str) -> Integers:
 
 
 def check_complete(values: Integers, name: str, way: str) -> None:
-    """Refuse a column whose value is not known everywhere; `way` is what to do about it."""
+    """Raise an error if a column has unknown values; `way` says what to do about it."""
     if missing := int((values < 0).sum()):
         raise DataError(
             f"split.column={name}, but {missing} of {len(values)} images have no value there: {way}"
@@ -80,21 +80,21 @@ def log_dirichlet(concentration: Floats, rng: np.random.Generator) -> Floats:
 
 
 def shares_of(logs: Floats) -> Floats:
-    """Shares that add up to 1 along the last axis, from logarithms up to a constant."""
+    """Softmax: shares that sum to 1 along the last axis, from logarithms up to a constant."""
     weights = np.exp(logs - logs.max(-1, keepdims=True))
     shares: Floats = weights / weights.sum(-1, keepdims=True)
     return shares
 
 
 def log_sum(logs: Floats, axis: int) -> Floats:
-    """Logarithm of the sum along an axis, which is kept."""
+    """Logarithm of the sum of exponentials along an axis, which is kept."""
     highest = logs.max(axis, keepdims=True)
     total: Floats = highest + np.log(np.exp(logs - highest).sum(axis, keepdims=True))
     return total
 
 
 def rounded(values: Floats, total: int) -> Integers:
-    """Whole numbers that add up to `total` along the last axis, by largest remainders.
+    """Integers that sum to `total` along the last axis, by the largest-remainder method.
 
     >>> rounded(np.array([0.4, 0.5, 2.1]), 3).tolist()
     [0, 1, 2]
@@ -106,31 +106,31 @@ def rounded(values: Floats, total: int) -> Integers:
 
 
 def levelled(sizes: Integers, total: int) -> Integers:
-    """The largest sizes brought down to one level, so that all together are `total`.
+    """The sizes capped at one level, so that they sum to `total`.
 
     >>> levelled(np.array([9, 2, 7]), 13).tolist()
     [6, 2, 5]
     """
     levels = range(int(sizes.max()) + 1)
     level = bisect_right(levels, total, key=lambda at: np.minimum(sizes, at).sum()) - 1
-    made = np.minimum(sizes, level)
-    made[np.flatnonzero(sizes > level)[: total - made.sum()]] += 1
-    return made
+    capped = np.minimum(sizes, level)
+    capped[np.flatnonzero(sizes > level)[: total - capped.sum()]] += 1
+    return capped
 
 
 def draw_counts(
     logs: Floats, left: Integers, wanted: Integers, rng: np.random.Generator
 ) -> Integers:
-    """How many of each class each row gets, drawing one at a time and passing over empty classes.
+    """Counts of each class for each row, as if drawn one at a time and skipping empty classes.
 
-    Drawing all that are wanted at once, keeping what there is, and drawing the rest again has
+    Drawing all that are wanted at once, keeping what is available and drawing the rest again has
     the same distribution; each turn but the last empties a class, so there are few turns.
 
     Args:
         logs: logarithms of the shares (rows, classes), up to a constant for each row.
-        left: how many there are (rows, classes); rows do not compete with each other.
-        wanted: how many each row gets (rows,), at most what it has left.
-        rng: where the draws come from.
+        left: number available (rows, classes); rows do not compete with each other.
+        wanted: number that each row gets (rows,), at most what is available.
+        rng: the random generator.
     """
     taken, rows = np.zeros_like(left), np.flatnonzero(wanted)
     while len(rows):
@@ -146,24 +146,24 @@ def draw_counts(
 def draw_clients(
     concentration: Floats, left: Integers, clients: int, each: int, rng: np.random.Generator
 ) -> Integers:
-    """How many of each class the clients get (clients, classes), one client after another.
+    """Counts of each class for each client (clients, classes), one client after another.
 
     Each draws its own shares from a Dirichlet distribution and then `each` images out of `left`
     without replacement (Hsu et al., 2019).
     """
-    left, made = left.copy(), np.empty((clients, len(left)), np.int64)
-    for row in made:
+    left, counts = left.copy(), np.empty((clients, len(left)), np.int64)
+    for row in counts:
         logs = log_dirichlet(concentration, rng)
         row[:] = draw_counts(logs[None], left[None], np.array([each]), rng)[0]
         left -= row
-    return made
+    return counts
 
 
 # ---- images ------------------------------------------------------------------------------------
 
 
 def held(holder: Integers, clients: int) -> list[Integers]:
-    """The sorted positions of every client, from who holds each image; -1 is nobody.
+    """The sorted positions of every client, from the client of each image; -1 is none.
 
     >>> [own.tolist() for own in held(np.array([1, 0, -1, 1]), 2)]
     [[1], [0, 3]]
@@ -174,7 +174,7 @@ def held(holder: Integers, clients: int) -> list[Integers]:
 
 
 def dealt(pools: Sequence[Integers], counts: Integers) -> list[Integers]:
-    """Images out of shuffled pools, no image to two: `counts` is (clients, pools)."""
+    """Assign images of shuffled pools to clients; `counts` is (clients, pools)."""
     clients = len(counts)
     holder = np.full(sum(len(pool) for pool in pools), -1, np.int64)
     for pool, column in zip(pools, counts.T, strict=True):

@@ -39,12 +39,12 @@ def test_npz_orders_of_axes(tmp_path, shape):
     data = Npz(path=archive(tmp_path / "x.npz", x=pixels), validation=0, test=0).load()
     channels = 3 if 3 in shape else 1
     assert data.train.shape == (6, 7, channels)
-    found = {picture.tobytes() for picture in data.train.pixels}
+    found = {image.tobytes() for image in data.train.pixels}
     if first := len(shape) == 4 and shape[1] in (1, 3):
         pixels = pixels.transpose(0, 2, 3, 1)
         assert data.notes[0].endswith(f"{shape}, which is read as (n, channels, height, width)")
     assert len(data.notes) == first
-    assert found == {picture.tobytes() for picture in pixels}
+    assert found == {image.tobytes() for image in pixels}
 
 
 def test_npz_like_medmnist(tmp_path):
@@ -84,12 +84,12 @@ def test_npz_names_maps_and_columns(tmp_path):
             r"first or last; give .*transpose",
         ),
         ({"x": np.zeros((9, 1, 8, 1), np.uint8)}, "images 'x' of .*first or last; give"),
-        ({"x": np.zeros((8, 8, 3), np.uint8)}, "no set of images; give"),
+        ({"x": np.zeros((8, 8, 3), np.uint8)}, "set of images; give"),
         ({"x": numbered(3), "y": np.zeros(2, int)}, "labels 'y'.*each of the 3"),
         ({"x": numbered(3), "y": np.zeros((3, 14), int)}, r"shape \(3, 14\)"),
         ({"x": numbered(3), "y": np.zeros(3)}, "labels 'y'"),
         ({"x": numbered(3), "y": np.arange(3), "classes": np.array(["a"])}, "names 1 classes"),
-        ({"pictures": numbered(3)}, "holds images; expected train_x"),
+        ({"photos": numbered(3)}, "holds photos; expected train_x"),
         ({"x": np.array([{"code": 1}], dtype=object)}, "cannot be read"),
     ],
 )

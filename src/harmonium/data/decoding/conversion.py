@@ -1,4 +1,4 @@
-"""One image as bytes: any mode, any size, brought to what a data set asks for."""
+"""Conversion of images of any mode and size to uint8 arrays of one size and number of channels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PIL import Image
 from harmonium.core.errors import DataError
 from harmonium.data.images import Pixels
 
-_WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # grey with 16 bits; `I` is how some arrive
-_ORIENTATION = 0x0112  # in the notes of a camera (EXIF)
+_WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # 16-bit grey; Pillow opens some such files as `I`
+_ORIENTATION = 0x0112  # EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -24,16 +24,16 @@ _TURNS = {
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image as the camera was held; damaged notes of a camera count as none."""
+    """The image rotated by its EXIF orientation; damaged EXIF data are ignored."""
     try:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # noqa: BLE001  (Pillow raises many kinds of error for them)
+    except Exception:  # noqa: BLE001  (Pillow raises many kinds of error here)
         return image
     return image if turn is None else image.transpose(turn)
 
 
 def kind_of(image: Image.Image) -> str:
-    """What sort of image it is, in words, known before its pixels are read."""
+    """The kind of an image in words, known without reading its pixels."""
     if image.has_transparency_data:
         return "with transparency"
     words = {"RGB": "colour", "RGBX": "colour", "L": "grey", "1": "black and white"}
@@ -42,13 +42,13 @@ def kind_of(image: Image.Image) -> str:
 
 
 Size = int | Sequence[int] | None
-"""What an image is scaled to: a square's side, height and width, or None for as it is."""
+"""The size to scale to: the side of a square, (height, width), or None to keep the size."""
 
 
 def read_image(image: Image.Image, size: Size, channels: int, depth: int = 16) -> Pixels:
-    """An image of any mode as (height, width, channels) bytes, scaled and cropped if asked.
+    """An image of any mode as uint8 (height, width, channels), scaled and cropped to `size`.
 
-    Grey with 16 bits uses the lowest `depth` of them; what is brighter is white.
+    16-bit grey uses the lowest `depth` bits; brighter values become white.
     """
     image = upright(image)
     if image.mode in _WIDE:
@@ -56,7 +56,7 @@ def read_image(image: Image.Image, size: Size, channels: int, depth: int = 16) -
         wide = np.clip(np.asarray(image).astype(np.int64), 0, most)
         image = Image.fromarray(((wide * 255 + most // 2) // most).astype(np.uint8))
     if image.mode == "F":
-        raise DataError("its values are floating point, whose range is not known")
+        raise DataError("floating-point pixels, whose range is unknown")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         paper = Image.new("RGBA", image.size, "white")
@@ -69,7 +69,7 @@ def read_image(image: Image.Image, size: Size, channels: int, depth: int = 16) -
 
 
 def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Scaled until it just covers height and width, then the middle; one resampling for both."""
+    """The image scaled to cover height and width and centre-cropped, in one resampling step."""
     if image.size == (width, height):
         return image
     across, down = image.size
@@ -81,7 +81,7 @@ def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 def shaped(pixels: Pixels, size: Size, channels: int | None) -> Pixels:
-    """Many images (n, height, width, channels) with this size and these channels.
+    """Images (n, height, width, channels) converted to this size and number of channels.
 
     >>> shaped(np.zeros((2, 28, 20, 1), np.uint8), 32, 3).shape
     (2, 32, 32, 3)
@@ -95,7 +95,7 @@ def shaped(pixels: Pixels, size: Size, channels: int | None) -> Pixels:
     channels = channels or pixels.shape[3]
     squeezed = pixels[..., 0] if pixels.shape[3] == 1 else pixels
     height, width = sides or pixels.shape[1:3]
-    made = np.empty((len(pixels), height, width, channels), np.uint8)
-    for row, one in enumerate(squeezed):
-        made[row] = read_image(Image.fromarray(one), sides, channels)
-    return made
+    converted = np.empty((len(pixels), height, width, channels), np.uint8)
+    for row, image in enumerate(squeezed):
+        converted[row] = read_image(Image.fromarray(image), sides, channels)
+    return converted

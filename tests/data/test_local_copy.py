@@ -10,7 +10,7 @@ import pytest
 
 from harmonium.core.errors import DataError
 from harmonium.data.datasets import About
-from harmonium.data.published import Package, Published, Remote, Source
+from harmonium.data.published_datasets import Package, Published, Remote, Source
 from harmonium.data.sources.fetch import fetch_set
 
 TRAIN, TEST = bytes(range(48)), bytes(range(100, 116))
@@ -157,10 +157,10 @@ def test_copies_that_are_refused(spec, tmp_path, tar):
     wrong = write(tmp_path / "wrong", {"train.bin": TRAIN, "test.bin": TRAIN})
     assert "test.bin is not the official file (md5 " in refused(spec, wrong)
     (tmp_path / "text").write_text("hello")
-    assert "is no tar, zip, deb or npz archive" in refused(spec, tmp_path / "text")
+    assert "tar, zip, deb or npz archive" in refused(spec, tmp_path / "text")
     cut = tar(tmp_path / "cut", [("bin/train.bin", os.urandom(40_000))])
     cut.write_bytes(cut.read_bytes()[:20_000])
-    assert "cut is not a whole archive" in refused(spec, cut)
+    assert "cut is damaged" in refused(spec, cut)
     large = tar(tmp_path / "large", [("bin/train.bin", bytes(200_000))])
     assert "more than 100,000 bytes" in refused(spec, large)
     bomb = write(tmp_path / "bomb", {"train.bin.gz": gzip.compress(bytes(200_000))})
@@ -261,17 +261,17 @@ def test_trees_that_are_refused(tree, tmp_path, tar, zipped):
     assert "part holds no folder with one, two in it" in refused(tree(), part)
     for write_archive in (tar, zipped):
         evil = write_archive(tmp_path / "evil", [*PIECES.items(), ("../../evil", b"e")])
-        assert "'../../evil', which is not safe: refused" in refused(tree(), evil)
+        assert "'../../evil'" in refused(tree(), evil)
         bomb = write_archive(tmp_path / "bomb", [*PIECES.items(), ("one/4.png", bytes(20_000))])
-        assert "more than 9,000 bytes: refused" in refused(tree(), bomb)
+        assert "more than 9,000 bytes" in refused(tree(), bomb)
     large = write(tmp_path / "large", {**PIECES, "one/a": bytes(5000), "two/b": bytes(5000)})
-    assert "more than 9,000 bytes: refused" in refused(tree(), large)
+    assert "more than 9,000 bytes" in refused(tree(), large)
 
 
 # ---- images of one's own in place of the official ones -----------------------------------------
 
 
-def pictures(count, channels=3):
+def make_images(count, channels=3):
     return np.arange(count * 16 * channels).reshape(count, 4, 4, channels).astype(np.uint8)
 
 
@@ -283,9 +283,9 @@ def own(path, **arrays):
 def test_an_npz_in_place_of_the_set(spec, tmp_path):
     path = own(
         tmp_path / "few.npz",
-        train_x=pictures(6),
+        train_x=make_images(6),
         train_y=np.array([0, 3, 0, 3, 0, 3]),
-        test_x=pictures(2),
+        test_x=make_images(2),
         test_y=np.array([3, 0]),
     )
     folder = give(spec, path)
@@ -301,7 +301,7 @@ def test_an_npz_in_place_of_the_set(spec, tmp_path):
 
 
 def test_an_npz_gives_way_to_the_official_files(spec, tmp_path):
-    both = {"train_x": pictures(6), "test_x": pictures(2)}
+    both = {"train_x": make_images(6), "test_x": make_images(2)}
     folder = give(spec, own(tmp_path / "few.npz", **both))
     assert is_right(give(spec, write(tmp_path / "mine", {"train.bin": TRAIN, "test.bin": TEST})))
     assert not (folder / "given.npz").exists()
@@ -309,7 +309,7 @@ def test_an_npz_gives_way_to_the_official_files(spec, tmp_path):
 
 def test_labels_that_are_not_the_sets_are_numbered(spec, tmp_path):
     labels = {"train_y": np.array([10, 20, 30]), "test_y": np.array([10])}
-    path = own(tmp_path / "x.npz", train_x=pictures(3), test_x=pictures(1), **labels)
+    path = own(tmp_path / "x.npz", train_x=make_images(3), test_x=make_images(1), **labels)
     give(spec, path)
     assert spec(validation=0).load().classes == ("10", "20", "30")
 
@@ -317,18 +317,24 @@ def test_labels_that_are_not_the_sets_are_numbered(spec, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"train_x": pictures(3, 1), "test_x": pictures(1, 1)}, "grey, those of the set in colour"),
-        ({"train_x": pictures(3)}, "no test images"),
-        ({"train_x": pictures(3), "test_x": pictures(1)[:, :2]}, "(2, 4, 3), others (4, 4, 3)"),
-        ({"train_x": pictures(3) / 255, "test_x": pictures(1)}, "float64"),
-        ({"test_x": pictures(1)}, "expected train_x"),
-        ({"train_x": bytes(200_000)}, "more than 100,000 bytes: refused"),
         (
-            {"train_x": pictures(5), "train_y": np.arange(5), "test_x": pictures(1)},
+            {"train_x": make_images(3, 1), "test_x": make_images(1, 1)},
+            "grey, those of the set in colour",
+        ),
+        ({"train_x": make_images(3)}, "no test images"),
+        (
+            {"train_x": make_images(3), "test_x": make_images(1)[:, :2]},
+            "(2, 4, 3), others (4, 4, 3)",
+        ),
+        ({"train_x": make_images(3) / 255, "test_x": make_images(1)}, "float64"),
+        ({"test_x": make_images(1)}, "expected train_x"),
+        ({"train_x": bytes(200_000)}, "more than 100,000 bytes"),
+        (
+            {"train_x": make_images(5), "train_y": np.arange(5), "test_x": make_images(1)},
             "it has 5 classes, the set 4",
         ),
         (
-            {"train_x": pictures(1), "train_y": np.array([object()]), "test_x": pictures(1)},
+            {"train_x": make_images(1), "train_y": np.array([object()]), "test_x": make_images(1)},
             "labels 'train_y'",
         ),
     ],
@@ -343,7 +349,7 @@ def test_an_npz_that_is_none_is_refused(spec, tmp_path):
 
 
 def test_an_npz_that_claims_more_than_it_holds_is_refused(spec, tmp_path):
-    path = own(tmp_path / "x.npz", train_x=pictures(1))
+    path = own(tmp_path / "x.npz", train_x=make_images(1))
     with zipfile.ZipFile(path) as archive:
         body = archive.read("train_x.npy")
     with zipfile.ZipFile(path, "w") as archive:
@@ -352,4 +358,4 @@ def test_an_npz_that_claims_more_than_it_holds_is_refused(spec, tmp_path):
         )
         assert len(claim) == len(body) and claim != body
         archive.writestr("train_x.npy", claim)
-    assert "is said to have shape (99999999999, 4, 4, 3), but is shorter" in refused(spec, path)
+    assert "train_x" in (error := refused(spec, path)) and "(99999999999, 4, 4, 3)" in error

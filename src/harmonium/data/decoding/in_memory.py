@@ -1,7 +1,7 @@
-"""Images as a Python program holds them: arrays, tensors, PIL images, lists of these.
+"""Images in memory: NumPy arrays, torch tensors, PIL images, and lists of these.
 
-Everything becomes uint8 `(n, height, width, channels)`. The order of the axes is never guessed: an
-array that could be read in two ways is refused with a line that names the way out.
+All of them become uint8 `(n, height, width, channels)`. The order of the axes is never guessed: an
+array that could be read in two ways raises an error that says how to resolve it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from harmonium.core.errors import DataError, counted
-from harmonium.data.decoding.image import read_image, shaped
+from harmonium.data.decoding.conversion import read_image, shaped
 from harmonium.data.images import Pixels
 
 Layout = Literal["NHWC", "NCHW"]
@@ -23,13 +23,13 @@ CHANNELS = (1, 3)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor; where torch is not loaded there is none."""
+    """Whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def kind(value: Any) -> str:
-    """What a value is, in a few words and without its content.
+    """A short description of a value for error messages, without its content.
 
     >>> kind(np.zeros((2, 8, 8), np.float32)), kind([1, 2]), kind(None)
     ('float32 array of shape (2, 8, 8)', 'list of 2', 'NoneType')
@@ -52,7 +52,7 @@ def is_array(value: Any) -> bool:
 
 
 def as_numpy(value: Any) -> npt.NDArray[Any]:
-    """A tensor as an array that shares its memory where it can; an array as it is."""
+    """A tensor as an array, sharing memory if possible; an array unchanged."""
     array: npt.NDArray[Any] = value.detach().cpu().numpy() if is_tensor(value) else value
     return array
 
@@ -70,7 +70,8 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
     Args:
         value: two axes are one grey image; three are one image or several grey ones; four are
             several images.
-        layout: the order of the axes; None takes channels last, and refuses what may be otherwise.
+        layout: the order of the axes; None takes channels last, and raises an error where the
+            channels may be first.
         what: how a message calls the images.
         fix: what to do where the order is not the usual one, e.g. `give layout="NCHW"`.
 
@@ -85,41 +86,54 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
         )
     if value.ndim == 2:
         return value[None, ..., None]
-    first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
     if value.ndim == 3:
-        if layout is None and first and (last or shape[0] > 1):  # (1, h, w) is the same either way
-            raise DataError(
-                f"{what} have shape {shape}, which may be one image or {counted(shape[0], 'image')}"
-                f" without channels; give (n, height, width, channels), or {fix}"
-            )
-        single = first if layout == "NCHW" else last
-        if not single:
+        if not _is_single_image(shape, layout, what, fix):
             return value[..., None]
         value = value[None]
-    if layout is None and first:
-        seen = "may have its channels first or last" if last else "has its channels first"
-        raise DataError(
-            f"{what} have shape {shape}, which {seen}; give (n, height, width, channels), or {fix}"
-        )
-    if not (first if layout == "NCHW" else last):
-        order = (
-            "(n, channels, height, width)" if layout == "NCHW" else "(n, height, width, channels)"
-        )
-        raise DataError(f"{what} have shape {shape}; give {order} with 1 or 3 channels")
+    _check_layout(shape, layout, what, fix)
     if layout != "NCHW":
         return value
     return value.permute(0, 2, 3, 1) if is_tensor(value) else value.transpose(0, 2, 3, 1)
 
 
+def _is_single_image(shape: tuple[int, ...], layout: Layout | None, what: str, fix: str) -> bool:
+    """Whether three axes are one image with channels, and not several grey images."""
+    first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
+    if layout is None and first and (last or shape[0] > 1):  # (1, h, w) is the same either way
+        raise DataError(
+            f"{what} have shape {shape}, which may be one image or {counted(shape[0], 'image')}"
+            f" without channels; give (n, height, width, channels), or {fix}"
+        )
+    return first if layout == "NCHW" else last
+
+
+def _check_layout(shape: tuple[int, ...], layout: Layout | None, what: str, fix: str) -> None:
+    """Raise an error unless the last three axes have 1 or 3 channels where `layout` says."""
+    first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
+    if layout is None and first:
+        order = "may have its channels first or last" if last else "has its channels first"
+        raise DataError(
+            f"{what} have shape {shape}, which {order}; give (n, height, width, channels), or {fix}"
+        )
+    if layout == "NCHW" and not first:
+        raise DataError(
+            f"{what} have shape {shape}; give (n, channels, height, width) with 1 or 3 channels"
+        )
+    if layout != "NCHW" and not last:
+        raise DataError(
+            f"{what} have shape {shape}; give (n, height, width, channels) with 1 or 3 channels"
+        )
+
+
 def image_set(value: Any, what: str, fix: str, note: Callable[[str], None] | None = None) -> Any:
-    """Several images as (n, height, width, channels); one image alone is refused.
+    """Several images as (n, height, width, channels); a single image raises an error.
 
     Args:
         value: a uint8 array or tensor (n, height, width, channels) or (n, height, width).
         what: how a message calls the images.
-        fix: as of `channels_last`.
-        note: of archives, in which the first axis always counts images: is told where channels can
-            only be first, which is refused without it.
+        fix: as for `channels_last`.
+        note: for archives, whose first axis always counts images. Channels that can only be first
+            are then accepted and reported to `note`; without it they raise an error.
 
     Returns:
         A view of the same array or tensor.
@@ -129,7 +143,7 @@ def image_set(value: Any, what: str, fix: str, note: Callable[[str], None] | Non
     layout: Layout | None = None
     if value.ndim < 3 or (value.ndim == 3 and shape[2] in CHANNELS):
         raise DataError(
-            f"{what} have shape {shape}, which is no set of images; give (n, height, width, "
+            f"{what} have shape {shape}, which is not a set of images; give (n, height, width, "
             "channels), or (n, height, width) for grey images"
         )
     if note is not None and value.ndim == 3:
@@ -141,7 +155,7 @@ def image_set(value: Any, what: str, fix: str, note: Callable[[str], None] | Non
 
 
 def check_uint8(value: Any, what: str) -> None:
-    """Refuse an array or a tensor of anything but bytes."""
+    """Raise an error unless an array or a tensor is uint8."""
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype == "uint8":
         return
@@ -158,25 +172,25 @@ def check_uint8(value: Any, what: str) -> None:
 def read_images(
     images: Any, shape: tuple[int, int, int], layout: Layout | None, strict: bool, depth: int = 16
 ) -> Pixels:
-    """Images of any size as uint8 of one shape, scaled as a data set's decoding scales them.
+    """Images of any size as uint8 of one shape, scaled like the images of data sets.
 
     Args:
         images: an array, a tensor, a PIL image, or a list of these, one image each.
         shape: height, width and channels of the result.
         layout: of arrays and tensors; see `channels_last`.
-        strict: refuse images of another size or with other channels.
+        strict: raise an error for images of another size or with other channels.
         depth: bits that 16-bit grey PIL images use.
     """
     if isinstance(images, Sequence) and not isinstance(images, str):
         pixels = np.empty((len(images), *shape), np.uint8)
         for row, image in enumerate(images):
-            found = read_images(image, shape, layout, strict, depth)
-            if len(found) != 1 or (is_array(image) and image.ndim > 3):
+            single = read_images(image, shape, layout, strict, depth)
+            if len(single) != 1 or (is_array(image) and image.ndim > 3):
                 raise DataError(
                     f"image {row} of the list is a {kind(image)}: give one image each, "
                     "or one array for all"
                 )
-            pixels[row] = found[0]
+            pixels[row] = single[0]
         return pixels
     height, width, channels = shape
     if isinstance(images, Image.Image):
@@ -195,7 +209,7 @@ def read_images(
 
 
 def check_strict(strict: bool, seen: Sequence[int], shape: Sequence[int]) -> None:
-    """Refuse images of another shape than an encoder was trained on, where that is asked for."""
+    """If `strict`, raise an error unless `seen` is the shape that an encoder was trained on."""
     if strict and tuple(seen) != tuple(shape):
         steps = ["resize them"] if tuple(seen[:2]) != tuple(shape[:2]) else []
         if seen[2] != shape[2]:
