@@ -158,9 +158,9 @@ def clean_server(
 ) -> None:
     """Delete messages of an earlier server, and of complete runs all commits but the last."""
     from harmonium.sites.folder import Federation
-    from harmonium.sites.upkeep import at_server
+    from harmonium.sites.upkeep import removable_at_server
 
-    _clean(at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
+    _clean(removable_at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
 
 
 def _clean(found: list[Removal], dry_run: bool) -> None:
@@ -275,7 +275,7 @@ def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
 
 
 @client.command("start")
-def attend(
+def start_client(
     data: Annotated[
         str, typer.Option("--data", help="The images: folder:PATH, npz:FILE, csv:FILE or a name.")
     ],
@@ -304,25 +304,25 @@ def attend(
     from harmonium.report.display import long_work
 
     with long_work(err, command="loading"):
-        from harmonium.sites.client import SiteImages, attend
+        from harmonium.sites.client import SiteImages, run_client
         from harmonium.sites.kit import Kit
 
-        pictures, held = SiteImages.of(data, changes or [], part), Kit.read(kit)
+        images, opened = SiteImages.of(data, changes or [], part), Kit.read(kit)
     if address is not None:
         host, port = _address(address)
-        address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
+        address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"
 
     def note(text: str) -> None:
-        say_prose(f"{held.name}: {text}", err)
+        say_prose(f"{opened.name}: {text}", err)
 
-    for text in held.notes:
+    for text in opened.notes:
         note(text)
     _obey_sigterm()
     with long_work(err, command="reading the images"):
-        pictures.look(note)
+        images.inspect(note)
     with long_work(err):
         more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
-        attend(held, pictures, note, keep_days=keep_days, **more)
+        run_client(opened, images, note, keep_days=keep_days, **more)
 
 
 @client.command("check")
@@ -346,14 +346,14 @@ def check(
     with long_work(err, command="checking the plan"):
         from harmonium.sites.client import KEPT, budget_words
         from harmonium.sites.kit import Kit
-        from harmonium.sites.log import SiteLog, images_told
+        from harmonium.sites.log import SiteLog, last_image_count
         from harmonium.sites.plan import federated, frame_of, method_of, planned
         from harmonium.sites.policy import Policy
 
         held, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
         written = SiteLog(held.folder / KEPT / "log.jsonl")
-        known = images if images is not None else images_told(written.entries())
+        known = images if images is not None else last_image_count(written.entries())
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), known)
         budget = budget_words(policy, plan, written.releases(), known)
     if budget:
@@ -379,9 +379,9 @@ def clean_client(
     A run whose states are gone can no longer be resumed with this site's states.
     """
     from harmonium.sites.kit import Kit
-    from harmonium.sites.upkeep import at_site
+    from harmonium.sites.upkeep import removable_at_site
 
-    _clean(at_site(Kit.read(kit).folder / "kept", days), dry_run)
+    _clean(removable_at_site(Kit.read(kit).folder / "kept", days), dry_run)
 
 
 @client.command("log")

@@ -50,7 +50,7 @@ from harmonium.runs.open_run import (
     read_about,
     read_recipe,
 )
-from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
+from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
 TORN = ".part"  # what a kill leaves of a file while a run begins
@@ -342,7 +342,7 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
-    Folder(folder).tell(about)
+    RunFolder(folder).tell(about)
     files.write_atomic(folder / RECIPE, text)
 
 
@@ -367,7 +367,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     except (BudgetSpent, ConfigError, DataError, WireError):
-        if begins and (folder / "recipe.yaml").exists() and not Folder(folder).has_trained:
+        if begins and (folder / "recipe.yaml").exists() and not RunFolder(folder).has_trained:
             for path in folder.iterdir():
                 if path.is_dir():
                     shutil.rmtree(path)

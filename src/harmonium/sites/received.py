@@ -31,7 +31,7 @@ CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last
 
 
 @dataclass(frozen=True)
-class Vouched:
+class ApprovedWeights:
     """Weights that came with a model and have the digest that a policy names."""
 
     digest: str
@@ -42,7 +42,7 @@ class Vouched:
         return self.held
 
 
-def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
+def check_plausible(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
     """Refuse an ask with undeclared fields, unknown tensors, or values that are far too large."""
     sent = {name: value for name, value in down.items() if name != MASKS}
     check(called(method), declared, "down", sent)
@@ -68,7 +68,7 @@ def brings_model(declared: Exchange) -> bool:
     return any(one.kind == "weights" for one in declared.down.values())
 
 
-def fault_of_first(
+def first_model_fault(
     method: Method, declared: Exchange, down: Mapping[str, Any], start: Start | str | None
 ) -> str:
     """Why an ask's weights are not those that a run begins with; empty where they are.
@@ -80,7 +80,7 @@ def fault_of_first(
         start: given weights that the policy allows, or their digest; none: the seed decides.
     """
     if isinstance(start, str):
-        found = _vouched(start, declared, down)
+        found = _approved(start, declared, down)
         if found is None:
             return f"does not hold the weights {start[:8]}… (name their file in the policy)"
         start = found
@@ -101,7 +101,7 @@ def fault_of_first(
     return ""
 
 
-def _vouched(digest: str, declared: Exchange, down: Mapping[str, Any]) -> Vouched | None:
+def _approved(digest: str, declared: Exchange, down: Mapping[str, Any]) -> ApprovedWeights | None:
     """The weights of a digest among those that came, by the names that a file may give them."""
     for name, one in declared.down.items():
         if one.kind != "weights" or one.of == "parameters":
@@ -111,11 +111,11 @@ def _vouched(digest: str, declared: Exchange, down: Mapping[str, Any]) -> Vouche
         bare = {key.removeprefix(ENCODER): value for key, value in encoder.items()}
         for held in (bare, encoder, model):
             if digest_of(held) == digest:
-                return Vouched(digest, dict(held))
+                return ApprovedWeights(digest, dict(held))
     return None
 
 
-def start_of(digest: str, allowed: Iterable[str]) -> Start | str | None:
+def allowed_start(digest: str, allowed: Iterable[str]) -> Start | str | None:
     """What a policy knows of given weights: their file, their digest, or nothing."""
     if digest in (names := list(allowed)):
         return digest
@@ -144,7 +144,7 @@ def _shared(method: Method) -> Weights:
     return {key: tensor for key, rule, tensor in kept if rule in ("mean", "row")}
 
 
-def digest_of_first(method: Method) -> str:
+def first_model_digest(method: Method) -> str:
     """SHA-256 of the model that a run begins with, as far as it is sent."""
     return digest_of(_shared(method))
 

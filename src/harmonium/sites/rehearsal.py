@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.core.types import ClientId
 from harmonium.engines.local import environment
-from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, RemoteEngine, RemoteSite, Waits
 from harmonium.engines.runtime import ClientRuntime
-from harmonium.engines.seal import addressed
+from harmonium.engines.seal import unverified_header
 from harmonium.federation.filters import arrival
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of
@@ -45,7 +45,7 @@ def rehearsal(
     """An engine whose clients answer over Flower's messages, on this machine."""
     try:
         from harmonium.engines.flower.link import Link, free_port
-        from harmonium.engines.flower.post import FlowerPost
+        from harmonium.engines.flower.messenger import FlowerMessenger
     except ImportError:
         raise ConfigError(f"engine=flower: {NEEDS_FLOWER}") from None
     clients = range(len(host.indices))
@@ -61,7 +61,9 @@ def rehearsal(
     with Link(place, "127.0.0.1", port) as link:
         found = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
         members = {
-            client: Member(f"client {client}", client, found[share[0]], keys[client].public_key())
+            client: RemoteSite(
+                f"client {client}", client, found[share[0]], keys[client].public_key()
+            )
             for share in shares
             for client in share
         }
@@ -71,7 +73,7 @@ def rehearsal(
         ]
         with _nodes(told, place, note):
             yield RemoteEngine(
-                FlowerPost(link),
+                FlowerMessenger(link),
                 members,
                 server,
                 {**about, "plan": recipe.digest},
@@ -148,7 +150,7 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=until_alone, daemon=True).start()
-    from harmonium.engines.flower.node import attend
+    from harmonium.engines.flower.node import answer_messages
     from harmonium.runs.open_run import open_host
 
     folder = Path(facts["folder"])
@@ -163,12 +165,12 @@ def main() -> None:
         sites[client] = Site(identity, folder / "flower" / f"site-{client}", lambda *_: host)
 
     def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        client = addressed(sealed)["client"]  # its site checks the rest
+        client = unverified_header(sealed)["client"]  # its site checks the rest
         if client not in sites:
             raise WireError(f"client {client} is not here")
         return sites[client].answer(sealed, bodies)
 
-    attend(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)
+    answer_messages(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)
 
 
 if __name__ == "__main__":

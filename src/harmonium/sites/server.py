@@ -25,7 +25,7 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, RemoteEngine, RemoteSite, Waits
 from harmonium.federation.driver import Turn
 from harmonium.federation.filters import arrival
 from harmonium.federation.sampling import Participation
@@ -35,9 +35,9 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Ground, Result, RunLoop
 from harmonium.runs.open_run import load_public, public_notes, read_about
 from harmonium.runs.start import changed_recipe, go_further, holds, locked, new_folder, register
-from harmonium.sites.folder import Federation, Site
+from harmonium.sites.folder import Federation, RegisteredSite
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
-from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
+from harmonium.sites.upkeep import SERVING, owner_only, restrict_to_owner, single_instance
 
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
@@ -88,7 +88,7 @@ def start(
     federation = _read(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
-    with private(), locked(path):
+    with owner_only(), locked(path):
         held = holds(path, plan)
         return _serve(path, plan, dataset, federation, held, watcher, listening)
 
@@ -109,8 +109,8 @@ def resume(
         raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
-    with private(), locked(path):
-        close_to_others(path)
+    with owner_only(), locked(path):
+        restrict_to_owner(path)
         go_further(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
@@ -134,7 +134,7 @@ def _serve(
     life = RunLoop(path, plan, watcher or Callback())
     if held and life.is_complete():
         return life.result()
-    with alone(federation.folder, SERVING, f"server of {federation.folder}"):
+    with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
         return _play(life, dataset, federation, held, listening or Listening())
 
 
@@ -148,7 +148,7 @@ def _play(
     """Call the roll, if it was not called before, and play what is left of the run."""
     try:
         from harmonium.engines.flower.link import Link
-        from harmonium.engines.flower.post import FlowerPost
+        from harmonium.engines.flower.messenger import FlowerMessenger
     except ImportError:
         raise ConfigError(NEEDS_FLOWER) from None
     plan, path = life.recipe, life.path
@@ -157,21 +157,21 @@ def _play(
     for text in federation.notes:
         note(text)
     public = load_public(plan, (method.world.side, method.world.side, method.world.channels))
-    begun = _Begun.read(path, federation) if held else _Begun.new(federation)
-    run, roll, sites = begun.run, begun.roll, _called(federation, begun.called)
+    begun = _Participants.read(path, federation) if held else _Participants.new(federation)
+    run, roll, sites = begun.run, begun.roll, _remaining_sites(federation, begun.called)
     examples = {one.client: one.examples for one in roll}
     port = federation.port if listening.port is None else listening.port
     pair = (federation.certificate, federation.certificate_key)
-    close_to_others(federation.folder)
+    restrict_to_owner(federation.folder)
     with (
-        _linked(federation.folder / "link") as place,
+        _link_folder(federation.folder / "link") as place,
         Link(place, listening.host, port, None if listening.insecure else pair) as link,
     ):
         note(f"run {run[:8]}, plan {plan.digest}")
         note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
-        strangers = _strangers(federation, begun.called, plan.clients)
+        strangers = _added_later(federation, begun.called, plan.clients)
         engine = RemoteEngine(
-            FlowerPost(link),
+            FlowerMessenger(link),
             _members(link, {**sites, **strangers}),
             federation.signing_key(),
             {"federation": federation.id, "run": run, "plan": plan.digest},
@@ -185,7 +185,7 @@ def _play(
         )
         shown = public_digest(public.train if public else None)
         if not held:
-            found, absent = _roll(engine, sites, shown, listening.wait, note)
+            found, absent = _call_roll(engine, sites, shown, listening.wait, note)
             roll += found
             _check_roll(plan, roll)
             if absent:
@@ -209,14 +209,14 @@ def _play(
                 ],
                 federation=begun.plain(federation),
             )
-        if heavy := _heavy(plan, roll):
+        if heavy := _dominance_warning(plan, roll):
             note(heavy)
         engine.keep(one.client for one in roll)
-        late = _Late(engine, {**sites, **strangers}, shown, plan.clients, note)
+        late = _LateJoiners(engine, {**sites, **strangers}, shown, plan.clients, note)
 
         def newcomers(round: int) -> dict[ClientId, int]:
             absent = [c for c in late.sites if c not in {one.client for one in roll}]
-            if found := late.greeted(absent, round):
+            if found := late.greet(absent, round):
                 roll[:] = sorted([*roll, *found], key=lambda one: one.client)
                 begun.write(path, federation)  # before anything is asked of them
                 life.watcher.names = {one.client: one.name for one in roll}
@@ -236,7 +236,7 @@ def _play(
 
 
 @contextmanager
-def _linked(place: Path) -> Iterator[Path]:
+def _link_folder(place: Path) -> Iterator[Path]:
     """A place for the link. Its messages are models and answers, and serve nobody afterwards."""
     shutil.rmtree(place, ignore_errors=True)
     try:
@@ -247,7 +247,7 @@ def _linked(place: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Participants:
     """A run's name among its sites, whom it called, and who takes part."""
 
     run: str
@@ -255,7 +255,7 @@ class _Begun:
     roll: list[Enrolled]  # those that take part, by client; grows
 
     @classmethod
-    def new(cls, federation: Federation) -> _Begun:
+    def new(cls, federation: Federation) -> _Participants:
         """A run that begins now; sites are its clients in the order of their numbers."""
         called = [
             Enrolled(client, site.number, site.name, site.fingerprint)
@@ -264,7 +264,7 @@ class _Begun:
         return cls(secrets.token_hex(16), called, [])
 
     @classmethod
-    def read(cls, path: Path, federation: Federation) -> _Begun:
+    def read(cls, path: Path, federation: Federation) -> _Participants:
         """A run that was begun before; one of an earlier version called who took part."""
         about = read_about(path)["federation"]
         try:
@@ -295,18 +295,18 @@ class _Begun:
 
 
 @dataclass
-class _Late:
+class _LateJoiners:
     """Greets sites that do not take part yet; one that refused is asked again after a while."""
 
     engine: RemoteEngine
-    sites: Mapping[ClientId, Site]
+    sites: Mapping[ClientId, RegisteredSite]
     public: str
     clients: int  # of the plan: a site that was added after the run began has no place in it
     note: Callable[[str], None]
     _said: dict[ClientId, str] = field(default_factory=dict)
     _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
 
-    def greeted(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
+    def greet(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
         """Those of these clients who take part from a round on."""
         found, now = list[Enrolled](), time.monotonic()
         due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
@@ -314,7 +314,7 @@ class _Late:
             if isinstance(got, str):  # it left, or did not understand
                 continue
             site, up = self.sites[client], got["up"]
-            why = got["why"] if up is None else _unfit(up, self.public)
+            why = got["why"] if up is None else _greeting_fault(up, self.public)
             if not why and client >= self.clients:
                 why = f"the run was planned for {counted(self.clients, 'site')} before it was added"
             if not why:
@@ -330,13 +330,13 @@ class _Late:
         return found
 
 
-def _enrolled(client: ClientId, site: Site, up: Mapping[str, Any]) -> Enrolled:
+def _enrolled(client: ClientId, site: RegisteredSite, up: Mapping[str, Any]) -> Enrolled:
     return Enrolled(client, site.number, site.name, site.fingerprint, up["examples"])
 
 
-def _strangers(
+def _added_later(
     federation: Federation, called: Sequence[Enrolled], clients: int
-) -> dict[ClientId, Site]:
+) -> dict[ClientId, RegisteredSite]:
     """Sites that were added after a run began, by numbers that no client of it has.
 
     They are let in and greeted, so that they learn why nothing is asked of them.
@@ -346,16 +346,18 @@ def _strangers(
     return dict(enumerate(new, max(clients, len(called))))
 
 
-def _called(federation: Federation, roll: Sequence[Enrolled]) -> dict[ClientId, Site]:
+def _remaining_sites(
+    federation: Federation, roll: Sequence[Enrolled]
+) -> dict[ClientId, RegisteredSite]:
     """The sites of a roll that still belong to the federation, by client."""
     known = {site.fingerprint: site for site in federation.sites}
     return {one.client: known[one.fingerprint] for one in roll if one.fingerprint in known}
 
 
-def _members(link: Link, sites: Mapping[ClientId, Site]) -> dict[ClientId, Member]:
+def _members(link: Link, sites: Mapping[ClientId, RegisteredSite]) -> dict[ClientId, RemoteSite]:
     nodes = link.admit({client: site.public_key for client, site in sites.items()})
     return {
-        client: Member(site.name, site.number, nodes[client], site.public_key)
+        client: RemoteSite(site.name, site.number, nodes[client], site.public_key)
         for client, site in sites.items()
     }
 
@@ -368,9 +370,9 @@ def _enough(participation: Participation, sites: int, ask: Ask, turn: Turn) -> i
     return participation.size(sites) if len(ask.to) == participation.asked(sites) else None
 
 
-def _roll(
+def _call_roll(
     engine: RemoteEngine,
-    sites: Mapping[ClientId, Site],
+    sites: Mapping[ClientId, RegisteredSite],
     public: str,
     wait: float | None,
     note: Callable[[str], None],
@@ -389,7 +391,7 @@ def _roll(
                 said[client] = got
                 continue
             site, up = waiting.pop(client), got["up"]
-            if why := got["why"] if up is None else _unfit(up, public):
+            if why := got["why"] if up is None else _greeting_fault(up, public):
                 absent.append(f"{name} does not take part: {why}")
                 note(absent[-1])
                 continue
@@ -403,7 +405,7 @@ def _roll(
     return sorted(roll, key=lambda one: one.client), absent
 
 
-def _unfit(up: Mapping[str, Any], public: str) -> str:
+def _greeting_fault(up: Mapping[str, Any], public: str) -> str:
     """Why a greeting cannot be accepted; nothing if it can. Images weigh averages."""
     count = up.get("examples")
     if type(count) is not int or not 1 <= count <= MOST_IMAGES:
@@ -423,7 +425,7 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
         raise NotEnoughReplies(f"{counted(len(roll), 'site')} came, too few: {error}") from None
 
 
-def _heavy(plan: Recipe, roll: Sequence[Enrolled]) -> str:
+def _dominance_warning(plan: Recipe, roll: Sequence[Enrolled]) -> str:
     """A warning where one of several sites weighs more than all others; nothing where none does.
 
     How many images a site has is what it says, and averages are weighted by it.

@@ -26,7 +26,7 @@ _OPEN = 0o077  # the rights of all but the owner
 
 
 @contextmanager
-def private() -> Iterator[None]:
+def owner_only() -> Iterator[None]:
     """Whatever is written meanwhile, also by child processes, is for its owner alone."""
     before = os.umask(_OPEN)
     try:
@@ -35,7 +35,7 @@ def private() -> Iterator[None]:
         os.umask(before)
 
 
-def close_to_others(folder: Path) -> None:
+def restrict_to_owner(folder: Path) -> None:
     """Take the rights of others off a folder and all that is in it.
 
     What belongs to somebody else, or lies on a disk that cannot be written, stays as it is.
@@ -51,7 +51,7 @@ def close_to_others(folder: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path, name: str, who: str) -> Iterator[None]:
+def single_instance(folder: Path, name: str, who: str) -> Iterator[None]:
     """One process at a time; the lock goes when its holder does."""
     lock = _lock(folder / name)
     try:
@@ -92,7 +92,7 @@ class Removal:
     what: str
 
 
-def at_site(kept: Path, days: float) -> list[Removal]:
+def removable_at_site(kept: Path, days: float) -> list[Removal]:
     """Answers and states of a site's runs of which nothing was written for so many days.
 
     Of a client that is running, the newest run stays whatever its age.
@@ -115,7 +115,7 @@ def at_site(kept: Path, days: float) -> list[Removal]:
     return found
 
 
-def at_server(folder: Path, *runs: Path) -> list[Removal]:
+def removable_at_server(folder: Path, *runs: Path) -> list[Removal]:
     """Messages of an earlier server, and of complete runs all commits but the last."""
     found = []
     if not is_held(folder, SERVING):

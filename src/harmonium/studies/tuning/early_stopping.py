@@ -19,7 +19,7 @@ from harmonium.evaluation.geometry import tuning_score
 from harmonium.federation.driver import Reply
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import run
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.tuning.grid import Setting
 
 FIRST = 3  # round before which nothing stops by itself: scores have hardly moved
@@ -166,7 +166,7 @@ class Playing:
     def _committed(self, path: Path) -> int:
         if not (path / "recipe.yaml").exists():
             return -1
-        commit, _ = Folder(path).last()
+        commit, _ = RunFolder(path).last()
         return commit.round if commit else -1
 
     def _fail(self, number: int, after: int, why: str, *, for_ever: bool = True) -> None:
@@ -187,7 +187,7 @@ class Playing:
     def figures(self, number: int) -> list[dict[str, Any]]:
         """A setting's scores so far, one a look."""
         rows = []
-        for row in Folder(self.place(number)).read_log("metrics.jsonl"):
+        for row in RunFolder(self.place(number)).read_log("metrics.jsonl"):
             told, health = row.get("reported", {}), row.get("health", {})
             if 0 < row["round"] <= self.reached.get(number, 0) and (health or "align" in told):
                 align, unif = told.get("align"), told.get("unif")
