@@ -62,6 +62,14 @@ def archive(path: Path, **more: np.ndarray) -> str:
     return f"npz:{path}"
 
 
+def test_a_bare_path_is_answered_with_the_right_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--data folder:{tmp_path}"):
+        SiteImages.of(str(tmp_path))
+    archive(tmp_path / "a.npz")
+    with pytest.raises(ConfigError, match=f"--data npz:{tmp_path / 'a.npz'}"):
+        SiteImages.of(str(tmp_path / "a.npz"))
+
+
 def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz")
     assert len(SiteImages.of(words).load(8, 1)[1]) == 6

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harmonium.core import files
+from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
 from harmonium.federation.driver import Turn
 from harmonium.federation.sampling import Participation
@@ -197,13 +198,51 @@ def test_without_tls_only_loopback_is_listened_at(host: str) -> None:
 def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federation) -> None:
     few = ("clients=2", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0")
     run("fedavg", *SMALL, *few, out=tmp_path / "here")
-    with pytest.raises(ConfigError, match="is no run of a federation: use harmonium resume"):
+    with pytest.raises(ConfigError, match="not a run of a federation: use harmonium resume"):
         resume(tmp_path / "here")
     about = RunFolder(tmp_path / "here").about()
     about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
     RunFolder(tmp_path / "here").tell(about)
     with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
         resume_here(tmp_path / "here")
+
+
+class Notes(Callback):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_damaged_run_fails_before_it_is_announced(tmp_path: Path, federation) -> None:
+    few = ("clients=3", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0")
+    path, notes = tmp_path / "run", Notes()
+    run("fedavg", *SMALL, *few, out=path)
+    about = RunFolder(path).about()
+    about["federation"] = _Participants.new(federation).plain(federation)
+    RunFolder(path).tell(about)
+    (path / "result.json").unlink()
+    for commit in (path / "commits").glob("*.json"):
+        commit.write_text("damaged")
+    with pytest.raises(StoreError, match="commits"):
+        resume(path, watcher=notes, listening=Listening("127.0.0.1"))
+    assert notes.texts == []
+
+
+def test_the_sites_that_a_server_waits_for_are_named_at_once(
+    federation, tmp_path: Path, monkeypatch
+) -> None:
+    def no_link(*_: object) -> None:
+        raise EngineError("no link")
+
+    monkeypatch.setattr("harmonium.engines.flower.link.Link", no_link)
+    recipe, notes = Recipe.of("fedavg", "data=sites"), Notes()
+    with pytest.raises(EngineError, match="no link"):
+        start(recipe, federation.folder, out=tmp_path / "run", watcher=notes)
+    assert "waiting for north, south, west" in notes.texts
 
 
 def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:

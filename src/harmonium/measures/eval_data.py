@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,9 @@ def sets_of(changes: Sequence[Change]) -> tuple[Sets, list[Change]]:
     called = tuple(name.strip() for name in found)
     known = [*THEIRS, *datasets.table()]
     for name in called:
+        place = name.removeprefix("folder:")
+        if name not in known and Path(place).expanduser().is_dir():
+            raise ConfigError(f"on={name} is a folder: write on=folder on.folder.path={place}")
         if name not in known and ":" not in name:
             raise ConfigError(f"on={name}: unknown data set: {suggest(name, known)}")
     if len(set(called)) < len(called):

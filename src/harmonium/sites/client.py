@@ -66,6 +66,9 @@ class SiteImages:
         of them do not keep a site out of a run.
         """
         name, _, path = words.partition(":")
+        if not path and name not in datasets.table() and Path(name).expanduser().exists():
+            kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
+            raise ConfigError(f"--data {words} is a path: write --data {kind}:{words}")
         chosen = datasets[name]
         known = {field.name for field in fields(chosen)}
         own = "path" in known  # a published set keeps its test split: the server may use it
