@@ -1,4 +1,4 @@
-"""A SuperLink and one node in this process's company, for checks that both engines agree.
+"""A SuperLink and one node for this process, for checks that both engines agree.
 
 Messages, seals, states and roll-back are those of a real federation; only the node is a thread of
 this process, so that many short runs cost one start.
@@ -45,8 +45,8 @@ class FlowerPair:
         link = Link(folder, "127.0.0.1", port, forgets=True)  # much quicker
         self._link = self._stack.enter_context(link)
         self._number = self._link.admit({0: self._node.public_key()})[0]
-        told = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
-        thread = threading.Thread(target=answer_messages, args=told, daemon=True)
+        arguments = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
+        thread = threading.Thread(target=answer_messages, args=arguments, daemon=True)
         thread.start()
         self._stack.callback(thread.join, 10.0)
         self._stack.callback(self._ended.set)
@@ -88,4 +88,4 @@ def _always(host: ClientRuntime) -> Callable[..., ClientRuntime]:
 
 
 def _quiet(text: str) -> None:
-    """Nobody reads what the node says."""
+    """Ignore the notes of the node."""

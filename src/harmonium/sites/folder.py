@@ -81,7 +81,7 @@ class Member:
 
 @dataclass(frozen=True)
 class RegisteredSite(Member):
-    """A member with its key."""
+    """A member with its public key."""
 
     public_key: ec.EllipticCurvePublicKey = field(repr=False)  # its answers must be signed by it
 
@@ -105,7 +105,7 @@ class _FederationFile:
 
 @dataclass(frozen=True)
 class Federation:
-    """A federation's folder that was read and found in order."""
+    """A federation whose folder was read and checked."""
 
     folder: Path  # where all of it lies
     id: str  # random, the same in every kit
@@ -331,26 +331,26 @@ def _find(members: Sequence[AnyMember], name: str) -> AnyMember:
 
 def _must_be_empty(folder: Path) -> None:
     """Refuse a folder that holds anything, by what it holds."""
-    held = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
-    if "federation.yaml" in held:
+    names = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if "federation.yaml" in names:
         raise ConfigError(
             f"{folder} holds a federation already: add sites with harmonium server add, or name "
             "a new folder"
         )
-    if held and {*held} <= {*_OURS, "federation.yaml.part"}:
+    if names and {*names} <= {*_OURS, "federation.yaml.part"}:
         raise ConfigError(
             f"{folder} has no federation.yaml: an init was interrupted, then remove the folder and "
             "try again; or the file was lost, then restore it"
         )
-    if held:
-        raise ConfigError(f"{folder} is not empty ({held[0]}): name a new folder")
+    if names:
+        raise ConfigError(f"{folder} is not empty ({names[0]}): name a new folder")
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """One command at a time may change a federation."""
     if not folder.is_dir():
-        raise StoreError(f"{folder} is no folder: harmonium server init makes a federation")
+        raise StoreError(f"{folder} is not a folder: harmonium server init makes a federation")
     lock = filelock.FileLock(folder / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=10)

@@ -40,7 +40,7 @@ _DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What the other files of a kit must be, as SHA-256."""
+    """SHA-256 fingerprints of the other files of a kit."""
 
     __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
     authority: Fingerprint  # of ca.crt
@@ -78,7 +78,7 @@ class KitFile:
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was read and found in order."""
+    """A kit whose files were read and checked."""
 
     folder: Path  # where all of it lies
     federation: str  # its id
@@ -105,17 +105,19 @@ class Kit:
     def read(cls, folder: Path) -> Kit:
         """Read and check all files of a kit; what is wrong is named in one line."""
         if not (folder / "kit.yaml").exists():
-            raise StoreError(f"{folder} is no kit: it has no kit.yaml; the server hands kits out")
+            raise StoreError(
+                f"{folder} is not a kit: it has no kit.yaml; the server hands kits out"
+            )
         sheet = parse(KitFile, folder / "kit.yaml")
         check_name(sheet.name)
         remedy = "the federation must be made anew and hand out new kits"
         authority, notes = certificates.read_certificate(folder / "ca.crt", remedy)
         server = certificates.read_public_key(folder / "server.pub")
         public = certificates.read_public_key(folder / "site.pub")
-        wanted = sheet.fingerprints
-        held = Fingerprints.of(authority, server, public)
+        expected = sheet.fingerprints
+        actual = Fingerprints.of(authority, server, public)
         for part, file in (("authority", "ca.crt"), ("server", "server.pub"), ("site", "site.pub")):
-            if getattr(held, part) != getattr(wanted, part):
+            if getattr(actual, part) != getattr(expected, part):
                 raise StoreError(f"{folder / file} does not belong to this kit: get the kit again")
         if not (folder / "site.key").exists():
             raise StoreError(f"{folder} has no site.key: copy the one that keygen made there")
@@ -127,7 +129,7 @@ class Kit:
             number=sheet.number,
             hosts=sheet.hosts,
             port=sheet.port,
-            fingerprints=wanted,
+            fingerprints=expected,
             private_key=key,
             server_key=server,
             notes=tuple(notes),
@@ -177,7 +179,7 @@ def read_pair(path: Path, public: Any, other: str, remedy: str) -> ec.EllipticCu
 
 
 def check_name(name: str) -> None:
-    """Refuse a site's name that is no good file name everywhere.
+    """Refuse a site's name that is not a valid file name on every system.
 
     >>> check_name("north-2")
     """
@@ -196,12 +198,12 @@ def check_new(name: str, others: Iterable[str]) -> None:
 
 
 def parse(cls: type[T], path: Path) -> T:
-    """A YAML file as a dataclass, or one line on its first fault."""
+    """A YAML file as a dataclass; an error names its first fault."""
     try:
         tree = yaml.safe_load(certificates.read_bytes(path).decode())
         return pydantic.TypeAdapter(cls).validate_python(tree)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise StoreError(f"{path} is no YAML in UTF-8") from None
+        raise StoreError(f"{path} is not YAML in UTF-8") from None
     except ConfigError as error:
         raise StoreError(f"{path}: {error}") from None
     except pydantic.ValidationError as error:

@@ -229,8 +229,8 @@ def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]
 
 def last_image_count(entries: Sequence[Mapping[str, Any]]) -> int | None:
     """The number of images that the site last told a server; none: it never did."""
-    found = [entry["told"].get("examples") for entry in entries if entry.get("told")]
-    return found[-1] if found else None
+    counts = [entry["told"].get("examples") for entry in entries if entry.get("told")]
+    return counts[-1] if counts else None
 
 
 def bytes_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:

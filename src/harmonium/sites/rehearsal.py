@@ -59,19 +59,19 @@ def rehearsal(
     place = folder / "flower"
     shutil.rmtree(place, ignore_errors=True)  # what a kill left; its keys are gone
     with Link(place, "127.0.0.1", port) as link:
-        found = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
+        nodes_by_client = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
         members = {
             client: RemoteSite(
-                f"client {client}", client, found[share[0]], keys[client].public_key()
+                f"client {client}", client, nodes_by_client[share[0]], keys[client].public_key()
             )
             for share in shares
             for client in share
         }
-        told = [
+        identities = [
             {**facts, "keys": {str(client): _private(keys[client]) for client in share}}
             for share in shares
         ]
-        with _nodes(told, place, note):
+        with _nodes(identities, place, note):
             yield RemoteEngine(
                 FlowerMessenger(link),
                 members,
@@ -89,10 +89,12 @@ def rehearsal(
 
 
 @contextmanager
-def _nodes(told: list[dict[str, Any]], folder: Path, note: Callable[[str], None]) -> Iterator[None]:
+def _nodes(
+    identities: list[dict[str, Any]], folder: Path, note: Callable[[str], None]
+) -> Iterator[None]:
     """Node processes, watched: one that dies is started again."""
     with (folder / "nodes.log").open("ab") as log:
-        running = {number: _start(facts, log) for number, facts in enumerate(told)}
+        running = {number: _start(facts, log) for number, facts in enumerate(identities)}
         ended = threading.Event()
 
         def watch() -> None:
@@ -102,7 +104,7 @@ def _nodes(told: list[dict[str, Any]], folder: Path, note: Callable[[str], None]
                     if process.poll() is not None and starts[number] <= TRIES:
                         note(f"a node died ({process.returncode}) and is started again")
                         starts[number] += 1
-                        running[number] = _start(told[number], log)
+                        running[number] = _start(identities[number], log)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
