@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.core import codec, files
 from harmonium.core.errors import Diverged, NotEnoughReplies, WireError
-from harmonium.engines.remote import Member, RemoteEngine, Waits, _Task
+from harmonium.engines.remote import RemoteEngine, RemoteSite, Waits, _PendingTask
 from harmonium.engines.seal import seal
 from harmonium.federation.driver import Reply
 from harmonium.federation.filters import arrival
@@ -61,7 +61,7 @@ class Door:
             if any(reply.up is not None for reply in one.replies):
                 heard.setdefault(one.ask.step, one)
         self.heard = list(heard.values())
-        member = Member("site", 0, 1, KEY.public_key())
+        member = RemoteSite("site", 0, 1, KEY.public_key())
         examples = self.trial.server.examples
         self.engine = RemoteEngine(
             None,  # type: ignore[arg-type]  # nothing is sent
@@ -75,11 +75,11 @@ class Door:
             ),
         )
 
-    def task(self, heard: Heard, client: int) -> _Task:
+    def task(self, heard: Heard, client: int) -> _PendingTask:
         """What a site was asked."""
         header = {"step": heard.ask.step, "client": client, "nonce": "2" * 32}
         header |= {"round": heard.turn.round, "ask": heard.turn.ask}
-        return _Task(header, (), ())
+        return _PendingTask(header, (), ())
 
     def sealed(self, heard: Heard, client: int, frame: bytes) -> Sealed:
         """A frame with the seal of the site that was asked."""
@@ -88,7 +88,7 @@ class Door:
 
     def outcome(self, heard: Heard, client: int, came: Sealed) -> str:
         """What becomes of an answer: refused, no answer, or answered."""
-        got = self.engine._opened(client, self.task(heard, client), came)
+        got = self.engine._read_answer(client, self.task(heard, client), came)
         if isinstance(got, str):
             return "unread"
         reply = Reply(client, got["up"], got["why"], tuple(got.get("releases", ())))
@@ -194,7 +194,7 @@ def tried(name: str, count: int, signed: int) -> dict[str, Any]:
         heard = rng.choice(door.heard)
         client, sealed = whole[heard.ask.step]
         came = damaged(sealed, rng)
-        got = door.engine._opened(client, door.task(heard, client), came)
+        got = door.engine._read_answer(client, door.task(heard, client), came)
         if came != sealed and not isinstance(got, str):
             accepted.append(f"{heard.ask.step}: damaged")
     outcomes: dict[str, int] = {}

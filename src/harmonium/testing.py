@@ -43,7 +43,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import load_public, make_host
 
 if TYPE_CHECKING:
-    from harmonium.sites.flower_pair import Together
+    from harmonium.sites.flower_pair import FlowerPair
 
 TINY: dict[str, Any] = {
     "data": {"name": "shapes", "count": 60, "test_count": 10, "size": 12, "validation": 0.2},
@@ -197,12 +197,12 @@ def check_method(method: str | type[Method], /, **settings: Any) -> list[str]:
     return passed
 
 
-def check_parity(method: str | type[Method], together: Together, /, **settings: Any) -> None:
+def check_parity(method: str | type[Method], together: FlowerPair, /, **settings: Any) -> None:
     """Refuse a method that ends with other bits over Flower's messages than on the local engine.
 
     Args:
         method: as for `check_method`.
-        together: an open `harmonium.sites.flower_pair.Together`, which needs Flower.
+        together: an open `harmonium.sites.flower_pair.FlowerPair`, which needs Flower.
         settings: recipe sections that the method needs.
     """
     plain = first_trial(method, **settings)

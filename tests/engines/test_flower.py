@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.core.errors import EngineError
-from harmonium.engines.flower.node import attend, refusal
+from harmonium.engines.flower.node import answer_messages, refusal
 from harmonium.federation.driver import Turn
 from harmonium.federation.method import TRAINED, Method
 from harmonium.federation.whitening import whitening_of
@@ -32,7 +32,7 @@ from harmonium.learning.client import Decline
 from harmonium.methods import methods
 from harmonium.runs.open_run import make_host
 from harmonium.sites import certificates as made
-from harmonium.sites.flower_pair import Together
+from harmonium.sites.flower_pair import FlowerPair
 from harmonium.testing import ContractError, check_parity, first_trial
 
 QUICK = {  # settings that are made for real runs, and slow
@@ -44,8 +44,8 @@ QUICK = {  # settings that are made for real runs, and slow
 
 
 @pytest.fixture(scope="module")
-def together() -> Iterator[Together]:
-    with Together() as opened:
+def together() -> Iterator[FlowerPair]:
+    with FlowerPair() as opened:
         yield opened
 
 
@@ -54,7 +54,7 @@ def together() -> Iterator[Together]:
     [(False, "does not know this site's key"), (True, r"lets the site in about \d+ s from now")],
 )
 def test_a_node_that_is_not_let_in_learns_why(
-    enrolled: bool, words: str, together: Together
+    enrolled: bool, words: str, together: FlowerPair
 ) -> None:
     """Flower has one code for a key that it does not know and one that is connected."""
     key = together._node if enrolled else ec.generate_private_key(ec.SECP384R1())
@@ -65,7 +65,7 @@ def test_a_node_that_is_not_let_in_learns_why(
         ended.set()
 
     address = f"127.0.0.1:{together._link.settings.port}"
-    attend(lambda sealed, bodies: (b"", []), address, key, None, note, ended)
+    answer_messages(lambda sealed, bodies: (b"", []), address, key, None, note, ended)
     assert re.search(words, notes[0]), notes
 
 
@@ -117,7 +117,7 @@ def test_every_fault_of_a_certificate_has_its_own_words(tmp_path: Path) -> None:
 
             address = f"127.0.0.2:{listening.getsockname()[1]}"
             try:
-                attend(lambda *_: (b"", []), address, key, tmp_path / "ca", note, ended)
+                answer_messages(lambda *_: (b"", []), address, key, tmp_path / "ca", note, ended)
             except EngineError as error:
                 return str(error)
             return notes[0]
@@ -145,13 +145,13 @@ def _greets(listening: socket.socket, context: ssl.SSLContext) -> None:
 
 
 @pytest.mark.parametrize("name", methods.table())
-def test_every_method_ends_with_the_same_bits(name: str, together: Together) -> None:
+def test_every_method_ends_with_the_same_bits(name: str, together: FlowerPair) -> None:
     before = together.asked
     check_parity(name, together, clients=2, **QUICK.get(name, {}))
     assert together.asked > before
 
 
-def test_the_global_objective_is_measured_over_flower_as_well(together: Together) -> None:
+def test_the_global_objective_is_measured_over_flower_as_well(together: FlowerPair) -> None:
     before = together.asked
     settings = {"clients": 2, **QUICK["fedsc"]}
     plain = first_trial("fedavg", **settings)
@@ -164,7 +164,7 @@ def test_the_global_objective_is_measured_over_flower_as_well(together: Together
     assert [(line["round"], line["step"]) for line in first] == [(0, step) for step in steps]
 
 
-def test_whitening_is_fitted_over_flower_with_the_same_bits(together: Together) -> None:
+def test_whitening_is_fitted_over_flower_with_the_same_bits(together: FlowerPair) -> None:
     before = together.asked
     plain = first_trial("fedavg", clients=2, evaluate={"whiten": True})
     there = plain.again(engine=together.engine, reload=True)
@@ -257,12 +257,12 @@ class Prepared(Stateful):
 
 @pytest.mark.parametrize("method", [TwoAsks, Stateful, Prepared])
 def test_methods_of_every_shape_end_with_the_same_bits(
-    method: type[Method], together: Together
+    method: type[Method], together: FlowerPair
 ) -> None:
     check_parity(method, together)
 
 
-def test_clients_keep_their_state_over_flower(together: Together) -> None:
+def test_clients_keep_their_state_over_flower(together: FlowerPair) -> None:
     plain = first_trial(Stateful)
     there = plain.again(engine=together.engine)
     assert [there.states[client]["rounds"] for client in range(4)] == [2, 2, 2, 1]
@@ -285,15 +285,15 @@ def test_clients_keep_their_state_over_flower(together: Together) -> None:
     ],
     ids=["byol", "masked", "queue", "recalibrated", "verified", "rounded"],
 )
-def test_settings_end_with_the_same_bits(settings: dict, together: Together) -> None:
+def test_settings_end_with_the_same_bits(settings: dict, together: FlowerPair) -> None:
     check_parity("fedavg", together, **settings)
 
 
-def test_federated_simclr_ends_with_the_same_bits(together: Together) -> None:
+def test_federated_simclr_ends_with_the_same_bits(together: FlowerPair) -> None:
     check_parity("fsimclr", together, clients=2)
 
 
-def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:
+def test_a_lost_answer_leaves_the_state_as_it_was(together: FlowerPair) -> None:
     """The engine asks again from the version that was accepted; the site goes back to it."""
 
     class Losing:
@@ -319,26 +319,26 @@ def test_a_lost_answer_leaves_the_state_as_it_was(together: Together) -> None:
     assert there.digest == plain.digest
 
 
-def test_replayed_and_edited_asks_are_refused(together: Together, tmp_path: Path) -> None:
+def test_replayed_and_edited_asks_are_refused(together: FlowerPair, tmp_path: Path) -> None:
     """Whoever holds the SuperLink can push any message; the site answers none but the server's."""
     trial = first_trial("fedavg")
     host = make_host(trial.recipe, trial.dataset, trial.split, tmp_path)
     engine, sent = together.engine(trial.recipe, host, tmp_path), []
-    post = engine._post
-    push = post.push
-    post.push = lambda letters: (sent.extend(letters), push(letters))[1]
+    messenger = engine._messenger
+    push = messenger.push
+    messenger.push = lambda messages: (sent.extend(messages), push(messages))[1]
     ask = Ask("train", [0], {"model": host.method.blueprint.shared()})
     (reply,) = engine.deliver(ask, Turn(1, 0))
     assert reply.up is not None
-    (letter,) = sent
-    forged = letter.sealed.replace(b'\\"round\\":1', b'\\"round\\":2')
-    assert forged != letter.sealed
-    waiting = push([letter, replace(letter, sealed=forged)])
+    (message,) = sent
+    forged = message.sealed.replace(b'\\"round\\":1', b'\\"round\\":2')
+    assert forged != message.sealed
+    waiting = push([message, replace(message, sealed=forged)])
     told: dict[str, object] = {}
     while len(told) < 2:
-        told |= dict(post.pull([ticket for ticket in waiting if ticket not in told]))
+        told |= dict(messenger.pull([ticket for ticket in waiting if ticket not in told]))
     assert "it is a replay" in str(told[waiting[0]])
-    assert "not signed by the one who should have sent it" in str(told[waiting[1]])
+    assert "not signed by" in str(told[waiting[1]])
 
 
 @dataclass(frozen=True)
@@ -353,6 +353,6 @@ class Telling(Method):
         return {"model": {k: v + there for k, v in got.model.items()}, "loss": 0.0}
 
 
-def test_a_method_that_can_tell_the_engines_apart_is_found(together: Together) -> None:
+def test_a_method_that_can_tell_the_engines_apart_is_found(together: FlowerPair) -> None:
     with pytest.raises(ContractError, match="over Flower's messages"):
         check_parity(Telling, together)

@@ -1,7 +1,7 @@
-"""The server's side of a federation, against real sites over a post that does its worst.
+"""The server's side of a federation, against real sites over a messenger that does its worst.
 
-The post is in memory and time is played: waiting an hour takes no time. Sites, hosts, seals and
-logs are the real ones.
+The messenger is in memory and time is played: waiting an hour takes no time. Sites, runtimes, seals
+and logs are the real ones.
 """
 
 import json
@@ -23,7 +23,7 @@ from harmonium.data.partition import Split, make_split
 from harmonium.data.splits.iid import IID
 from harmonium.engines import remote
 from harmonium.engines.local import LocalEngine
-from harmonium.engines.remote import TRIES, Answer, Letter, Member, RemoteEngine, Waits
+from harmonium.engines.remote import TRIES, Answer, RemoteEngine, RemoteSite, SealedMessage, Waits
 from harmonium.engines.runtime import ClientRuntime, StateRef
 from harmonium.engines.seal import seal
 from harmonium.federation.driver import Driver, Reply, Turn
@@ -142,37 +142,37 @@ Came = Answer | str
 
 @dataclass
 class Carrier:
-    """A post in memory that loses, delays, doubles, reorders, edits and swaps as it is told to."""
+    """A messenger in memory that loses, delays, doubles, reorders, edits and swaps on demand."""
 
     clock: Clock
     nodes: dict[int, Callable[[bytes, list[bytes]], Answer]]
     slow: dict[int, float] = field(default_factory=dict)  # seconds that a node needs
     away: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # when, from now on
-    unsent: int = 0  # letters that cannot be sent
+    unsent: int = 0  # messages that cannot be sent
     silent: bool = False  # a node that was away is not told of: it is back before anyone looks
-    on_ask: Callable[[Letter], Letter] = lambda letter: letter
-    on_answer: Callable[[Letter, Answer], Sequence[Came]] = lambda letter, answer: [answer]
+    on_ask: Callable[[SealedMessage], SealedMessage] = lambda message: message
+    on_answer: Callable[[SealedMessage, Answer], Sequence[Came]] = lambda message, answer: [answer]
     order: Callable[[list[str]], list[str]] = list
     stray: list[tuple[str, Came]] = field(default_factory=list)  # comes beside what was asked for
-    letters: list[Letter] = field(default_factory=list)
+    messages: list[SealedMessage] = field(default_factory=list)
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     given: int = 0
-    _due: dict[str, tuple[float, float, Letter]] = field(default_factory=dict)
+    _due: dict[str, tuple[float, float, SealedMessage]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.began = self.clock.now
 
-    def push(self, letters: Sequence[Letter]) -> list[str | None]:
+    def push(self, messages: Sequence[SealedMessage]) -> list[str | None]:
         tickets: list[str | None] = []
-        for letter in letters:
+        for message in messages:
             if self.unsent:
                 self.unsent -= 1
                 tickets.append(None)
                 continue
-            self.letters.append(letter)
-            ticket = f"ticket {len(self.letters)}"
-            due = self.clock.now + self.slow.get(letter.node, 0.1)
-            self._due[ticket] = (self.clock.now, due, letter)
+            self.messages.append(message)
+            ticket = f"ticket {len(self.messages)}"
+            due = self.clock.now + self.slow.get(message.node, 0.1)
+            self._due[ticket] = (self.clock.now, due, message)
             tickets.append(ticket)
         return tickets
 
@@ -180,8 +180,10 @@ class Carrier:
         yield from self.stray
         here = [ticket for ticket in tickets if ticket in self._due]
         for ticket in self.order(sorted(here, key=lambda one: self._due[one][1])):
-            sent, due, letter = self._due[ticket]
-            breaks = [start for start, end in self._away(letter.node) if start < due and end > sent]
+            sent, due, message = self._due[ticket]
+            breaks = [
+                start for start, end in self._away(message.node) if start < due and end > sent
+            ]
             if breaks and self.silent:
                 continue
             if breaks and self.clock.now >= min(breaks):
@@ -189,7 +191,7 @@ class Carrier:
                 yield ticket, GONE
             elif not breaks and self.clock.now >= due:
                 del self._due[ticket]
-                for came in self._carried(letter):
+                for came in self._carried(message):
                     self.given += 1
                     yield ticket, came
 
@@ -204,14 +206,14 @@ class Carrier:
     def _away(self, node: int) -> list[tuple[float, float]]:
         return [(self.began + a, self.began + b) for a, b in self.away.get(node, [])]
 
-    def _carried(self, letter: Letter) -> Sequence[Came]:
-        asked = self.on_ask(letter)
+    def _carried(self, message: SealedMessage) -> Sequence[Came]:
+        asked = self.on_ask(message)
         try:
-            answer = self.nodes[letter.node](asked.sealed, list(asked.bodies))
+            answer = self.nodes[message.node](asked.sealed, list(asked.bodies))
         except HarmoniumError as error:
             return [f"its node reports: {error}"]
-        self.answers.append((letter.node, answer))
-        return self.on_answer(letter, answer)
+        self.answers.append((message.node, answer))
+        return self.on_answer(message, answer)
 
 
 def node_of(client: int) -> int:
@@ -277,7 +279,7 @@ class Federation:
     def new_engine(self) -> RemoteEngine:
         """As after a restart of the server."""
         members = {
-            client: Member(f"site {client}", 10 + client, node_of(client), key.public_key())
+            client: RemoteSite(f"site {client}", 10 + client, node_of(client), key.public_key())
             for client, key in KEYS.items()
         }
         return RemoteEngine(
@@ -405,10 +407,10 @@ def test_faults_that_pass_change_no_bit(name: str, build: Callable[..., Federati
     carrier.away = {node_of(1): [(15.0, 30.0)], node_of(2): [(3.0, 8.0), (50.0, 60.0)]}
     carrier.order = lambda tickets: tickets[::-1]
 
-    def lossy(letter: Letter, answer: Answer) -> Sequence[Came]:
+    def lossy(message: SealedMessage, answer: Answer) -> Sequence[Came]:
         number = next(losses)
         if number % 3 == 1:
-            fed.restart(client_of(letter.node))
+            fed.restart(client_of(message.node))
             return [GONE]
         return [answer, answer] if number % 3 else [answer]
 
@@ -523,14 +525,14 @@ def test_a_false_answer_is_refused_by_name_and_spoils_nothing(
     name: str, build: Callable[..., Federation]
 ) -> None:
     fed = build()
-    fed.carrier.on_answer = lambda letter, answer: [
-        BAD[name](answer) if letter.node == node_of(1) else answer
+    fed.carrier.on_answer = lambda message, answer: [
+        BAD[name](answer) if message.node == node_of(1) else answer
     ]
     got = why(fed.deliver())
     assert set(got) == {1} and got[1].startswith("its answer was refused: ")
     assert got[1].isprintable() and len(got[1]) < 200
     assert set(fed.engine.snapshot()) == {0, 2, 3}
-    fed.carrier.on_answer = lambda letter, answer: [answer]
+    fed.carrier.on_answer = lambda message, answer: [answer]
     assert not why(fed.deliver(2))
 
 
@@ -540,19 +542,19 @@ def test_answers_swapped_between_sites_or_asks_are_refused(
     fed = build()
     fed.deliver(1)
     old = dict(fed.carrier.answers)
-    fed.carrier.on_answer = lambda letter, answer: [old[letter.node]]
+    fed.carrier.on_answer = lambda message, answer: [old[message.node]]
     got = why(fed.deliver(2))
     assert set(got) == set(range(CLIENTS))
     assert all("it belongs to another ask" in text for text in got.values())
-    fed.carrier.on_answer = lambda letter, answer: [old[node_of(3 - client_of(letter.node))]]
+    fed.carrier.on_answer = lambda message, answer: [old[node_of(3 - client_of(message.node))]]
     got = why(fed.deliver(3))
-    assert all("not signed by the one" in text for text in got.values()) and len(got) == CLIENTS
+    assert all("not signed by" in text for text in got.values()) and len(got) == CLIENTS
     assert fed.engine.snapshot()[0]["file"].startswith("0/000001-")
 
 
 def test_an_ask_that_was_given_back_is_no_answer(build: Callable[..., Federation]) -> None:
     fed = build()
-    fed.carrier.on_answer = lambda letter, answer: [(letter.sealed, list(letter.bodies))]
+    fed.carrier.on_answer = lambda message, answer: [(message.sealed, list(message.bodies))]
     assert all("not signed" in text for text in why(fed.deliver()).values())
 
 
@@ -563,26 +565,26 @@ def test_an_ask_that_was_changed_on_its_way_is_not_done_and_its_client_named(
     fed = build()
     fed.deliver(1)
     before = [len(site.log.entries()) for site in fed.sites.values()]
-    earlier, latest = list(fed.carrier.letters), fed.carrier.letters
+    earlier, latest = list(fed.carrier.messages), fed.carrier.messages
 
-    def change(letter: Letter) -> Letter:
-        if letter.node != node_of(1):
-            return letter
+    def change(message: SealedMessage) -> SealedMessage:
+        if message.node != node_of(1):
+            return message
         if where == "seal":
-            return replace(letter, sealed=letter.sealed.replace(b"train", b"other"))
+            return replace(message, sealed=message.sealed.replace(b"train", b"other"))
         if where == "old":  # of round 1, to the same site
-            return next(one for one in earlier if one.node == letter.node)
+            return next(one for one in earlier if one.node == message.node)
         if where == "swap":
             return next(one for one in latest[CLIENTS:] if one.node == node_of(2))
-        bodies = [body + b" " * (number == where) for number, body in enumerate(letter.bodies)]
-        return replace(letter, bodies=tuple(bodies))
+        bodies = [body + b" " * (number == where) for number, body in enumerate(message.bodies)]
+        return replace(message, bodies=tuple(bodies))
 
     fed.carrier.on_ask = change
     got = why(fed.deliver(2))
     assert set(got) == {1} and got[1].startswith("its node reports: the ask ")
     after = [len(site.log.entries()) for site in fed.sites.values()]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1, 1]
-    assert sum(letter.node == node_of(1) for letter in fed.carrier.letters) == 1 + TRIES
+    assert sum(message.node == node_of(1) for message in fed.carrier.messages) == 1 + TRIES
 
 
 HOSTILE: dict[str, Any] = {
@@ -618,15 +620,15 @@ def test_a_site_that_signs_nonsense_is_named_and_the_round_goes_on(
 ) -> None:
     fed = build()
     body = codec.encode(HOSTILE[name])
-    fed.carrier.on_answer = lambda letter, answer: [
-        resealed(answer, 1, [body]) if letter.node == node_of(1) else answer
+    fed.carrier.on_answer = lambda message, answer: [
+        resealed(answer, 1, [body]) if message.node == node_of(1) else answer
     ]
     server = Server(dict.fromkeys(range(CLIENTS), 12), fed.method.blueprint.shared(), round=1)
     driver = Driver(fed.method, fed.engine, fed.ledger)
     driver.drive(fed.method.round(server, server.everyone), server)
     lines = {entry["client"]: entry for entry in map(json.loads, fed.ledger.lines)}
     assert [entry["outcome"] for entry in lines.values()].count("answered") == CLIENTS - 1
-    assert "not made as an answer is" in lines[1]["why"]
+    assert "malformed reply" in lines[1]["why"]
     assert set(fed.engine.snapshot()) == {0, 2, 3}
 
 
@@ -645,8 +647,8 @@ def test_answers_of_the_right_form_but_not_of_the_exchange_are_refused_by_the_dr
 ) -> None:
     fed = build()
     body = codec.encode({"up": up, "why": ""})
-    fed.carrier.on_answer = lambda letter, answer: [
-        resealed(answer, 1, [body]) if letter.node == node_of(1) else answer
+    fed.carrier.on_answer = lambda message, answer: [
+        resealed(answer, 1, [body]) if message.node == node_of(1) else answer
     ]
     server = Server(dict.fromkeys(range(CLIENTS), 12), fed.method.blueprint.shared(), round=1)
     driver = Driver(fed.method, fed.engine, fed.ledger)
@@ -660,21 +662,21 @@ def test_reasons_are_one_harmless_line(build: Callable[..., Federation]) -> None
     evil = "\x1b[2J\nline two\u202e" + "x" * 10_000
     body = codec.encode({"up": None, "why": evil})
 
-    def say(letter: Letter, answer: Answer) -> Sequence[Came]:
-        client = client_of(letter.node)
+    def say(message: SealedMessage, answer: Answer) -> Sequence[Came]:
+        client = client_of(message.node)
         return [evil] if client == 0 else [resealed(answer, client, [body])]
 
     fed.carrier.on_answer = say
     got = why(fed.deliver(to=[0, 1]))
     assert all(text.isprintable() and 100 < len(text) < 1100 for text in got.values())
-    fed.carrier.on_answer = lambda letter, answer: [
-        resealed(answer, client_of(letter.node), [codec.encode({"up": None, "why": ""})])
+    fed.carrier.on_answer = lambda message, answer: [
+        resealed(answer, client_of(message.node), [codec.encode({"up": None, "why": ""})])
     ]
     assert why(fed.deliver(2, to=[2])) == {2: "it gave no reason"}
     # The parser of frames repeats what it does not know.
     odd = json.dumps({"x": {"dtype": evil, "shape": [0], "data_offsets": [0, 0]}}).encode()
     frame = len(odd).to_bytes(8, "little") + odd
-    fed.carrier.on_answer = lambda letter, answer: [resealed(answer, 3, [frame])]
+    fed.carrier.on_answer = lambda message, answer: [resealed(answer, 3, [frame])]
     (text,) = why(fed.deliver(3, to=[3])).values()
     assert "?[2J line two" in text and text.isprintable() and len(text) < 1100
 
@@ -684,9 +686,9 @@ def test_what_comes_twice_or_was_never_asked_for_is_ignored(
 ) -> None:
     fed = build()
     fed.carrier.stray = [("ticket 999", GONE), ("", (b"", []))]
-    fed.carrier.on_answer = lambda letter, answer: [answer, answer, GONE, (b"", [])]
+    fed.carrier.on_answer = lambda message, answer: [answer, answer, GONE, (b"", [])]
     assert not why(fed.deliver())
-    fed.carrier.on_answer = lambda letter, answer: [GONE, answer]  # given up, so asked again
+    fed.carrier.on_answer = lambda message, answer: [GONE, answer]  # given up, so asked again
     assert why(fed.deliver(2)) == dict.fromkeys(range(CLIENTS), GONE)
 
 
@@ -700,8 +702,8 @@ def test_a_lost_answer_is_asked_for_again_with_a_new_nonce_and_counts_once(
     fed = build(plan(noise="system"))
     lost: list[Answer] = []
 
-    def lose(letter: Letter, answer: Answer) -> Sequence[Came]:
-        if letter.node == node_of(2) and len(lost) < 2:
+    def lose(message: SealedMessage, answer: Answer) -> Sequence[Came]:
+        if message.node == node_of(2) and len(lost) < 2:
             lost.append(answer)
             return [GONE]
         return [answer]
@@ -712,8 +714,8 @@ def test_a_lost_answer_is_asked_for_again_with_a_new_nonce_and_counts_once(
     mine = [answer for node, answer in fed.carrier.answers if node == node_of(2)]
     assert len(mine) == 3 and len({answer[0] for answer in mine}) == 3
     assert {tuple(answer[1]) for answer in mine} == {tuple(lost[0][1])}
-    letters = [letter for letter in fed.carrier.letters if letter.node == node_of(2)]
-    headers = [json.loads(json.loads(letter.sealed)["header"]) for letter in letters]
+    messages = [message for message in fed.carrier.messages if message.node == node_of(2)]
+    headers = [json.loads(json.loads(message.sealed)["header"]) for message in messages]
     assert len({header.pop("nonce") for header in headers}) == 3
     assert headers[0] == headers[1] == headers[2]
     assert len(fed.sites[2].log.releases()) == 1
@@ -777,28 +779,28 @@ def test_a_node_that_hangs_is_named_with_its_deadline_and_its_late_answer_ignore
     assert len(fed.carrier.answers) == 2 * CLIENTS - 1  # nobody looked for the late one
 
 
-def test_letters_are_not_worth_carrying_past_the_deadline(
+def test_messages_are_not_worth_carrying_past_the_deadline(
     build: Callable[..., Federation],
 ) -> None:
     fed = build()
     fed.carrier.away = {node_of(1): [(0.0, 90.0)]}
     fed.deliver()
-    seconds = {letter.node: letter.seconds for letter in fed.carrier.letters}
+    seconds = {message.node: message.seconds for message in fed.carrier.messages}
     assert seconds[node_of(0)] == 1000.0 and 900.0 <= seconds[node_of(1)] <= 910.0
-    assert {letter.kind for letter in fed.carrier.letters} == {"train.train"}
+    assert {message.kind for message in fed.carrier.messages} == {"train.train"}
 
 
 def test_a_node_that_always_dies_of_a_task_is_left_out(build: Callable[..., Federation]) -> None:
     fed = build()
-    fed.carrier.on_answer = lambda letter, answer: [
-        "its process died" if letter.node == node_of(1) else answer
+    fed.carrier.on_answer = lambda message, answer: [
+        "its process died" if message.node == node_of(1) else answer
     ]
     assert why(fed.deliver()) == {1: "its process died"}
-    assert sum(letter.node == node_of(1) for letter in fed.carrier.letters) == TRIES
+    assert sum(message.node == node_of(1) for message in fed.carrier.messages) == TRIES
     assert len(fed.sites[1].log.releases()) == 1
 
 
-def test_letters_that_could_not_be_sent_are_no_tries(build: Callable[..., Federation]) -> None:
+def test_messages_that_could_not_be_sent_are_no_tries(build: Callable[..., Federation]) -> None:
     fed = build()
     fed.carrier.unsent = 10 * CLIENTS
     assert not why(fed.deliver())
@@ -812,7 +814,7 @@ def test_a_site_that_refuses_is_heard_and_not_asked_again(
 ) -> None:
     fed = build(policy=Policy())
     got = why(fed.deliver())
-    assert len(fed.carrier.letters) == CLIENTS == len(got)
+    assert len(fed.carrier.messages) == CLIENTS == len(got)
     assert all("but `own_code` allows none" in text for text in got.values())
     assert not fed.engine.snapshot()
 
@@ -846,8 +848,8 @@ def test_who_declines_or_is_refused_is_not_counted_as_an_answer(
 ) -> None:
     fed = build(plan(declines=0), wanted=lambda ask, turn: 2)
     fed.carrier.slow = {node_of(2): 5.0, node_of(3): 9.0}
-    fed.carrier.on_answer = lambda letter, answer: [
-        BAD["body"](answer) if letter.node == node_of(1) else answer
+    fed.carrier.on_answer = lambda message, answer: [
+        BAD["body"](answer) if message.node == node_of(1) else answer
     ]
     got = why(fed.deliver())
     assert set(got) == {0, 1} and got[0] == "it does not want to"
@@ -879,8 +881,8 @@ def test_the_state_behind_a_lost_answer_rolls_back_as_on_the_local_engine(
     fed = build()
     turn: dict[str, Any] = {}
 
-    def lose(letter: Letter, answer: Answer) -> Sequence[Came]:
-        turn.update(json.loads(json.loads(letter.sealed)["header"]))
+    def lose(message: SealedMessage, answer: Answer) -> Sequence[Came]:
+        turn.update(json.loads(json.loads(message.sealed)["header"]))
         gone = (turn["round"], turn["client"]) in lost
         return [BAD["garbage"](answer) if gone else answer]
 
@@ -889,7 +891,7 @@ def test_the_state_behind_a_lost_answer_rolls_back_as_on_the_local_engine(
     host = host_of(fed.recipe, tmp_path / "local")
     engine = Losing(LocalEngine(host, tmp_path / "local", workers=0), lost)
     assert (digest, states) == play(fed.recipe, host, engine, rounds=4)[:2]
-    facts = [codec.decode(one.bodies[2]) for one in fed.carrier.letters if one.node == node_of(3)]
+    facts = [codec.decode(one.bodies[2]) for one in fed.carrier.messages if one.node == node_of(3)]
     named = [fact["state"] and fact["state"]["file"] for fact in facts]
     first = "3/000001-0-train.safetensors"
     assert named == [None, first, first, first]
@@ -912,7 +914,7 @@ def test_too_few_answers_end_the_round_and_its_states_go_back(
     assert fed.engine.snapshot() == held
     fed.carrier.away = {}
     after = driver.drive(fed.method.round(server, server.everyone), server)
-    named = [codec.decode(one.bodies[2])["state"] for one in fed.carrier.letters[-CLIENTS:]]
+    named = [codec.decode(one.bodies[2])["state"] for one in fed.carrier.messages[-CLIENTS:]]
     assert named == [held[client] for client in range(CLIENTS)]
     counts = {json.loads(line)["client"] for line in fed.ledger.lines}
     assert counts == set(range(CLIENTS)) and after.model.keys() == server.model.keys()
@@ -958,14 +960,14 @@ def test_answers_are_handed_on_as_they_come(build: Callable[..., Federation]) ->
     for number, reply in enumerate(fed.engine.deliver(Ask("train", range(4), down), Turn(1, 0)), 1):
         assert reply.up is not None and fed.carrier.given == number
         assert len(fed.carrier.answers) == number
-    shared = {letter.bodies[1] for letter in fed.carrier.letters}
-    assert len({id(letter.bodies[1]) for letter in fed.carrier.letters}) == len(shared) == 1
+    shared = {message.bodies[1] for message in fed.carrier.messages}
+    assert len({id(message.bodies[1]) for message in fed.carrier.messages}) == len(shared) == 1
 
 
 def test_what_the_logs_say_is_what_left(build: Callable[..., Federation]) -> None:
     fed = build(plan(noise="system"))
     losses = iter([True, False] * 50)
-    fed.carrier.on_answer = lambda letter, answer: [GONE if next(losses) else answer]
+    fed.carrier.on_answer = lambda message, answer: [GONE if next(losses) else answer]
     _, _, lines = play(fed.recipe, fed.host, fed.engine)
     assert len(fed.carrier.answers) > len(lines)
     for client, site in fed.sites.items():
@@ -993,7 +995,7 @@ def test_greetings_and_the_end_reach_those_who_are_there(
     fed.deliver(to=[0, 1, 2])
     before, model = fed.clock.now, fed.method.blueprint.shared()
     fed.engine.finish(model, {"x": torch.ones(1)}, {"round": 3})
-    assert fed.notes == ["site 3 did not take the encoder: it was not there"]
+    assert fed.notes == ["site 3 did not receive the encoder: it was not there"]
     assert fed.clock.now - before < 2.0
     assert [client for client, _ in told] == [0, 1, 2]
     for _, (_, _, _, said, kept) in told:
@@ -1011,7 +1013,7 @@ def test_a_fault_at_the_end_is_noted_in_one_line(build: Callable[..., Federation
 
     fed.sites[1].finish = broken
     fed.engine.finish({}, {}, {})
-    assert fed.notes == ["site 1 did not take the encoder: no room ?[2J"]
+    assert fed.notes == ["site 1 did not receive the encoder: no room ?[2J"]
 
 
 # ---- joining later ---------------------------------------------------------------------------
@@ -1025,7 +1027,7 @@ def test_a_node_that_is_back_before_anyone_looks_is_asked_again(
     fed.carrier.silent, fed.carrier.slow = True, {node_of(1): 5.0}
     fed.carrier.away = {node_of(1): [(2.1, 2.2)]}
     assert not why(fed.deliver()) and fed.passed < 15
-    assert [letter.node for letter in fed.carrier.letters].count(node_of(1)) == 2
+    assert [message.node for message in fed.carrier.messages].count(node_of(1)) == 2
 
 
 @pytest.mark.parametrize("name", [*RECIPES])
@@ -1055,9 +1057,9 @@ def test_who_does_not_take_part_yet_is_greeted_without_holding_anyone_up(
     fed.carrier.slow = {node_of(2): 60.0}  # it reads its images first
     assert [client for client, _ in fed.engine.greet([1, 2, 3], 3.0)] == [1]
     assert 2.5 < fed.passed < 5
-    asked = len(fed.carrier.letters)
+    asked = len(fed.carrier.messages)
     assert not list(fed.engine.greet([2, 3], 3.0)) and fed.passed < 5
-    assert len(fed.carrier.letters) == asked  # the first greeting still waits there
+    assert len(fed.carrier.messages) == asked  # the first greeting still waits there
     fed.clock.now += 60
     ((client, got),) = fed.engine.greet([2, 3], 3.0)
     assert client == 2 and isinstance(got, dict) and got["up"]["examples"] == 12
@@ -1088,4 +1090,4 @@ def test_a_greeting_ends_when_it_is_to_end(build: Callable[..., Federation]) -> 
 
 def test_nobody_to_ask_is_no_ask(build: Callable[..., Federation]) -> None:
     fed = build()
-    assert fed.deliver(to=[]) == {} and not fed.carrier.letters and fed.passed == 0.0
+    assert fed.deliver(to=[]) == {} and not fed.carrier.messages and fed.passed == 0.0

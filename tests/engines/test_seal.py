@@ -52,16 +52,16 @@ def test_no_field_of_a_header_can_be_changed(field: str) -> None:
     about = json.loads(held["header"])
     for value in ("another", 5, None, [about[field]]):
         text = json.dumps({**about, field: value}, sort_keys=True, separators=(",", ":"))
-        refused("not signed by the one", json.dumps({**held, "header": text}).encode())
+        refused("not signed by", json.dumps({**held, "header": text}).encode())
     less = json.dumps({key: value for key, value in about.items() if key != field})
-    refused("not signed by the one", json.dumps({**held, "header": less}).encode())
+    refused("not signed by", json.dumps({**held, "header": less}).encode())
 
 
 def test_a_header_that_means_the_same_but_is_written_otherwise_is_no_longer_signed() -> None:
     held = json.loads(sealed())
     spaced = json.dumps(json.loads(held["header"]))
-    refused("not signed by the one", json.dumps({**held, "header": spaced}).encode())
-    refused("not signed by the one", json.dumps({**held, "header": held["header"] + " "}).encode())
+    refused("not signed by", json.dumps({**held, "header": spaced}).encode())
+    refused("not signed by", json.dumps({**held, "header": held["header"] + " "}).encode())
 
 
 def test_any_changed_byte_of_a_seal_or_a_body_is_refused() -> None:
@@ -92,13 +92,13 @@ def test_any_changed_byte_of_a_seal_or_a_body_is_refused() -> None:
     ],
 )
 def test_other_bodies_than_those_signed_are_refused(bodies: list[bytes]) -> None:
-    refused("changed on its way", sealed(), bodies)
+    refused("was changed", sealed(), bodies)
 
 
 def test_only_the_right_signer_counts_and_an_ask_is_no_answer() -> None:
-    refused("the ask is not signed by the one", sealed(key=OTHER))
-    refused("the answer is not signed by the one", sealed("ask"), way="answer")
-    refused("the ask is not signed by the one", sealed("answer"))
+    refused("the ask is not signed by", sealed(key=OTHER))
+    refused("the answer is not signed by", sealed("ask"), way="answer")
+    refused("the ask is not signed by", sealed("answer"))
     plain = json.loads(sealed())
     refused("cannot be read", json.dumps({**plain, "signature": ""}).encode()[:-2])
     refused("not signed", json.dumps({**plain, "signature": ""}).encode())
@@ -145,7 +145,7 @@ def test_junk_is_no_seal(junk: bytes) -> None:
 )
 def test_junk_that_its_owner_signed_is_refused_as_well(text: str) -> None:
     """A site may sign anything, and the server must not stumble over it."""
-    refused("cannot be read|changed on its way", signed(text), way="answer")
+    refused("cannot be read|was changed", signed(text), way="answer")
 
 
 def test_a_seal_that_is_too_large_is_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

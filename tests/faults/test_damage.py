@@ -31,7 +31,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import RunLoop
 from harmonium.runs.privacy_report import report
 from harmonium.runs.start import changed_recipe, resume, run
-from harmonium.storage.run_folder import ASKED, LOGS, Folder
+from harmonium.storage.run_folder import ASKED, LOGS, RunFolder
 from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn", "unjudged")
@@ -234,7 +234,7 @@ def whole(made: Made) -> dict[str, Any]:
 def test_the_commits_of_another_run_are_refused_by_name(made: Made, stopped: Path) -> None:
     shutil.rmtree(stopped / "commits")
     shutil.copytree(made.others["stopped"] / "commits", stopped / "commits")
-    ours, theirs = (Folder(one).run[:8] for one in (stopped, made.others["stopped"]))
+    ours, theirs = (RunFolder(one).run[:8] for one in (stopped, made.others["stopped"]))
     with pytest.raises(StoreError, match=rf"000001\.json is of run {theirs}, .* of run {ours}: "):
         resume(stopped)
 
@@ -284,7 +284,7 @@ def test_the_recipe_of_before_is_refused_in_a_run_that_was_trained_further(
 
 def test_a_commit_seals_logs_without_reading_them_again(tmp_path: Path) -> None:
     (tmp_path / "commits").mkdir()
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     for number in range(3):
         for log in (*LOGS, ASKED):
             folder.log(log, [json.dumps({"round": number})])

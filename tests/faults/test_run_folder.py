@@ -28,7 +28,7 @@ from harmonium.federation.wire import Ask
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Result
 from harmonium.runs.start import resume, run
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.study import compare
 from harmonium.testing import TINY
 
@@ -134,10 +134,10 @@ def test_a_damaged_client_state_is_named_and_the_commit_before_used(
 
 def test_states_of_real_sites_are_not_looked_for_here(stopped: Path) -> None:
     shutil.rmtree(stopped / "clients")
-    newest, faults = Folder(stopped).last(with_states=False)
+    newest, faults = RunFolder(stopped).last(with_states=False)
     assert newest is not None and newest.clients and not faults
     with pytest.raises(StoreError, match="no checkpoint can be read"):
-        Folder(stopped).last()
+        RunFolder(stopped).last()
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 def as_earlier(folder: Path, **changes: Any) -> None:
     """Make a run one of a version that kept no digests of files."""
-    about = {**Folder(folder).about(), **changes}
+    about = {**RunFolder(folder).about(), **changes}
     (folder / "about.json").write_text(json.dumps({k: v for k, v in about.items() if k != "files"}))
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_diverges_stops_with_the_reason_and_can_be_looked_at(tmp_path
     wild = RECIPE.changed(method="fedavg", local={"lr": 1e30, "batch": 6})
     with pytest.raises(Diverged, match=r"round 1, `train`.* 4 clients .*finite.*local\.lr"):
         run(wild, out=tmp_path / "run")
-    rows = Folder(tmp_path / "run").read_log("metrics.jsonl")
+    rows = RunFolder(tmp_path / "run").read_log("metrics.jsonl")
     assert [row["round"] for row in rows] == [0]
 
 

@@ -16,7 +16,7 @@ from harmonium.measures.run_reader import Run, open_run
 from harmonium.methods import methods
 from harmonium.runs.loop import RunLoop
 from harmonium.runs.start import changed_recipe
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.traffic import Device, components, course
 from harmonium.testing import first_trial
 
@@ -50,7 +50,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def told(run: Run) -> dict[str, float]:
-    return Folder(run.path).read_log("metrics.jsonl")[-1]["reported"]
+    return RunFolder(run.path).read_log("metrics.jsonl")[-1]["reported"]
 
 
 def by_hand(run: Run, ask: int = 0) -> dict[str, float]:
@@ -133,7 +133,7 @@ def test_the_model_is_the_same_with_and_without(played, name):
     for client in one.examples:
         mine, theirs = (run.state(client).get("parts", {}) for run in (one, other))
         assert all(torch.equal(mine[key], theirs[key]) for key in {*mine, *theirs})
-    assert "align" not in Folder(other.path).read_log("metrics.jsonl")[-1].get("reported", {})
+    assert "align" not in RunFolder(other.path).read_log("metrics.jsonl")[-1].get("reported", {})
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
@@ -142,12 +142,12 @@ def test_its_bytes_and_answers_are_kept_apart_from_the_methods_own(played, maske
     few = {"participation": {"number": 3}, "privacy": {"secure_aggregation": masked}}
     one = played(folder="with", **few)
     other = played(folder="without", evaluate={**SMALL["evaluate"], "tuning": None}, **few)
-    rows = [Folder(run.path).read_log("metrics.jsonl") for run in (one, other)]
+    rows = [RunFolder(run.path).read_log("metrics.jsonl") for run in (one, other)]
     own = ("answered", "missing", "bytes_down", "bytes_up", "loss")
     for mine, theirs in zip(*rows, strict=True):
         assert [mine[key] for key in own] == [theirs[key] for key in own]
     assert rows[0][-1]["bytes_measuring"] > 0 and "bytes_measuring" not in rows[1][-1]
-    lines = Folder(one.path).read_log("ledger.jsonl")
+    lines = RunFolder(one.path).read_log("ledger.jsonl")
     measuring = [e for e in lines if "appraise" in (e["step"], e.get("of"))]
     spent = sum(sum(e[way].values()) for e in measuring for way in ("down", "up"))
     assert spent == rows[0][-1]["bytes_measuring"]
@@ -166,7 +166,7 @@ def test_simulated_dropouts_leave_nobody_out_of_the_score(played):
 def test_a_server_without_images_has_the_scores_of_all_looks(played, monkeypatch):
     monkeypatch.setattr("harmonium.runs.start.judged_on", lambda dataset, split: None)
     run = played(evaluate={**SMALL["evaluate"], "every": 1})
-    rows = Folder(run.path).read_log("metrics.jsonl")
+    rows = RunFolder(run.path).read_log("metrics.jsonl")
     assert [row["round"] for row in rows if "align" in row.get("reported", {})] == [1, 2]
     assert all("health" not in row for row in rows)
 
@@ -185,7 +185,7 @@ def test_secure_aggregation_hides_the_numbers_and_leaves_the_mean(played):
 def test_a_client_with_one_image_declines(played):
     run = played(data={"name": "shapes", "count": 12, "test_count": 4, "size": 10}, split="iid")
     alone = [index for index in run.split.indices if len(index) < 2]
-    lines = Folder(run.path).read_log("ledger.jsonl")
+    lines = RunFolder(run.path).read_log("ledger.jsonl")
     silent = [e for e in lines if e["step"] == "appraise" and e["outcome"] != "answered"]
     assert len(silent) == len(alone)
 

@@ -21,7 +21,7 @@ from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.extra_round import further
 from harmonium.measures.run_reader import Run
 from harmonium.runs.open_run import read_recipe
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 
 from .conftest import FEDCA, SMALL
 
@@ -125,8 +125,8 @@ def test_a_run_of_an_earlier_version_is_judged_but_its_clients_do_not_train(
     tree = read_recipe(old).tree()
     del tree["local"]["joint_views"], tree["local"]["drop_last"]
     (old / "recipe.yaml").write_text(json.dumps(tree))
-    about = {key: value for key, value in Folder(old).about().items() if key != "files"}
-    Folder(old).tell({**about, "recipe": "0" * 64})
+    about = {key: value for key, value in RunFolder(old).about().items() if key != "files"}
+    RunFolder(old).tell({**about, "recipe": "0" * 64})
     monkeypatch.setattr(ClientRuntime, "perform", None)  # nobody trains
     lacking = r"local\.drop_last, local\.joint_views: .*measures that do not train"
     for name in ("angles", "geometry"):

@@ -13,8 +13,8 @@ from harmonium.core import files
 from harmonium.core.errors import ConfigError, StoreError
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.runs.open_run import read_recipe
-from harmonium.sites.client import SiteImages, open_host, take_home
-from harmonium.storage.run_folder import Folder
+from harmonium.sites.client import SiteImages, open_runtime, save_final_encoder
+from harmonium.storage.run_folder import RunFolder
 
 from .conftest import SMALL
 
@@ -37,13 +37,13 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 def taken_home(at_server: Path, folder: Path, **told: Any) -> Path:
     """The same run as a site keeps it."""
     plan = read_recipe(at_server)
-    host: ClientRuntime = open_host(SiteImages.of("digits", ["data.limit=20"]), plan, folder, 0)
+    host: ClientRuntime = open_runtime(SiteImages.of("digits", ["data.limit=20"]), plan, folder, 0)
     weights = harmonium.load_encoder(at_server).network.state_dict()
     model = host.method.blueprint.shared()
     model |= {f"encoder.{key}": value for key, value in weights.items()}
     statistics = {k: v for k, v in model.items() if k not in host.method.blueprint.shared()}
     said = {"model": model, "statistics": statistics, "told": json.dumps({"round": 2, **told})}
-    take_home(plan, host, folder, said, {}, {"train": {"weights": 7}})
+    save_final_encoder(plan, host, folder, said, {}, {"train": {"weights": 7}})
     return folder
 
 
@@ -104,7 +104,7 @@ def test_advice_on_a_federation_s_run_names_its_own_commands(
     at_server: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(at_server, tmp_path / "run")
-    assert Folder(run).again == f"harmonium server resume {run} makes it again"
+    assert RunFolder(run).again == f"harmonium server resume {run} makes it again"
     with (run / "recipe.yaml").open("a") as file:
         file.write("# edited\n")
     with pytest.raises(StoreError, match="start a new run with this one: harmonium server start"):

@@ -433,6 +433,12 @@ def test_words_for_sets() -> None:
     assert sets_of(changes_of(["on=[digits]"]))[0].names == ("digits",)
 
 
+def test_a_folder_in_place_of_a_set_is_answered_with_the_right_words(tmp_path: Path) -> None:
+    for words in (str(tmp_path), f"folder:{tmp_path}"):
+        with pytest.raises(ConfigError, match=f"on=folder on.folder.path={tmp_path}"):
+            sets_of(changes_of([f"on={words}"]))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -25,7 +25,7 @@ from harmonium.privacy.mechanisms import Release
 from harmonium.runs.privacy_report import report
 from harmonium.runs.start import resume
 from harmonium.storage import state_store
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.testing import TINY, first_trial
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -143,7 +143,7 @@ def test_what_the_last_round_did_before_it_was_stopped_is_dropped(tmp_path: Path
     method = {"name": HERE, "late": True}
     found = run(Recipe.from_tree({**settings, "method": method}), out=tmp_path / "a")
     assert found.stopped and len(found.rounds) == 4
-    commit, _ = Folder(tmp_path / "a").last()
+    commit, _ = RunFolder(tmp_path / "a").last()
     assert commit is not None
     for held in commit.clients.values():
         state = state_store.read(tmp_path / "a/clients" / held["file"], held["digest"]).state

@@ -24,10 +24,10 @@ from harmonium.recipe.initial_weights import COPY, Init, digest_of
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Callback, Result
 from harmonium.runs.open_run import open_host, read_recipe
-from harmonium.sites.flower_pair import Together
+from harmonium.sites.flower_pair import FlowerPair
 from harmonium.sites.plan import frame_of, method_of, planned
 from harmonium.sites.policy import Policy
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.cells import plan
 from harmonium.testing import check_parity, first_trial
 
@@ -51,7 +51,7 @@ def file(source: Any, tmp_path: Path) -> Path:
 
 
 def committed(folder: Path) -> Mapping[str, Tensor]:
-    commit, _ = Folder(folder).last(with_states=False)
+    commit, _ = RunFolder(folder).last(with_states=False)
     assert commit is not None
     model: Mapping[str, Tensor] = commit.server["model"]
     return model
@@ -226,7 +226,7 @@ def test_workers_end_with_the_same_bits(file: Path, tmp_path: Path) -> None:
 def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
     """Clients over Flower's messages start as those here do, in what stays with them, too."""
     save_file({**first_trial("fedper").server.model}, tmp_path / "model.safetensors")
-    with Together() as together:
+    with FlowerPair() as together:
         check_parity("fedper", together, init=str(tmp_path / "model.safetensors"))
 
 

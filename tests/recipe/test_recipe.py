@@ -21,7 +21,7 @@ from harmonium.recipe.presets import read_yaml, shipped_recipes
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import load_public, make_host, open_host
 from harmonium.runs.start import _begin, run
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 
 
 def test_words_of_the_command_line_become_settings() -> None:
@@ -335,7 +335,7 @@ def test_public_images_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)
     open_host(tmp_path)
-    Folder(tmp_path).tell({**Folder(tmp_path).about(), "public": "another digest"})
+    RunFolder(tmp_path).tell({**RunFolder(tmp_path).about(), "public": "another digest"})
     with pytest.raises(DataError, match="public images of .* have changed"):
         open_host(tmp_path)
 

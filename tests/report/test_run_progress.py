@@ -38,6 +38,19 @@ def test_a_warning_is_said_when_it_begins_and_when_it_comes_back():
     assert notes == ["note: Collapsed: spread 0.01", "note: Collapsed: again"]
 
 
+def test_missing_sites_are_named_in_the_line_of_their_round():
+    said = StringIO()
+    watcher = LineWatcher(Console(file=said, width=200))
+    watcher.names = {0: "north", 1: "south", 2: "west"}
+    for number in (1, 2):
+        replies = [Reply(0, {}, ""), Reply(1, {}, ""), Reply(2, None, "it was not there")]
+        for reply in replies if number == 1 else replies[:2]:
+            watcher.task(reply)
+        watcher.round({**ROW, "round": number, "missing": 2 - number}, 1.0)
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("round")]
+    assert "1 missing (west)" in lines[0] and "west" not in lines[1]
+
+
 def times_left(monkeypatch, seconds, rounds, due):
     """What is said to be left after each round that took so many seconds."""
     now = [0.0]

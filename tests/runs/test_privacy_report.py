@@ -18,7 +18,7 @@ from harmonium.federation.spending import in_words
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.privacy_report import Report, _delta, picture, report, summary
-from harmonium.storage.run_folder import ASKED, Folder
+from harmonium.storage.run_folder import ASKED, RunFolder
 from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -151,11 +151,11 @@ def test_a_servers_run_is_read_by_its_roll(noisy: Path, tmp_path: Path) -> None:
     """Numbers of images are as sites told them, and names are the sites'."""
     folder = Path(shutil.copytree(noisy, tmp_path / "run"))
     (folder / "split.npz").unlink()
-    about = Folder(folder).about()
+    about = RunFolder(folder).about()
     sizes = {one.client: one.examples for one in report(noisy).clients}
     about["clients"] = [f"site {c}" for c in range(4)]
     about["federation"] = {"roll": [{"client": c, "examples": sizes[c]} for c in range(4)]}
-    Folder(folder).tell(about)
+    RunFolder(folder).tell(about)
     found = report(folder)
     assert [one.epsilon for one in found.clients] == [one.epsilon for one in report(noisy).clients]
     assert {one.name for one in found.clients} == set(about["clients"])

@@ -9,7 +9,7 @@ from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, StoreEr
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.runtime import StateRef, Task
 from harmonium.recipe.schema import Recipe
-from harmonium.sites.client import SiteImages, budget_words, open_host, take_home
+from harmonium.sites.client import SiteImages, budget_words, open_runtime, save_final_encoder
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
 from harmonium.sites.policy import Policy
 
@@ -62,6 +62,14 @@ def archive(path: Path, **more: np.ndarray) -> str:
     return f"npz:{path}"
 
 
+def test_a_bare_path_is_answered_with_the_right_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--data folder:{tmp_path}"):
+        SiteImages.of(str(tmp_path))
+    archive(tmp_path / "a.npz")
+    with pytest.raises(ConfigError, match=f"--data npz:{tmp_path / 'a.npz'}"):
+        SiteImages.of(str(tmp_path / "a.npz"))
+
+
 def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz")
     assert len(SiteImages.of(words).load(8, 1)[1]) == 6
@@ -79,7 +87,7 @@ def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
         ("digits:x", [], "", "the data set digits has no path"),
         ("folder", [], "", "--data folder:PATH"),
         ("folders:x", [], "", "unknown data set 'folders'"),
-        ("digits", ["rounds=3"], "", "no setting of the data"),
+        ("digits", ["rounds=3"], "", "rounds=3"),
         ("digits", ["data.limits=3"], "", "data.limit"),
         ("digits", [], "0/3", "write K/N"),
         ("digits", [], "4/3", "write K/N"),
@@ -110,13 +118,13 @@ def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
         (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
     (tmp_path / "scan.dcm").write_bytes(b"DICM")
     notes: list[str] = []
-    SiteImages.of(f"folder:{tmp_path}").look(notes.append)
+    SiteImages.of(f"folder:{tmp_path}").inspect(notes.append)
     assert all(f"broken-{number}.png" in notes[0] for number in range(7))
     assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
-    host = open_host(SiteImages.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
+    host = open_runtime(SiteImages.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
     assert len(host.images) == 9
     with pytest.raises(DataError, match="7 of 16 images cannot be read: broken-0.png"):
-        SiteImages.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).look(notes.append)
+        SiteImages.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).inspect(notes.append)
 
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
@@ -131,16 +139,14 @@ def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
     plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)
     assert dataset is not None
     _, here = SiteImages.of("digits").load(8, 1)
-    trained = {picture.tobytes() for picture in here.pixels}
+    trained = {image.tobytes() for image in here.pixels}
     held = [*dataset.test.pixels, *dataset.validation.pixels]
-    assert (
-        sum(picture.tobytes() in trained for picture in held) <= 2
-    )  # digits that were drawn twice
+    assert sum(image.tobytes() in trained for image in held) <= 2  # digits that were drawn twice
 
 
 def test_labels_stay_unless_the_method_reads_them(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz", labels=np.array([0, 1, 0, 1, 0, 1]))
-    host = open_host(SiteImages.of(words), plan_of(), tmp_path, 1)
+    host = open_runtime(SiteImages.of(words), plan_of(), tmp_path, 1)
     assert not host.images.labelled and list(host.indices) == [1]
 
 
@@ -148,14 +154,14 @@ def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
     from PIL import Image
 
     for name in ("dog", "newt"):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
-        Image.new("L", (8, 8), 9).save(tmp_path / "pictures" / name / "a.png")
-    pictures = SiteImages.of(f"folder:{tmp_path / 'pictures'}")
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 9).save(tmp_path / "images" / name / "a.png")
+    images = SiteImages.of(f"folder:{tmp_path / 'images'}")
     plan = plan_of("data.classes=[cat,dog,newt]", method="supervised")
-    assert open_host(pictures, plan, tmp_path, 0).images.labels.tolist() == [1, 2]
+    assert open_runtime(images, plan, tmp_path, 0).images.labels.tolist() == [1, 2]
     with pytest.raises(DataError, match="no class 'newt'"):
         other = plan_of("data.classes=[cat,dog]", method="supervised")
-        open_host(pictures, other, tmp_path, 0)
+        open_runtime(images, other, tmp_path, 0)
 
 
 def test_what_was_spent_counts_before_a_plan_runs() -> None:
@@ -167,7 +173,7 @@ def test_what_was_spent_counts_before_a_plan_runs() -> None:
     past = [{"mechanism": "gaussian", "sensitivity": 1.0, "scale": 2.0, "count": 1}]
     policy = Policy(epsilon=5.0)
     assert budget_words(policy, plan_of(), past, 100) == ""  # nothing that is guarded
-    assert "name --images N" in budget_words(policy, plan, past, None)
+    assert "--images N" in budget_words(policy, plan, past, None)
     fresh = budget_words(policy, plan, [], 100)
     assert fresh.startswith("epsilon 0 at delta 1e-05 is spent; after 2 rounds it is at most 4.463")
     assert "allows at least 1 of 2 rounds" in budget_words(Policy(epsilon=3.5), plan, [], 100)
@@ -185,7 +191,9 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
 
     from harmonium.core import codec
 
-    host = open_host(SiteImages.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret")
+    host = open_runtime(
+        SiteImages.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret"
+    )
     model = host.method.blueprint.shared()
     control = {
         k: v * 0 for k, v in model.items() if k in host.method.blueprint.layouts()["parameters"]
@@ -197,7 +205,7 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
     assert told.digest != hashlib.sha256(content).hexdigest()
     assert set(host.read_state(told)) == {"control"}
     (host.folder / told.file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(StoreError, match="not what the server counted"):
+    with pytest.raises(StoreError, match="safetensors is missing or damaged"):
         host.read_state(told)
     (host.folder / told.file).unlink()
     with pytest.raises(StoreError, match="missing or damaged"):
@@ -208,9 +216,9 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     import harmonium
 
     plan = plan_of(method="fedavg")
-    host = open_host(SiteImages.of("digits"), plan, tmp_path, 0)
+    host = open_runtime(SiteImages.of("digits"), plan, tmp_path, 0)
     model = host.method.blueprint.shared()
-    path = take_home(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
+    path = save_final_encoder(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
     found = harmonium.load_encoder(path).state_dict()
     assert found and all(
         (model[f"encoder.{key.partition('.')[2]}"] == value).all() for key, value in found.items()

@@ -474,7 +474,10 @@ def test_a_plan_is_checked_for_the_images_that_are_here(
     with pytest.raises(PolicyRefusal, match="weights of 1 step.*`steps` is 2"):
         check("fedavg", words, kit=kit, images=60)
     check("fedavg", words, kit=kit, images=600)
-    assert "--images" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--images" not in said and "assumed" not in said
+    check("fedavg", words[:-1], kit=kit, images=600)
+    assert "clients=10 is assumed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_service_ends_when_it_is_told_to_also_where_ctrl_c_is_ignored() -> None:

@@ -18,7 +18,7 @@ import pytest
 from harmonium.core.errors import StoreError
 from harmonium.privacy.budget import epsilon
 from harmonium.report.tables import markdown
-from harmonium.sites.log import START, SiteLog, images_told, left_by_step, table, totals
+from harmonium.sites.log import START, SiteLog, bytes_by_step, last_image_count, table, totals
 
 RELEASE = {
     "field": "corr",
@@ -273,12 +273,12 @@ def test_the_table_says_what_left(log: SiteLog) -> None:
 def test_bytes_that_a_server_counts_apart_are_told_apart() -> None:
     some = [entry(1), {**entry(0), "step": "calibrate"}, {**entry(2), "run": "another"}]
     assert totals(some, 1e-5)["measuring"] == 2_800_008
-    assert left_by_step(some, "run-1") == {
+    assert bytes_by_step(some, "run-1") == {
         "train": {"weights": 2_800_000, "scalar": 8},
         "calibrate": {"weights": 2_800_000, "scalar": 8},
     }
     told = [{"told": {"examples": 5}}, entry(1), {"told": {"examples": 7}}]
-    assert images_told(told) == 7 and images_told(some) is None
+    assert last_image_count(told) == 7 and last_image_count(some) is None
 
 
 def chained(entries: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -127,7 +127,7 @@ def test_a_policy_is_written_and_read_back(tmp_path: Path) -> None:
         ("epoch: 3", "unknown key 'policy.epoch': did you mean 'policy.epochs'?"),
         ("epochs: 0", "policy.epochs is 0; it must be at least 1"),
         ("epochs: many", "policy.epochs=many: should be a whole number"),
-        ("images: 0", "policy.pictures is 0"),
+        ("pictures: 0", "policy.pictures is 0"),
         ("epsilon: -1", "policy.epsilon is -1"),
         ("epsilon: .nan", "policy.epsilon is nan"),
         ("delta: 1", "policy.delta is 1"),
@@ -175,7 +175,7 @@ def test_a_policy_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read policy .*No such file"):
         Policy.read(tmp_path / "policy.yaml")
     (tmp_path / "policy.yaml").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ConfigError, match="no plain YAML"):
+    with pytest.raises(ConfigError, match="policy.yaml"):
         Policy.read(tmp_path / "policy.yaml")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harmonium.core import files
+from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, EngineError, NotEnoughReplies, StoreError
 from harmonium.federation.driver import Turn
 from harmonium.federation.sampling import Participation
@@ -18,20 +19,20 @@ from harmonium.sites.folder import add_site, init, remove_site
 from harmonium.sites.server import (
     Enrolled,
     Listening,
-    _Begun,
-    _called,
+    _added_later,
+    _call_roll,
     _check_roll,
+    _dominance_warning,
     _enough,
-    _heavy,
-    _Late,
-    _roll,
-    _strangers,
-    _unfit,
+    _greeting_fault,
+    _LateJoiners,
+    _Participants,
+    _remaining_sites,
     resume,
     start,
 )
-from harmonium.sites.upkeep import SERVING, alone
-from harmonium.storage.run_folder import Folder
+from harmonium.sites.upkeep import SERVING, single_instance
+from harmonium.storage.run_folder import RunFolder
 
 SMALL = ("encoder.width=4", "encoder.out=16", "local.epochs=1", "rounds=1", "data.limit=60")
 
@@ -62,7 +63,7 @@ def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch)
     notes: list[str] = []
     refusal = {"up": None, "why": "the site's policy refuses this plan"}
     engine = Greeted({0: took(10)}, {1: refusal}, {2: took(7)})
-    roll, absent = _roll(engine, dict(enumerate(federation.sites)), "", None, notes.append)
+    roll, absent = _call_roll(engine, dict(enumerate(federation.sites)), "", None, notes.append)
     assert absent == ["south does not take part: the site's policy refuses this plan"]
     assert [(one.client, one.name, one.examples) for one in roll] == [
         (0, "north", 10),
@@ -75,7 +76,7 @@ def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch)
 def test_a_roll_is_called_for_so_long(federation) -> None:
     notes: list[str] = []
     engine = Greeted(*[{0: took(10)}] * 100)
-    roll, _ = _roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
+    roll, _ = _call_roll(engine, dict(enumerate(federation.sites)), "", 0.05, notes.append)
     assert [one.name for one in roll] == ["north"]
     assert "west does not take part: it did not come in 0.05 s" in notes
 
@@ -98,9 +99,9 @@ def test_a_site_that_came_late_or_refused_joins_later(federation, monkeypatch) -
     monkeypatch.setattr("harmonium.sites.server.SOONEST", 0.0)
     refusal = {"up": None, "why": "3 of 9 images cannot be read"}
     engine = Coming({1: refusal}, {1: refusal, 2: took(0)}, {1: took(9), 2: "its node is gone"})
-    late = _Late(engine, dict(enumerate(federation.sites)), "", 3, notes.append)
-    assert [late.greeted([1, 2], 2), late.greeted([1, 2], 2)] == [[], []]
-    (found,) = late.greeted([1, 2], 2)
+    late = _LateJoiners(engine, dict(enumerate(federation.sites)), "", 3, notes.append)
+    assert [late.greet([1, 2], 2), late.greet([1, 2], 2)] == [[], []]
+    (found,) = late.greet([1, 2], 2)
     assert (found.client, found.name, found.examples) == (1, "south", 9)
     assert notes.count("south does not take part yet: 3 of 9 images cannot be read") == 1
     assert notes[-1] == "south joins with 9 images"
@@ -108,45 +109,49 @@ def test_a_site_that_came_late_or_refused_joins_later(federation, monkeypatch) -
 
 def test_a_site_that_refused_is_not_asked_all_the_time(federation) -> None:
     engine = Coming({1: {"up": None, "why": "no"}})
-    late = _Late(engine, dict(enumerate(federation.sites)), "", 3, lambda text: None)
-    assert [late.greeted([1, 2], 2) for _ in range(3)] == [[], [], []]
+    late = _LateJoiners(engine, dict(enumerate(federation.sites)), "", 3, lambda text: None)
+    assert [late.greet([1, 2], 2) for _ in range(3)] == [[], [], []]
     assert engine.asked == [[1, 2], [2], [2]]
 
 
 def test_a_site_that_was_added_later_has_no_place_in_the_run(federation) -> None:
-    begun = _Begun.new(federation)
+    begun = _Participants.new(federation)
     grown = add_site(federation.folder, "east")
-    strangers = _strangers(grown, begun.called, 3)
+    strangers = _added_later(grown, begun.called, 3)
     assert {client: site.name for client, site in strangers.items()} == {3: "east"}
     notes: list[str] = []
-    late = _Late(Coming({3: took(5)}), strangers, "", 3, notes.append)
-    assert late.greeted([3], 2) == []
+    late = _LateJoiners(Coming({3: took(5)}), strangers, "", 3, notes.append)
+    assert late.greet([3], 2) == []
     assert notes == [
         "east does not take part yet: the run was planned for 3 sites before it was added"
     ]
 
 
 def test_who_joined_is_on_the_roll_of_a_resumed_run(federation, tmp_path: Path) -> None:
-    begun = _Begun.new(federation)
+    begun = _Participants.new(federation)
     names = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
     about = dict.fromkeys(names) | {"federation": begun.plain(federation)}
     (tmp_path / "about.json").write_bytes(files.sealed(about))
     begun.roll.append(replace(begun.called[1], examples=9))
     begun.write(tmp_path, federation)
-    again = _Begun.read(tmp_path, federation)
+    again = _Participants.read(tmp_path, federation)
     assert again == begun and again.roll[0].name == "south"
-    assert list(_called(federation, again.called)) == [0, 1, 2]  # the others may still join
+    assert list(_remaining_sites(federation, again.called)) == [
+        0,
+        1,
+        2,
+    ]  # the others may still join
     assert files.read_sealed(tmp_path / "about.json")["clients"] == ["south"]
 
 
 @pytest.mark.parametrize("count", [0, -5, 1.5, True, "many", None, 10**18, float("nan")])
 def test_a_number_of_images_that_is_none_is_refused(count: object) -> None:
-    assert "pictures" in _unfit({"examples": count, "public": ""}, "")
+    assert "images" in _greeting_fault({"examples": count, "public": ""}, "")
 
 
 def test_public_images_must_be_the_same() -> None:
-    assert not _unfit({"examples": 3, "public": "a"}, "a")
-    assert "public images" in _unfit({"examples": 3, "public": "b"}, "a")
+    assert not _greeting_fault({"examples": 3, "public": "a"}, "a")
+    assert "public images" in _greeting_fault({"examples": 3, "public": "b"}, "a")
 
 
 def test_too_few_do_not_begin() -> None:
@@ -178,7 +183,7 @@ def test_only_a_cohort_with_some_to_spare_may_leave_some_out() -> None:
 def test_a_site_that_was_removed_or_replaced_is_not_called(federation) -> None:
     roll = [Enrolled(n, s.number, s.name, s.fingerprint, 5) for n, s in enumerate(federation.sites)]
     left = remove_site(federation.folder, "south")
-    assert {client: site.name for client, site in _called(left, roll).items()} == {
+    assert {client: site.name for client, site in _remaining_sites(left, roll).items()} == {
         0: "north",
         2: "west",
     }
@@ -193,19 +198,57 @@ def test_without_tls_only_loopback_is_listened_at(host: str) -> None:
 def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federation) -> None:
     few = ("clients=2", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0")
     run("fedavg", *SMALL, *few, out=tmp_path / "here")
-    with pytest.raises(ConfigError, match="is no run of a federation: use harmonium resume"):
+    with pytest.raises(ConfigError, match="not a run of a federation: use harmonium resume"):
         resume(tmp_path / "here")
-    about = Folder(tmp_path / "here").about()
+    about = RunFolder(tmp_path / "here").about()
     about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
-    Folder(tmp_path / "here").tell(about)
+    RunFolder(tmp_path / "here").tell(about)
     with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
         resume_here(tmp_path / "here")
+
+
+class Notes(Callback):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_damaged_run_fails_before_it_is_announced(tmp_path: Path, federation) -> None:
+    few = ("clients=3", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0")
+    path, notes = tmp_path / "run", Notes()
+    run("fedavg", *SMALL, *few, out=path)
+    about = RunFolder(path).about()
+    about["federation"] = _Participants.new(federation).plain(federation)
+    RunFolder(path).tell(about)
+    (path / "result.json").unlink()
+    for commit in (path / "commits").glob("*.json"):
+        commit.write_text("damaged")
+    with pytest.raises(StoreError, match="commits"):
+        resume(path, watcher=notes, listening=Listening("127.0.0.1"))
+    assert notes.texts == []
+
+
+def test_the_sites_that_a_server_waits_for_are_named_at_once(
+    federation, tmp_path: Path, monkeypatch
+) -> None:
+    def no_link(*_: object) -> None:
+        raise EngineError("no link")
+
+    monkeypatch.setattr("harmonium.engines.flower.link.Link", no_link)
+    recipe, notes = Recipe.of("fedavg", "data=sites"), Notes()
+    with pytest.raises(EngineError, match="no link"):
+        start(recipe, federation.folder, out=tmp_path / "run", watcher=notes)
+    assert "waiting for north, south, west" in notes.texts
 
 
 def test_one_server_of_a_federation_at_a_time(federation, tmp_path: Path) -> None:
     """A second one would take the link of the first away."""
     with (
-        alone(federation.folder, SERVING, "server"),
+        single_instance(federation.folder, SERVING, "server"),
         pytest.raises(StoreError, match="another server of"),
     ):
         recipe, soon = Recipe.of("fedavg", "data=sites"), Listening("127.0.0.1", wait=0.0)
@@ -241,6 +284,10 @@ def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:
 def test_a_site_that_would_outweigh_all_others_is_named() -> None:
     plan = Recipe.of("fedavg")
     roll = [Enrolled(c, c, f"site-{c}", "0" * 64, n) for c, n in enumerate((10, 10**6, 20))]
-    assert "site-1 says that it has 1,000,000 of all 1,000,030 images" in _heavy(plan, roll)
-    assert not _heavy(plan, roll[:2]) and not _heavy(plan, [roll[0], roll[2], roll[0]])
-    assert not _heavy(Recipe.of("fedavg", "server.weighting=uniform"), roll)
+    assert "site-1 says that it has 1,000,000 of all 1,000,030 images" in _dominance_warning(
+        plan, roll
+    )
+    assert not _dominance_warning(plan, roll[:2]) and not _dominance_warning(
+        plan, [roll[0], roll[2], roll[0]]
+    )
+    assert not _dominance_warning(Recipe.of("fedavg", "server.weighting=uniform"), roll)

@@ -15,12 +15,12 @@ from harmonium.sites.kit import keygen
 from harmonium.sites.upkeep import (
     RUNNING,
     SERVING,
-    alone,
-    at_server,
-    at_site,
-    close_to_others,
-    private,
+    owner_only,
+    removable_at_server,
+    removable_at_site,
     remove,
+    restrict_to_owner,
+    single_instance,
 )
 
 
@@ -50,7 +50,7 @@ def test_what_was_open_is_closed(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").write_text("x")
     (tmp_path / "runs" / "a").chmod(0o666)
     (tmp_path / "runs" / "away").symlink_to(tmp_path / "nowhere")
-    close_to_others(tmp_path / "runs")
+    restrict_to_owner(tmp_path / "runs")
     assert stat.S_IMODE((tmp_path / "runs").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "runs" / "a").stat().st_mode) == 0o600
 
@@ -58,7 +58,7 @@ def test_what_was_open_is_closed(tmp_path: Path) -> None:
 def test_the_umask_comes_back(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        with pytest.raises(ZeroDivisionError), private():
+        with pytest.raises(ZeroDivisionError), owner_only():
             (tmp_path / "a").touch()
             raise ZeroDivisionError
         (tmp_path / "b").touch()
@@ -91,7 +91,7 @@ def names(found: list) -> list[str]:
 
 def test_a_sites_old_answers_and_states_go_and_all_else_stays(tmp_path: Path) -> None:
     folder = kept(tmp_path, old=40, new=3)
-    found = at_site(folder, 30)
+    found = removable_at_site(folder, 30)
     assert names(found) == ["old/answer-0.json", "old/answer-0.safetensors", "old/clients"]
     assert all(one.path.exists() and one.size == 7 for one in found)  # as a dry run leaves it
     remove(found)
@@ -100,16 +100,19 @@ def test_a_sites_old_answers_and_states_go_and_all_else_stays(tmp_path: Path) ->
     assert left == ["encoder.safetensors", "recipe.yaml", "run.json"]
     assert (folder / "log.jsonl").exists() and len(list((folder / "runs/new").iterdir())) == 6
     with pytest.raises(ConfigError, match="0 or more"):
-        at_site(folder, -1)
+        removable_at_site(folder, -1)
 
 
 def test_the_newest_run_of_a_client_that_is_running_stays(tmp_path: Path) -> None:
     folder = kept(tmp_path, old=40, older=50)
-    with alone(folder, RUNNING, "client"):
-        assert {name.partition("/")[0] for name in names(at_site(folder, 1))} == {"older"}
+    with single_instance(folder, RUNNING, "client"):
+        assert {name.partition("/")[0] for name in names(removable_at_site(folder, 1))} == {"older"}
         with pytest.raises(StoreError, match="another client is running"):
-            alone(folder, RUNNING, "client").__enter__()
-    assert {name.partition("/")[0] for name in names(at_site(folder, 1))} == {"old", "older"}
+            single_instance(folder, RUNNING, "client").__enter__()
+    assert {name.partition("/")[0] for name in names(removable_at_site(folder, 1))} == {
+        "old",
+        "older",
+    }
 
 
 def test_a_server_keeps_the_last_commit_and_what_is_in_use(tmp_path: Path) -> None:
@@ -121,14 +124,14 @@ def test_a_server_keeps_the_last_commit_and_what_is_in_use(tmp_path: Path) -> No
     for name in ("000001.json", "000001.safetensors", "000002.json", "000002.safetensors"):
         (run / "commits" / name).write_text("x")
     with pytest.raises(ConfigError, match="holds no run"):
-        at_server(folder, run)
+        removable_at_server(folder, run)
     (run / "recipe.yaml").write_text("")
     with pytest.raises(ConfigError, match="is not complete"):
-        at_server(folder, run)
+        removable_at_server(folder, run)
     (run / "result.json").write_text(json.dumps({}))
-    with alone(folder, SERVING, "server"):
-        assert names(at_server(folder)) == []
-    found = at_server(folder, run)
+    with single_instance(folder, SERVING, "server"):
+        assert names(removable_at_server(folder)) == []
+    found = removable_at_server(folder, run)
     assert names(found) == [
         *("link/flower.db", "link/flower.db-wal"),
         *("commits/000001.json", "commits/000001.safetensors"),

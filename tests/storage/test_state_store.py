@@ -13,7 +13,7 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import StoreError
 from harmonium.runs.start import resume, run
 from harmonium.storage import state_store
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.storage.state_store import LARGE, Version
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -168,10 +168,10 @@ def test_a_run_has_targets_once_and_resumes_to_the_same_bits(tmp_path: Path) -> 
     for name in ("metrics.jsonl", "ledger.jsonl", "result.json"):
         assert (tmp_path / "run" / name).read_bytes() == (calm.folder / name).read_bytes()
     for one, other in zip(
-        *(Folder(tmp_path / n).snapshots() for n in ("calm", "run")), strict=True
+        *(RunFolder(tmp_path / n).snapshots() for n in ("calm", "run")), strict=True
     ):
         assert one == other
     torn = max(apart(clients, 1), key=lambda path: path.stat().st_size)
     torn.write_bytes(b"")
     with pytest.raises(StoreError, match=torn.name):
-        Folder(tmp_path / "calm").last()
+        RunFolder(tmp_path / "calm").last()

@@ -74,10 +74,9 @@ def init(
     """
     from harmonium.sites.folder import init
 
-    made = init(folder, sites or [], host or ["localhost"], port, days)
-    _show(made)
+    _show(init(folder, sites or [], host or ["localhost"], port, days))
     if not host:
-        say_prose("note: sites reach the server at localhost; name another place with --host")
+        say_prose("note: sites reach the server at localhost; use --host for another address")
 
 
 @server.command("add")
@@ -88,7 +87,7 @@ def add(
         Path | None, typer.Option("--key", help="The site.pub that the site made with keygen.")
     ] = None,
 ) -> None:
-    """Let one more site in; with --key by a key of its own, else by one made here."""
+    """Add a site: with --key by the key that it made, otherwise by a key made here."""
     from harmonium.sites.folder import add_site, enrol
 
     _show(add_site(folder, name) if key is None else enrol(folder, name, key))
@@ -96,7 +95,7 @@ def add(
 
 @server.command("remove")
 def remove(name: str, folder: Folder = FOLDER) -> None:
-    """Let a site go: its key is refused from the next start on."""
+    """Remove a site: its key is refused from the next start on."""
     from harmonium.sites.folder import remove_site
 
     _show(remove_site(folder, name))
@@ -104,7 +103,7 @@ def remove(name: str, folder: Folder = FOLDER) -> None:
 
 @server.command("renew")
 def renew(folder: Folder = FOLDER) -> None:
-    """Make the server's certificate anew; sites need do nothing."""
+    """Renew the server's certificate; sites need do nothing."""
     from harmonium.sites.folder import renew
 
     _show(renew(folder))
@@ -158,21 +157,22 @@ def clean_server(
 ) -> None:
     """Delete messages of an earlier server, and of complete runs all commits but the last."""
     from harmonium.sites.folder import Federation
-    from harmonium.sites.upkeep import at_server
+    from harmonium.sites.upkeep import removable_at_server
 
-    _clean(at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
+    _clean(removable_at_server(Federation.read(folder).folder, *(runs or [])), dry_run)
 
 
-def _clean(found: list[Removal], dry_run: bool) -> None:
+def _clean(removals: list[Removal], dry_run: bool) -> None:
     from harmonium.report.run_progress import size_of
     from harmonium.sites.upkeep import remove
 
-    for one in found:
-        say(f"{one.what:<14} {size_of(one.size):>9}  {one.path}")
+    for removal in removals:
+        say(f"{removal.what:<14} {size_of(removal.size):>9}  {removal.path}")
     if not dry_run:
-        remove(found)
+        remove(removals)
     words = "would be deleted" if dry_run else "deleted"
-    say(f"{size_of(sum(one.size for one in found))} {words}" if found else "nothing to delete")
+    size = size_of(sum(removal.size for removal in removals))
+    say(f"{size} {words}" if removals else "nothing to delete")
 
 
 @server.command("start")
@@ -191,7 +191,7 @@ def start(
 ) -> None:
     """Run a method or a recipe file with the sites of a federation.
 
-    The server needs no images. If the recipe names a data set, the server judges with it.
+    The server needs no images. If the recipe names a data set, the server evaluates with it.
 
     For example: harmonium server start fedavg rounds=50 data.size=64 --out runs/first
     """
@@ -213,8 +213,8 @@ def start(
         return
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
-        found = start(recipe, folder, out=where, watcher=watcher, listening=listening)
-    show_result(found, as_json)
+        result = start(recipe, folder, out=where, watcher=watcher, listening=listening)
+    show_result(result, as_json)
 
 
 @server.command("resume")
@@ -234,8 +234,8 @@ def resume(
         listening = _listening(listen, None, insecure)
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:
-        found = resume(run, *(changes or []), watcher=watcher, listening=listening)
-    show_result(found, as_json)
+        result = resume(run, *(changes or []), watcher=watcher, listening=listening)
+    show_result(result, as_json)
 
 
 def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:
@@ -254,7 +254,7 @@ def _address(text: str) -> tuple[str, int | None]:
     if not colon or text.endswith("]"):
         host, port = text, ""
     if port and not (port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"'{text}' is no address: write HOST:PORT, e.g. 127.0.0.1:8443")
+        raise ConfigError(f"'{text}' is not an address: write HOST:PORT, e.g. 127.0.0.1:8443")
     return host.strip("[]"), int(port) if port else None
 
 
@@ -275,7 +275,7 @@ def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
 
 
 @client.command("start")
-def attend(
+def start_client(
     data: Annotated[
         str, typer.Option("--data", help="The images: folder:PATH, npz:FILE, csv:FILE or a name.")
     ],
@@ -304,25 +304,25 @@ def attend(
     from harmonium.report.display import long_work
 
     with long_work(err, command="loading"):
-        from harmonium.sites.client import SiteImages, attend
+        from harmonium.sites.client import SiteImages, run_client
         from harmonium.sites.kit import Kit
 
-        pictures, held = SiteImages.of(data, changes or [], part), Kit.read(kit)
+        images, opened = SiteImages.of(data, changes or [], part), Kit.read(kit)
     if address is not None:
         host, port = _address(address)
-        address = f"{f'[{host}]' if ':' in host else host}:{port or held.port}"
+        address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"
 
     def note(text: str) -> None:
-        say_prose(f"{held.name}: {text}", err)
+        say_prose(f"{opened.name}: {text}", err)
 
-    for text in held.notes:
+    for text in opened.notes:
         note(text)
     _obey_sigterm()
     with long_work(err, command="reading the images"):
-        pictures.look(note)
+        images.inspect(note)
     with long_work(err):
         more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
-        attend(held, pictures, note, keep_days=keep_days, **more)
+        run_client(opened, images, note, keep_days=keep_days, **more)
 
 
 @client.command("check")
@@ -346,14 +346,14 @@ def check(
     with long_work(err, command="checking the plan"):
         from harmonium.sites.client import KEPT, budget_words
         from harmonium.sites.kit import Kit
-        from harmonium.sites.log import SiteLog, images_told
+        from harmonium.sites.log import SiteLog, last_image_count
         from harmonium.sites.plan import federated, frame_of, method_of, planned
         from harmonium.sites.policy import Policy
 
-        held, recipe = Kit.read(kit), federated(what, changes or [])
-        policy, (plan, _) = Policy.read(held.policy), planned(recipe, recipe.clients)
-        written = SiteLog(held.folder / KEPT / "log.jsonl")
-        known = images if images is not None else images_told(written.entries())
+        opened, recipe = Kit.read(kit), federated(what, changes or [])
+        policy, (plan, _) = Policy.read(opened.policy), planned(recipe, recipe.clients)
+        written = SiteLog(opened.folder / KEPT / "log.jsonl")
+        known = images if images is not None else last_image_count(written.entries())
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), known)
         budget = budget_words(policy, plan, written.releases(), known)
     if budget:
@@ -363,7 +363,12 @@ def check(
             "note: `pictures`, `batch` and `steps` of the policy depend on how many images are "
             "here, which no run has told yet: give --images N to have them checked"
         )
-    say(f"{held.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
+    if not any(change.partition("=")[0].strip() == "clients" for change in changes or []):
+        say_prose(
+            f"note: clients={plan.clients} is assumed, from the recipe; the digest depends on it, "
+            "so give clients=N with the number of sites in the federation"
+        )
+    say(f"{opened.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
 
 
 @client.command("clean")
@@ -379,9 +384,9 @@ def clean_client(
     A run whose states are gone can no longer be resumed with this site's states.
     """
     from harmonium.sites.kit import Kit
-    from harmonium.sites.upkeep import at_site
+    from harmonium.sites.upkeep import removable_at_site
 
-    _clean(at_site(Kit.read(kit).folder / "kept", days), dry_run)
+    _clean(removable_at_site(Kit.read(kit).folder / "kept", days), dry_run)
 
 
 @client.command("log")
@@ -396,16 +401,16 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
         from harmonium.sites.log import SiteLog, table, totals
         from harmonium.sites.policy import Policy
 
-        held = Kit.read(kit)
-        written = SiteLog(held.folder / KEPT / "log.jsonl")
+        opened = Kit.read(kit)
+        written = SiteLog(opened.folder / KEPT / "log.jsonl")
         entries = written.entries()
-        summed: dict[str, Any] = totals(entries, Policy.read(held.policy).delta)
+        summed: dict[str, Any] = totals(entries, Policy.read(opened.policy).delta)
     if as_json:
         head = written.head()._asdict()
         print(json.dumps({"entries": entries, "totals": summed, "head": head}))
         return
     rows = [{**row, "run": (row["run"] or "")[:8]} for row in table(entries)]
-    show_table(rows, f"What was asked of {held.name}, and what left")
+    show_table(rows, f"What was asked of {opened.name}, and what left")
     sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
     say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
     if again := summed["again"]:
@@ -419,9 +424,9 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
 
 
 def _obey_sigterm() -> None:
-    """What a service manager says to end is obeyed as Ctrl-C is.
+    """Handle SIGTERM, which a service manager sends, as Ctrl-C.
 
-    Where Ctrl-C is ignored, as in what a shell's script starts with `&`, this is not.
+    It also works where Ctrl-C is ignored, as in what a shell script starts with `&`.
     """
 
     def end(*_: object) -> None:

@@ -26,7 +26,7 @@ from harmonium.core.errors import EngineError, HarmoniumError
 from harmonium.core.progress import Listener, listener
 from harmonium.core.types import ClientId, Weights
 from harmonium.engines.runtime import ClientRuntime, StateRef, Task
-from harmonium.engines.state_versions import States
+from harmonium.engines.state_versions import StateVersions
 from harmonium.federation.driver import Reply, Turn
 from harmonium.federation.wire import Ask
 from harmonium.storage import state_store
@@ -34,16 +34,16 @@ from harmonium.storage import state_store
 TRIES = 3  # how often a task may lose its worker before the run stops
 
 
-class LocalEngine(States):
+class LocalEngine(StateVersions):
     """Clients on this machine. Use as a context manager: leaving it ends the workers."""
 
     is_remote = False
     shows_states = True
 
-    def __init__(self, host: ClientRuntime, folder: Path, workers: int) -> None:
-        """Run tasks of `host`; `folder` is the run's, from which workers build their own hosts."""
+    def __init__(self, runtime: ClientRuntime, folder: Path, workers: int) -> None:
+        """Run tasks of `runtime`; workers build their own from the run's `folder`."""
         super().__init__()
-        self.host = host
+        self.runtime = runtime
         self._folder = folder
         self._pool = _Pool(folder, workers) if workers else None
 
@@ -78,7 +78,7 @@ class LocalEngine(States):
         results: Iterator[codec.Tree] = (
             (self._in_process(task, broadcast) for task in tasks)
             if self._pool is None
-            else self._pool.run(tasks, broadcast, listener() or _nobody)
+            else self._pool.run(tasks, broadcast, listener() or _ignore)
         )
         for result in results:
             state = result.get("state")
@@ -91,38 +91,38 @@ class LocalEngine(States):
             )
 
     def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
-        """As a worker would: what goes in and out is copied through the same encoding."""
+        """Perform a task as a worker would: inputs and outputs pass through the same encoding."""
         down = codec.decode(codec.encode(task.down)) if task.down else {}
         fresh = Task(task.step, task.client, task.round, task.ask, down, task.state)
-        return codec.decode(codec.encode(self.host.perform(fresh, broadcast)))
+        return codec.decode(codec.encode(self.runtime.perform(fresh, broadcast)))
 
     def state_of(self, client: ClientId) -> dict[str, Any]:
-        """What a client keeps now, for personal evaluation."""
-        return self.host.read_state(self._states.get(client))
+        """The state that a client keeps, for personal evaluation."""
+        return self.runtime.read_state(self._states.get(client))
 
     def prune(self, *snapshots: codec.Tree) -> None:
         """Delete every version that none of these snapshots needs."""
-        needed = {held["file"] for snapshot in snapshots for held in snapshot.values()}
-        for folder in self.host.folder.glob("[0-9]*"):
-            for path in folder.glob("[0-9]*"):  # not what lies apart, nor secrets
+        needed = {version["file"] for snapshot in snapshots for version in snapshot.values()}
+        for folder in self.runtime.folder.glob("[0-9]*"):
+            for path in folder.glob("[0-9]*"):  # neither large tensors nor secrets
                 if f"{folder.name}/{path.name}" not in needed:
                     files.remove(path)
             state_store.tidy(folder)
 
     def joined(self, round: int) -> dict[ClientId, int]:
-        """Everyone is here from the start."""
+        """No client joins later: all are here from the start."""
         return {}
 
     def finish(
         self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
     ) -> None:
-        """Nobody takes anything home, for all of it is here; secrets of masks are deleted."""
-        for folder in self.host.folder.glob("[0-9]*"):
-            self.host.forget_masks(int(folder.name))
+        """Delete the secrets of secure aggregation; the clients need no copy of the model."""
+        for folder in self.runtime.folder.glob("[0-9]*"):
+            self.runtime.forget_masks(int(folder.name))
 
 
 class _Pool:
-    """Worker processes, one thread of ours attending to each."""
+    """Worker processes, each served by one thread of this process."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class _Pool:
     def run(self, tasks: Iterator[Task], broadcast: bytes, hear: Listener) -> Iterator[codec.Tree]:
         """Results in the order of the tasks; at most two tasks a worker are under way.
 
-        `hear` is told, from other threads, of the progress of tasks that last.
+        `hear` is called, from other threads, with the progress of long tasks.
         """
         scratch = self._folder / "scratch"
         scratch.mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ class _Pool:
         )
 
     def _take(self) -> _Worker:
-        """An idle worker, started if need be; whoever takes one puts one or None back."""
+        """An idle worker, started if needed; the caller must put it, or None, back."""
         idle = self._idle.get()
         if idle is not None:
             return idle
@@ -196,7 +196,7 @@ class _Pool:
             raise
 
     def close(self) -> None:
-        """End every worker now, also in the middle of a task."""
+        """End all workers now, even in the middle of a task."""
         with self._lock:
             self._closing = True
         for worker in list(self._all):
@@ -208,7 +208,7 @@ class _Worker:
     """One worker process."""
 
     def __init__(self, folder: Path) -> None:
-        self._started = False  # it has said something
+        self._started = False  # it has sent its first frame
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harmonium.runs.worker", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -249,22 +249,22 @@ class _Worker:
 
 
 def environment() -> dict[str, str]:
-    """Of a process that performs tasks: one thread, and it finds the modules that this one does."""
+    """The environment of a process that performs tasks: one thread, and our module path."""
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def _nobody(what: str, done: int, total: int | None, unit: str) -> None:
-    """Nobody listens to the progress of tasks."""
+def _ignore(what: str, done: int, total: int | None, unit: str) -> None:
+    """Ignore the progress of tasks."""
 
 
 def _kinds(kind: type[HarmoniumError]) -> Iterator[type[HarmoniumError]]:
-    for one in kind.__subclasses__():
-        yield from (one, *_kinds(one))
+    for child in kind.__subclasses__():
+        yield from (child, *_kinds(child))
 
 
 def _error(result: codec.Tree) -> Exception:
-    """An error of a worker as one of ours: the same class where it is meant for users."""
+    """A worker's error to raise here: of the same class where it is a HarmoniumError."""
     kinds = {kind.__name__: kind for kind in _kinds(HarmoniumError)}
     kind = kinds.get(result["error"])
     return kind(result["message"]) if kind else RuntimeError(f"in a worker:\n{result['message']}")

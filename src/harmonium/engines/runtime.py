@@ -1,4 +1,4 @@
-"""Everything that is needed to run client tasks in one process.
+"""The client runtime: all that is needed to run client tasks in one process.
 
 The local engine, its worker processes and remote nodes all perform tasks through a `ClientRuntime`,
 so a task gives the same bits wherever it runs.
@@ -28,7 +28,7 @@ from harmonium.learning.client import Client, Decline, Examples
 from harmonium.privacy.mechanisms import Noise, Randomness
 from harmonium.storage import state_store
 
-KEYS = "masks.safetensors"  # beside a client's states: its secrets, and which sums it is in
+KEYS = "masks.safetensors"  # beside a client's states: its secrets of secure aggregation
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """The method, the images and the clients' shelves."""
+    """The method, the images and the folder of the clients' states."""
 
     method: Method
     images: Images
@@ -61,8 +61,8 @@ class ClientRuntime:
     folder: Path  # where clients' states are kept
     noise: Randomness = "system"
     public: Images | None = None
-    masks: Masks | None = None  # secure aggregation: nothing is uploaded without
-    key: bytes = b""  # a site's: digests of states leave it, and must not tell what they are of
+    masks: Masks | None = None  # secure aggregation: every upload is masked
+    key: bytes = b""  # a site's secret, which hides the digests of its states from the server
 
     def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
         """Run a task; the result is a plain tree, ready to be sent."""
@@ -82,7 +82,7 @@ class ClientRuntime:
         """One of the method's own exchanges, under masks if the plan says so."""
         method, seed = self.method, self.method.world.seed
         path = ("client", task.round, task.ask, task.step, task.client)
-        held = self._version(task.state)
+        version = self._version(task.state)
         client = Client(
             id=task.client,
             round=task.round,
@@ -96,16 +96,16 @@ class ClientRuntime:
             rng=seeds.torch_rng(seed, *path),
             noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
             public=self.public,
-            state=held.state,
+            state=version.state,
         )
         declared, opened = method.exchanges().get(task.step), None
         if self.masks is not None and declared is not None and declared.up:
-            given = down.pop(MASKS, None)
+            mask_message = down.pop(MASKS, None)
             own = {name: value for name, value in task.down.items() if name != MASKS}
             state = task.state and asdict(task.state)
             asked = files.digest_of(codec.encode([*path, own, state]))
             asked = files.digest_of((asked + files.digest_of(broadcast)).encode())
-            opened = self._keyring(task, self.masks).open(given, asked)
+            opened = self._keyring(task, self.masks).open(mask_message, asked)
         up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
         if declared is not None and opened is not None:
             alike = method.server_optimiser.weighting == "uniform"
@@ -114,11 +114,11 @@ class ClientRuntime:
         return {
             "up": up,
             "releases": [asdict(release) for release in client.releases],
-            "state": self._write_state(task, client.state, held),
+            "state": self._write_state(task, client.state, version),
         }
 
     def _keyring(self, task: Task, masks: Masks) -> Keyring:
-        """The client's secrets of this masked ask; they are no part of its state."""
+        """The client's secrets for this masked ask, which are not part of its state."""
         run = (self.method.world.seed, task.round, task.ask)
         return Keyring(self.folder / str(task.client) / KEYS, task.client, run, masks)
 
@@ -128,7 +128,7 @@ class ClientRuntime:
             (self.folder / str(client) / name).unlink(missing_ok=True)
 
     def read_state(self, reference: StateRef | None) -> dict[str, Any]:
-        """A client's kept state; empty for one that never kept anything."""
+        """A version of a client's state; empty without a reference."""
         return self._version(reference).state
 
     def _version(self, reference: StateRef | None) -> state_store.Version:
@@ -138,21 +138,23 @@ class ClientRuntime:
         if not self.key:
             return state_store.read(path, reference.digest)
         own = files.digest_of(path.read_bytes()) if path.exists() else ""
-        if not hmac.compare_digest(self._told(own), reference.digest):
-            raise StoreError(f"{path} is missing or damaged: it is not what the server counted")
+        if not hmac.compare_digest(self._keyed(own), reference.digest):
+            raise StoreError(
+                f"{path} is missing or damaged: it is not the version that the server names"
+            )
         return state_store.read(path, own)
 
-    def _told(self, digest: str) -> str:
-        """A digest as others may know it."""
+    def _keyed(self, digest: str) -> str:
+        """A digest as the server may know it: under the site's key, if there is one."""
         return hmac.digest(self.key, digest.encode(), "sha256").hex() if self.key else digest
 
     def _write_state(
         self, task: Task, state: Mapping[str, Any], before: state_store.Version
     ) -> dict[str, str] | None:
-        """Shelve a new version beside the old one; the server decides which one counts."""
+        """Write a new version beside the old one; the server decides which one counts."""
         if not state and task.state is None:
             return None
         number = planned(task.ask)  # of several tries only one counts
         file = f"{task.client}/{task.round:06d}-{number}-{task.step}.safetensors"
         digest = state_store.write(self.folder / file, state, before)
-        return {"file": file, "digest": self._told(digest)}
+        return {"file": file, "digest": self._keyed(digest)}

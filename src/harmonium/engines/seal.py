@@ -3,7 +3,7 @@
 A seal is a few lines of JSON: a header, which names the SHA-256 of each body that travels beside
 it, and an ECDSA signature over the header. The server signs asks, a site signs its answer, and the
 answer's header repeats the ask's. So an answer that was edited, made for another ask, sent twice
-or signed by another site is refused, whoever carried it. A parser alone refuses none of that.
+or signed by another site is refused, whoever carried it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def seal(
     digests: Sequence[str],
     key: ec.EllipticCurvePrivateKey,
 ) -> bytes:
-    """The envelope of bodies with these SHA-256 digests."""
+    """Sign a header and the SHA-256 digests of the bodies; return the envelope."""
     text = _text({**header, "bodies": list(digests)})
     return _envelope(text, key.sign(_signed(way, text), _HASH))
 
@@ -39,33 +39,35 @@ def seal(
 def unseal(
     way: Way, sealed: bytes, bodies: Sequence[bytes], key: ec.EllipticCurvePublicKey
 ) -> dict[str, Any]:
-    """The header of an envelope, provided that its owner signed it and these very bodies."""
+    """The header of an envelope, once the key's signature over it and these bodies is verified."""
     if len(sealed) > LARGEST:
         raise WireError(f"the seal has {len(sealed)} bytes, more than any {way} needs")
     try:
-        held = json.loads(sealed)
-        text, signature = str(held["header"]), bytes.fromhex(held["signature"])
-        if sealed != _envelope(text, signature):  # other letters may read alike
-            raise ValueError("it is not written as seals are")
+        envelope = json.loads(sealed)
+        text, signature = str(envelope["header"]), bytes.fromhex(envelope["signature"])
+        if sealed != _envelope(text, signature):  # other JSON text may parse alike
+            raise ValueError("not in the one form of an envelope")
         key.verify(signature, _signed(way, text), _HASH)
         header: dict[str, Any] = json.loads(text)
         digests = header.pop("bodies")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise WireError(f"the seal of the {way} cannot be read") from None
     except InvalidSignature:
-        raise WireError(f"the {way} is not signed by the one who should have sent it") from None
+        raise WireError(f"the {way} is not signed by its expected sender") from None
     if digests != [digest_of(body) for body in bodies]:
-        raise WireError(f"the {way} was changed on its way: it is not what was signed")
+        raise WireError(
+            f"the {way} was changed in transit: its bodies are not those that were signed"
+        )
     return header
 
 
 def _envelope(text: str, signature: bytes) -> bytes:
-    """A header and its signature as they are sent: the one way to write them."""
+    """A header and its signature as they are sent, in the only accepted form."""
     return json.dumps({"header": text, "signature": signature.hex()}).encode()
 
 
-def addressed(sealed: bytes) -> dict[str, Any]:
-    """The header of an envelope that nobody has checked: for finding the one who will."""
+def unverified_header(sealed: bytes) -> dict[str, Any]:
+    """Run and client of an envelope that is not verified yet, to find the site that verifies it."""
     try:
         header: dict[str, Any] = json.loads(json.loads(sealed)["header"])
         return {"run": str(header["run"]), "client": int(header["client"])}
@@ -86,7 +88,7 @@ def must_match(answer: Mapping[str, Any], ask: Mapping[str, Any]) -> None:
 
 
 def _signed(way: Way, text: str) -> bytes:
-    """What is signed; the prefix keeps asks, answers and Flower's own signatures apart."""
+    """The signed bytes; the prefix keeps asks, answers and Flower's own signatures apart."""
     return f"harmonium {way} 1\n{text}".encode()
 
 

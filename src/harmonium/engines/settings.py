@@ -35,11 +35,11 @@ class EngineSettings:
         return (os.cpu_count() or 1) if self.workers is None else self.workers
 
     def check_in_process(self) -> None:
-        """Refuse other processes for a run that only this one can perform."""
+        """Refuse other processes, for an encoder that exists only in this one."""
         other = "engine=flower" if self.kind != "local" else f"engine.workers={self.workers}"
         if self.kind != "local" or self.workers:
             raise ConfigError(
-                f"{other}, but an encoder that is given as an nn.Module stays in this process: use "
+                f"{other}, but an encoder given as nn.Module stays in this process: use "
                 "engine.workers=0, or a function `def build(channels: int, side: int) -> "
                 "nn.Module` in a module of yours, named as encoder=module:build"
             )

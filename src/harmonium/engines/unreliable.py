@@ -1,10 +1,10 @@
-"""Unreliable clients: an engine around another that loses answers on purpose, by `participation`.
+"""Unreliable clients: an engine around another that drops answers, as `participation` says.
 
 Everything follows from the seed, the round, the ask and the client, never from the machine: the
 same clients fail with any number of workers and after any crash. A client needs its number of
 examples over the mean number, `slowdown` times that if it is one of the slow, times a mild
 log-normal jitter. What comes after the deadline is refused, and when a round asked more clients
-than it wants, only the first to answer are kept.
+than it needs, only the first to answer are kept.
 
 Tasks whose answers would be lost are not run at all. That ends the same, because the state of a
 client is accepted only together with its answer.
@@ -28,7 +28,7 @@ JITTER = 0.2  # deviation of the logarithm of a client's time between asks
 
 @dataclass
 class Unreliable:
-    """Hands on to `engine` what would be answered in time, and answers "no" for the rest."""
+    """Passes to `engine` what would be answered in time, and reports the rest as lost."""
 
     engine: Engine
     participation: Participation
@@ -36,14 +36,14 @@ class Unreliable:
     examples: Mapping[ClientId, int]  # registered number of examples of every client
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """First those who do not answer, and why; then the others as their engine has them."""
+        """First the clients that do not answer, with the reason; then the replies of `engine`."""
         lost = self.lost(ask, turn)
         yield from (Reply(client, None, f"{why} (simulated)") for client, why in lost.items())
         if kept := [client for client in ask.to if client not in lost]:
             yield from self.engine.deliver(replace(ask, to=kept), turn)
 
     def lost(self, ask: Ask, turn: Turn) -> dict[ClientId, str]:
-        """Who of those asked does not answer, or not in time, and why; measuring loses nobody."""
+        """The clients asked that do not answer in time, with the reason; none while measuring."""
         if is_measuring(ask.step, turn.round):
             return {}
         rules = self.participation
@@ -64,7 +64,7 @@ class Unreliable:
         return why
 
     def time(self, client: ClientId, turn: Turn) -> float:
-        """How long a client takes, in times that an average one needs."""
+        """The time that a client takes, relative to an average client."""
         slow = self.participation.slowdown if client in self.slow else 1.0
         jitter = self._chance("time", turn, client).lognormal(0.0, JITTER)
         return float(self.examples[client] / self._mean * slow * jitter)
@@ -82,7 +82,7 @@ class Unreliable:
         return frozenset(everyone[int(i)] for i in rng.choice(len(everyone), count, replace=False))
 
     def _is_cohort(self, ask: Ask, turn: Turn) -> bool:
-        """Whether an ask went to all that the round asks; asks to others or fewer want them all."""
+        """Whether an ask goes to the round's whole cohort; any other ask needs all its answers."""
         everyone = sorted(self.examples)
         cohort = self.participation.cohort(everyone, turn.round, self.seed)
         return turn.round > 0 and set(ask.to) == set(cohort)
@@ -91,11 +91,11 @@ class Unreliable:
         return seeds.numpy_rng(self.seed, purpose, turn.round, turn.ask, client)
 
     def accept(self, reply: Reply) -> None:
-        """The reply was counted."""
+        """Accept the state of a counted reply."""
         self.engine.accept(reply)
 
     def snapshot(self) -> codec.Tree:
-        """Which states clients have now; nothing is added, for all chance is keyed."""
+        """The engine's snapshot; nothing is added, because all randomness is keyed."""
         return self.engine.snapshot()
 
     def restore(self, snapshot: codec.Tree) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,9 @@ def _set_names(value: Any) -> tuple[str, ...]:
     names = tuple(name.strip() for name in listed)
     known = [*THEIRS, *datasets.table()]
     for name in names:
+        place = name.removeprefix("folder:")
+        if name not in known and Path(place).expanduser().is_dir():
+            raise ConfigError(f"on={name} is a folder: write on=folder on.folder.path={place}")
         if name not in known and ":" not in name:
             raise ConfigError(f"on={name}: unknown data set: {suggest(name, known)}")
     if len(set(names)) < len(names):

@@ -39,7 +39,7 @@ from harmonium.measures.run_reader import Run
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import check_recipe, make_host
 from harmonium.storage import state_store
-from harmonium.storage.run_folder import RECIPE, SPLIT, Folder
+from harmonium.storage.run_folder import RECIPE, SPLIT, RunFolder
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ def trained(
     who = counted(len(clients), "client")
     run.note(f"{run.label}: training once more, as in round {number}, {who}")
     with _opened(run, recipe, clients) as (engine, folder):
-        method = engine.host.method
+        method = engine.runtime.method
         known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
-        server = replace(run.server, examples=known, round=number, public=engine.host.public)
+        server = replace(run.server, examples=known, round=number, public=engine.runtime.public)
         heard = Only(engine, set(clients), folder)
         cohort = sorted({*run.cohort, *clients})
         with work("a further round", len(clients), "clients") as at:
@@ -160,7 +160,7 @@ def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
     itself, on its own model and images.
     """
     engine = heard.engine
-    method = engine.host.method
+    method = engine.runtime.method
     of = method.blueprint.rule_of
     sent = {key: value for key, value in heard.model(client).items() if of(key) != "row"}
     own = replace(server, model={**server.model, **sent}, memory={})
@@ -181,7 +181,7 @@ def settled(run: Run) -> Server:
         return server
     run.note(f"{run.label}: BatchNorm's statistics of {counted(len(run.cohort), 'client')}")
     with _opened(run, _recipe(run), run.cohort) as (engine, _):
-        driver = Driver(engine.host.method, engine, Ledger())
+        driver = Driver(engine.runtime.method, engine, Ledger())
         return driver.drive(calibrated(server, run.cohort), server)
 
 
@@ -217,8 +217,8 @@ def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]
 
     States are copied, because new ones are written beside them.
     """
-    about = Folder(run.path).about()
-    Folder(folder).tell({key: value for key, value in about.items() if key != "files"})
+    about = RunFolder(run.path).about()
+    RunFolder(folder).tell({key: value for key, value in about.items() if key != "files"})
     run.split.save(folder / SPLIT)
     files.write_atomic(folder / RECIPE, recipe.yaml().encode())
     for client in _with_state(run, clients):

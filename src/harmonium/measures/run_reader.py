@@ -39,7 +39,7 @@ from harmonium.runs.open_run import opened, read_about
 from harmonium.runs.start import judged_on
 from harmonium.sites.plan import method_of
 from harmonium.storage import state_store
-from harmonium.storage.run_folder import TOLD, Commit, Folder
+from harmonium.storage.run_folder import SITE_REPORT, Commit, RunFolder
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,7 +354,7 @@ def open_run(
     `recipe` is the run's, read from its folder; only its engine may have been changed since. `more`
     are further fields of `Run`.
     """
-    at_site = (path / TOLD).exists()
+    at_site = (path / SITE_REPORT).exists()
     of_federation = at_site or bool(read_about(path)["federation"])
     if at_site:
         commit = Commit(_told_round(path), {}, {}, {})
@@ -367,7 +367,7 @@ def open_run(
 
 
 def _newest_commit(path: Path, *, with_states: bool) -> Commit:
-    commit = Folder(path).newest(with_states=with_states)
+    commit = RunFolder(path).newest(with_states=with_states)
     if commit is None:
         raise StoreError(f"{path} has no committed round yet: let the run go on first")
     return commit
@@ -375,8 +375,8 @@ def _newest_commit(path: Path, *, with_states: bool) -> Commit:
 
 def _told_round(path: Path) -> int:
     remedy = "take part in a new run"
-    with files.reading(path / TOLD, remedy):
-        return int(files.read_sealed(path / TOLD, remedy)["round"])
+    with files.reading(path / SITE_REPORT, remedy):
+        return int(files.read_sealed(path / SITE_REPORT, remedy)["round"])
 
 
 def _federated(

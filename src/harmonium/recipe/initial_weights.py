@@ -35,7 +35,7 @@ from harmonium.core.errors import ConfigError, DataError, Key, StoreError
 from harmonium.core.paths import home
 from harmonium.core.types import Weights
 from harmonium.evaluation.whitening import STORED
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 
 COPY = "init.safetensors"  # in a run's folder
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -200,7 +200,7 @@ def _read(file: str) -> Weights:
 def _of_run(path: Path) -> Weights:
     """The model of a run's last committed round, or its exported encoder."""
     try:
-        commit = Folder(path).newest(with_states=False)
+        commit = RunFolder(path).newest(with_states=False)
     except StoreError as error:
         raise DataError(Key("init"), f"={path}: {error}") from None
     model: Weights = {}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harmonium.recipe.schema import Recipe
     from harmonium.runs.loop import Result
 
+MOST_NAMES = 5  # of missing clients in a round's line
 LATER = (
     "objective",
     "clients",
@@ -72,6 +73,8 @@ class LineWatcher(Callback):
         self._clock = _Clock()
         self._warned = ""
         self._told: set[tuple[int, str]] = set()
+        self._silent: set[int] = set()  # clients that did not answer an ask of this round
+        self._answered: set[int] = set()  # clients that answered one
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
         """Say where the run is kept and whether it continues."""
@@ -111,6 +114,7 @@ class LineWatcher(Callback):
 
     def task(self, reply: Reply) -> None:
         """Say why a client did not answer, the first time."""
+        (self._silent if reply.up is None else self._answered).add(reply.client)
         if reply.why and (reply.client, reply.why) not in self._told:
             self._told.add((reply.client, reply.why))
             name = self.names.get(reply.client, f"client {reply.client}")
@@ -123,8 +127,19 @@ class LineWatcher(Callback):
         place = f"{self.label}round {self._done}/{self._rounds}"
         words = {"round": place, "loss": "", "knn": ""}
         words |= {"left": f"training left {left}"} if left else {}
-        self.display.say("  ".join(filter(None, (words | figures_of(row)).values())))
+        self.display.say("  ".join(filter(None, (words | self._figures_of(row)).values())))
         self._warn(row)
+
+    def _figures_of(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The round's figures; clients that have names are named if they are missing."""
+        words, missing = figures_of(row), sorted(self._silent - self._answered)
+        if len(missing) == row["missing"] and all(client in self.names for client in missing):
+            names = [self.names[client] for client in missing[:MOST_NAMES]]
+            more = ["..."] if len(missing) > MOST_NAMES else []
+            words["clients"] += f" ({', '.join(names + more)})" if names else ""
+        self._silent.clear()
+        self._answered.clear()
+        return words
 
     def _warn(self, row: Mapping[str, Any]) -> None:
         """Say what is wrong with the representation when it begins, not at every look."""
@@ -162,7 +177,7 @@ class LiveWatcher(LineWatcher):
         self._done = row["round"]
         passing = ("clients", "score", "shortened", "left_out")
         self._figures = self._figures | dict.fromkeys(passing, "")
-        self._figures |= figures_of(row)
+        self._figures |= self._figures_of(row)
         self._left = self._clock.left(self._done)
         self._warn(row)
         self.display.tick(at_once=True)

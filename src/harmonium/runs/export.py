@@ -45,7 +45,7 @@ from harmonium.learning.encoders import encoders
 from harmonium.learning.encoders.given import Given
 from harmonium.recipe.initial_weights import checked_seal, seal_of
 from harmonium.recipe.schema import Recipe
-from harmonium.storage.run_folder import ABOUT, ENCODER, RECIPE, RESULT, Folder
+from harmonium.storage.run_folder import ABOUT, ENCODER, RECIPE, RESULT, RunFolder
 
 FORMAT = 2
 DECODED = 16  # image files decoded by one process at once
@@ -355,7 +355,7 @@ def load_encoder(
     path = path / ENCODER if path.is_dir() else path
     if not path.exists():
         raise StoreError(f"there is no encoder {path}: {_why_none(path)}")
-    held = Folder(path.parent)
+    held = RunFolder(path.parent)
     if path.name == ENCODER and all((path.parent / name).exists() for name in (RECIPE, ABOUT)):
         held.check(ENCODER, held.again)
     with store.reading(path, "name the encoder.safetensors of a run, as it was written"):
@@ -382,7 +382,7 @@ def _why_none(path: Path) -> str:
         return "nor such a folder"
     if not (path.parent / RESULT).exists():
         return "has the run finished?"
-    held = Folder(path.parent)
+    held = RunFolder(path.parent)
     lost = (path.parent / ABOUT).exists() and ENCODER in held.about().get("files", {})
     return held.again if lost else "its clients keep their own"
 

@@ -23,7 +23,7 @@ from harmonium.core.paths import make_folder
 from harmonium.federation.method import Method
 from harmonium.federation.spending import costs
 from harmonium.recipe.schema import Recipe
-from harmonium.storage.run_folder import ENCODER, RECIPE, RESULT, Folder
+from harmonium.storage.run_folder import ENCODER, RECIPE, RESULT, RunFolder
 
 EARLIER = "earlier"  # folder of what a run had come to before it was trained further
 ENDS = (RESULT, ENCODER, "run.png", "run.pdf", "run.svg")
@@ -44,7 +44,7 @@ def check_further(folder: Path, recipe: Recipe, longer: Recipe) -> None:
             f"={longer.rounds}: {folder} has {recipe.rounds}, and rounds are not taken back: give "
             "more, or start a new run",
         )
-    rows = Folder(folder).read_log("metrics.jsonl")
+    rows = RunFolder(folder).read_log("metrics.jsonl")
     if rows and (why := rows[-1].get("stopped")):
         raise ConfigError(
             Key("rounds"), f"={longer.rounds}: {folder} stopped for its privacy budget: {why}"
@@ -65,13 +65,13 @@ def _noise(method: Method) -> Mapping[str, Any]:
 
 def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
     """Give a run more rounds; killed at any instant, it is the old run or the new one."""
-    commit, _ = Folder(folder).last(with_states=False)
+    commit, _ = RunFolder(folder).last(with_states=False)
     part = {
         "round": commit.round if commit else 0,
         "rounds": [recipe.rounds, longer.rounds],
         "recipe": [recipe.digest, longer.digest],
     }
-    held = Folder(folder)
+    held = RunFolder(folder)
     about = held.about()
     parts = list(about.get("history", ()))
     while parts and parts[-1]["recipe"][1] != recipe.digest:  # begun by a process that was killed

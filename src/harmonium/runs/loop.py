@@ -42,7 +42,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import save_encoder
 from harmonium.runs.extend import told as further
 from harmonium.runs.open_run import check_recipe, read_about
-from harmonium.storage.run_folder import ASKED, ENCODER, RESULT, Commit, Folder
+from harmonium.storage.run_folder import ASKED, ENCODER, RESULT, Commit, RunFolder
 
 
 class RunEngine(Engine, Protocol):
@@ -230,7 +230,7 @@ class RunLoop:
     """One process's work on a run."""
 
     def __init__(self, folder: Path, recipe: Recipe, watcher: Callback) -> None:
-        self.folder, self.recipe, self.watcher = Folder(folder), recipe, watcher
+        self.folder, self.recipe, self.watcher = RunFolder(folder), recipe, watcher
         self.path = folder
         self._levels: dict[str, float] = {}
 

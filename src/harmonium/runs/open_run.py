@@ -20,7 +20,7 @@ from harmonium.engines.runtime import ClientRuntime
 from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.presets import read_yaml
 from harmonium.recipe.schema import Recipe
-from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
+from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -28,7 +28,7 @@ def read_recipe(folder: Path) -> Recipe:
 
     A recipe that was edited since is refused.
     """
-    path, held = folder / RECIPE, Folder(folder)
+    path, held = folder / RECIPE, RunFolder(folder)
     if not path.exists():
         raise StoreError(f"{folder} holds no run: {path} is missing")
     about = held.about()
@@ -156,7 +156,7 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
     public = load_public(recipe, dataset.train.shape, about["cache"]["public"])
     split = read_split(folder)
     digests = {"data": dataset.digest, "public": public and public.digest, "split": split.digest}
-    words = {"data": "pictures", "public": "public images", "split": "shares of the clients"}
+    words = {"data": "images", "public": "public images", "split": "shares of the clients"}
     for what, digest in digests.items():
         if about[what] != digest:
             raise DataError(
@@ -169,13 +169,13 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
 
 def read_split(folder: Path) -> Split:
     """Who holds which images of a run, as it began."""
-    Folder(folder).check(SPLIT)
+    RunFolder(folder).check(SPLIT)
     return Split.load(folder / SPLIT)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The digests and cache keys of what a run began with, and notes on it."""
-    about = Folder(folder).about()
+    about = RunFolder(folder).about()
     with files.reading(folder / ABOUT):
         keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
         more = {"federation": about.get("federation"), "history": about.get("history", [])}

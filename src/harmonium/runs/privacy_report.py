@@ -27,7 +27,7 @@ from harmonium.privacy.library import epsilon_pld, together
 from harmonium.recipe.schema import Recipe
 from harmonium.report.run_progress import size_of
 from harmonium.runs.open_run import read_recipe, read_split
-from harmonium.storage.run_folder import ASKED, Folder
+from harmonium.storage.run_folder import ASKED, RunFolder
 
 MOST = 40  # points of the curves over rounds
 WORST = 10  # clients that a table shows, and whose epsilon a library counts as well
@@ -150,7 +150,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
         delta: at which epsilon is told; none: that of the budget, the recipe's or the method's own.
     """
     path = Path(folder)
-    recipe, held = read_recipe(path), Folder(path)
+    recipe, held = read_recipe(path), RunFolder(path)
     method = recipe.any_method()
     delta, delta_of = _delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
@@ -210,7 +210,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
 
 def summary(folder: str | Path) -> str:
     """One line on a run's noisy releases; empty where there are none."""
-    if not any("releases" in line for line in Folder(Path(folder)).lines("ledger.jsonl")):
+    if not any("releases" in line for line in RunFolder(Path(folder)).lines("ledger.jsonl")):
         return ""
     found = report(folder)
     if not found.clients:

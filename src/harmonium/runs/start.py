@@ -48,7 +48,7 @@ from harmonium.runs.open_run import (
     read_recipe,
 )
 from harmonium.storage.result_folder import LOCK, PARTIAL, FolderKind, locked_folder
-from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, Folder
+from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
 RUN = FolderKind("run", "runs", RECIPE, frozenset({LOCK, SPLIT, ABOUT, COPY}))
@@ -336,7 +336,7 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
-    Folder(folder).tell(about)
+    RunFolder(folder).tell(about)
     files.write_atomic(folder / RECIPE, text)
 
 
@@ -354,7 +354,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except (BudgetSpent, ConfigError, DataError, WireError):
-            if begins and (folder / RECIPE).exists() and not Folder(folder).has_trained:
+            if begins and (folder / RECIPE).exists() and not RunFolder(folder).has_trained:
                 _empty(folder)
             raise
 

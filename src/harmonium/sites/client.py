@@ -1,4 +1,4 @@
-"""The client of a federation: at a site, it answers the server with the images that are there."""
+"""The client of a federation: it answers the server's requests with the images of its site."""
 
 from __future__ import annotations
 
@@ -31,37 +31,47 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import save_encoder
 from harmonium.runs.open_run import load_public
 from harmonium.sites.kit import Kit
-from harmonium.sites.log import left_by_step
+from harmonium.sites.log import bytes_by_step
 from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
 from harmonium.sites.site import Identity, Site
-from harmonium.sites.upkeep import RUNNING, alone, at_site, close_to_others, private, remove
-from harmonium.storage.run_folder import TOLD
+from harmonium.sites.upkeep import (
+    RUNNING,
+    owner_only,
+    removable_at_site,
+    remove,
+    restrict_to_owner,
+    single_instance,
+)
+from harmonium.storage.run_folder import SITE_REPORT
 
-LOOK = 8  # side to which images are brought when they are looked at
-KEPT = "kept"  # beside a kit: the log, and what the site keeps of each run
+INSPECTION_SIDE = 8  # pixels to which images are resized for `inspect`
+KEPT = "kept"  # folder in a kit: the log, and the site's files of each run
 
 
 @dataclass(frozen=True)
 class SiteImages:
-    """What a site takes part with."""
+    """The images that a site takes part with."""
 
     spec: DataSpec
-    part: tuple[int, int] = (0, 1)  # for trials on one machine: every n-th image from the k-th on
+    part: tuple[int, int] = (0, 1)  # first image and step; for trials on one machine
 
     @classmethod
     def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> SiteImages:
         """From `name`, or `name:path`, and `data.key=value` settings.
 
-        All images of one's own are used; nothing is held out unless a setting says so. Files
-        that cannot be read are left out unless `data.corrupt=refuse`, for a few of them must not
-        cost a site the run.
+        All images of a folder or file are used for training; nothing is held out unless a
+        setting says so. Unreadable files are skipped unless `data.corrupt=refuse`, so that a few
+        of them do not keep a site out of a run.
         """
         name, _, path = words.partition(":")
+        if not path and name not in datasets.table() and Path(name).expanduser().exists():
+            kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
+            raise ConfigError(f"--data {words} is a path: write --data {kind}:{words}")
         chosen = datasets[name]
         known = {field.name for field in fields(chosen)}
-        own = "path" in known  # of a published set the server may judge with what is held out
+        own = "path" in known  # a published set keeps its test split: the server may use it
         tree: dict[str, Any] = {"name": name}
         if own:
             usual = {"validation": 0.0, "test": 0.0, "corrupt": "skip"}
@@ -72,27 +82,27 @@ class SiteImages:
             tree["path"] = str(Path(path).expanduser().absolute())
         for change in changes:
             if not change.startswith("data."):
-                raise ConfigError(f"'{change}' is no setting of the data: write data.key=value")
+                raise ConfigError(f"'{change}' is not a data setting: write data.key=value")
         spec = choose("data", datasets, apply_changes({"data": tree}, changes)["data"])
         if own and not getattr(spec, "path", ""):
             raise ConfigError(f"--data {words}: say where the images are, --data {name}:PATH")
         spec.check()
-        spec.identity()  # looks at what is there, so that a mistake is told at once
+        spec.identity()  # reads the folder or file, so that a mistake is reported at once
         return cls(spec, _part(part))
 
-    def look(self, note: Callable[[str], None]) -> None:
-        """Read all of them once, small, and say what there is and what is wrong with it.
+    def inspect(self, note: Callable[[str], None]) -> None:
+        """Read all images once at a small size, and report their number and any problems.
 
-        So a site learns of files that cannot be read before it connects. What was read stays in
-        the cache, and the next look is quick.
+        A site so learns of unreadable files before it connects. The images stay in the cache, so
+        the next call is quick.
         """
-        dataset, images = self.load(LOOK, 1)
+        dataset, images = self.load(INSPECTION_SIDE, 1)
         for text in dataset.notes:
             note(text)
         note(f"{counted(len(images), 'image')} to take part with")
 
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
-        """The images, brought to a shape."""
+        """The data set at this size and number of channels, and the images to train on."""
         dataset = replace(self.spec, size=size, channels=channels).load()
         first, step = self.part
         chosen = dataset.train
@@ -108,21 +118,21 @@ def _part(words: str) -> tuple[int, int]:
     return int(first) - 1, int(step)
 
 
-def open_host(
-    pictures: SiteImages,
+def open_runtime(
+    site_images: SiteImages,
     plan: Recipe,
     folder: Path,
     client: ClientId,
     key: bytes = b"",
     note: Callable[[str], None] = lambda text: None,
 ) -> ClientRuntime:
-    """What performs a plan's tasks here, for the one client that this site is."""
+    """The runtime that performs a plan's tasks, for the one client that this site is."""
     method = method_of(plan)
-    dataset, images = pictures.load(plan.data.size, plan.data.channels)
+    dataset, images = site_images.load(plan.data.size, plan.data.channels)
     for text in dataset.notes:
         note(text)
     if method.reads_labels:
-        images = images.relabelled(_numbered(images, dataset, classes_of(plan)))
+        images = images.relabelled(_labels_by_plan(images, dataset, classes_of(plan)))
     else:
         images = images.without_labels()
     public = load_public(plan, images.shape)
@@ -138,27 +148,33 @@ def open_host(
     )
 
 
-def _numbered(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
+def _labels_by_plan(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
     """Labels by the plan's numbers, which are the same at every site."""
-    if strange := sorted(set(dataset.classes) - set(classes)):
-        raise DataError(f"the plan knows no class '{strange[0]}': it has {', '.join(classes)}")
-    places = np.array([*(classes.index(name) for name in dataset.classes), UNKNOWN])
-    return places[images.labels]  # the last is what -1 stands for
+    if unknown := sorted(set(dataset.classes) - set(classes)):
+        raise DataError(f"the plan has no class '{unknown[0]}': it has {', '.join(classes)}")
+    numbers = np.array([*(classes.index(name) for name in dataset.classes), UNKNOWN])
+    return numbers[images.labels]  # a label of -1 (unknown) takes the last number
 
 
 def budget_words(
     policy: Policy, plan: Recipe, past: Sequence[Mapping[str, Any]], images: int | None
 ) -> str:
-    """What a plan would add to the guarded releases of this site, `past`; empty: nothing.
+    """A sentence on what a plan would add to the privacy budget spent; empty: nothing.
 
-    Each exchange is counted once a round, which is the most that a plan asks for. Refuses a plan
-    of which not even one round is left.
+    Each exchange is counted once a round, which is the most that a plan asks for. A plan of which
+    the budget does not allow even one round is refused.
+
+    Args:
+        policy: the site's, with its `epsilon` and `delta`.
+        plan: the recipe to count.
+        past: guarded releases in the site's log.
+        images: number of images at the site; none: unknown.
     """
     method, delta = method_of(plan), policy.delta
 
     def after(rounds: int) -> float:
-        made = [one for step in method.exchanges() for one in paid_here(method, step, images or 1)]
-        planned = [{**one, "count": one.get("count", 1) * rounds} for one in records(made)]
+        releases = [r for step in method.exchanges() for r in paid_here(method, step, images or 1)]
+        planned = [{**r, "count": r.get("count", 1) * rounds} for r in records(releases)]
         return epsilon([*past, *(planned if rounds else [])], delta, neighbours="replace")
 
     guarded = any(part.guarded for one in method.exchanges().values() for part in one.up.values())
@@ -166,13 +182,13 @@ def budget_words(
         return ""
     spent = f"epsilon {after(0):.4g} at delta {delta:g} is spent"
     if images is None:
-        return f"{spent}; name --images N to count what the plan would add"
+        return f"{spent}; give --images N to count what the plan would add"
     limit = math.inf if policy.epsilon is None else policy.epsilon
     rounds = bisect_right(range(1, plan.rounds + 1), limit, key=after)
     if rounds == 0:
         raise PolicyRefusal(
-            f"the site's budget does not allow this plan: {spent}, {after(1):.4g} would be after "
-            f"one round, and `epsilon` is {limit:g} over all releases of this site"
+            f"the site's budget does not allow this plan: {spent}, one round would make it "
+            f"{after(1):.4g}, and `epsilon` is {limit:g} over all releases of this site"
         )
     if rounds < plan.rounds:
         return f"{spent}; `epsilon` {limit:g} allows at least {rounds} of {plan.rounds} rounds"
@@ -180,40 +196,48 @@ def budget_words(
     return f"{spent}; after {plan.rounds} rounds it is at most {after(plan.rounds):.4g}{bound}"
 
 
-def take_home(
+def save_final_encoder(
     plan: Recipe,
-    host: ClientRuntime,
+    runtime: ClientRuntime,
     folder: Path,
-    told: Mapping[str, Any],
-    kept: Mapping[str, Any],
+    message: Mapping[str, Any],
+    state: Mapping[str, Any],
     left: Mapping[str, Mapping[str, int]],
 ) -> Path:
-    """Write the final encoder, with what this site kept of its own, where the site finds it.
+    """Write the final encoder and `run.json` into the run's folder at this site.
 
-    Beside it, `run.json` has the run's figures and metrics as the server has them, who took part,
-    and what `left` this site: bytes by exchange and kind.
+    `run.json` has the run's figures and metrics as the server has them, the participants, and the
+    bytes that left this site.
+
+    Args:
+        plan: the run's recipe.
+        runtime: the runtime of this site's client.
+        folder: the run's folder at this site.
+        message: what the server sent with `finish`.
+        state: the client's kept state, for methods with personal parts.
+        left: bytes that left this site, by exchange and kind.
     """
-    server = Server({}, told["model"], memory={"statistics": told["statistics"]})
+    server = Server({}, message["model"], memory={"statistics": message["statistics"]})
     path = folder / "encoder.safetensors"
-    encoder = host.method.represent(server, kept)
+    encoder = runtime.method.represent(server, state)
     files = {
         path.name: save_encoder(
-            path, encoder, plan, host.method, plan.data.name, host.images.shape
+            path, encoder, plan, runtime.method, plan.data.name, runtime.images.shape
         ),
         "recipe.yaml": store.write_atomic(folder / "recipe.yaml", plan.yaml().encode()),
     }
     try:
-        said = json.loads(told.get("told", "{}"))
-    except (ValueError, TypeError, RecursionError):  # the encoder is what counts
-        said = None
-    about = {**(said if isinstance(said, dict) else {}), "left": left, "files": files}
-    store.write_atomic(folder / TOLD, store.sealed(about), private=True)
+        figures = json.loads(message.get("told", "{}"))
+    except (ValueError, TypeError, RecursionError):  # the encoder matters more
+        figures = None
+    about = {**(figures if isinstance(figures, dict) else {}), "left": left, "files": files}
+    store.write_atomic(folder / SITE_REPORT, store.sealed(about), private=True)
     return path
 
 
-def attend(
+def run_client(
     kit: Kit,
-    pictures: SiteImages,
+    site_images: SiteImages,
     note: Callable[[str], None],
     *,
     address: str | None = None,
@@ -222,23 +246,23 @@ def attend(
     keep_days: float | None = None,
     ended: threading.Event | None = None,
 ) -> None:
-    """Answer the server until told to end; with `once`, until a run is over.
+    """Answer the server until `ended` is set; with `once`, until a run is over.
 
     Args:
-        kit: who this site is, and whom it trusts.
-        pictures: what it takes part with.
-        note: told what a reader should know.
+        kit: the site's identity and the keys that it trusts.
+        site_images: the images that it takes part with.
+        note: called with each message for the user.
         address: of the server, `host:port`; none: the kit's.
-        insecure: no TLS; to loopback only.
-        once: leave when the server says that a run is over.
-        keep_days: how long answers and states of earlier runs stay; none: for ever.
-        ended: set to end.
+        insecure: connect without TLS; to loopback only.
+        once: stop when the server says that a run is over.
+        keep_days: days after which answers and states of earlier runs are deleted; none: never.
+        ended: an event that stops the client when it is set.
     """
     try:
-        from harmonium.engines.flower.node import attend as attend_node
+        from harmonium.engines.flower.node import answer_messages
     except ImportError:
         raise ConfigError(NEEDS_FLOWER) from None
-    Policy.read(kit.policy)  # a mistake is told at once; then it is read at every ask
+    Policy.read(kit.policy)  # report mistakes at once; each request reads the file again
     address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure speaks to loopback only, not to {address}")
@@ -246,30 +270,37 @@ def attend(
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
-    def finish(plan: Recipe, host: ClientRuntime, folder: Path, told: Any, kept: Any) -> None:
-        left = left_by_step(site.log.entries(), folder.name)
-        path = take_home(plan, host, folder, told, kept, left)
+    def finish(
+        plan: Recipe, runtime: ClientRuntime, folder: Path, message: Any, state: Any
+    ) -> None:
+        left = bytes_by_step(site.log.entries(), folder.name)
+        path = save_final_encoder(plan, runtime, folder, message, state, left)
         note(f"the run is over: the encoder is {path}")
-        note(f"{path.with_name(TOLD)} has its figures, who took part, and what left this site")
-        note(f"judge it on images of your own: harmonium eval {folder} knn on=SET")
+        note(
+            f"{path.with_name(SITE_REPORT)} has its figures, who took part, and what left this site"
+        )
+        note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")
         if once:
-            threading.Timer(1.0, over.set).start()  # the answer to this must still leave
+            threading.Timer(1.0, over.set).start()  # the reply must still be sent
 
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
         kit.folder / KEPT,
-        lambda plan, folder, client: open_host(pictures, plan, folder, client, secret, note),
+        lambda plan, folder, client: open_runtime(site_images, plan, folder, client, secret, note),
         kit.policy,
         finish,
         note,
     )
-    with private(), alone(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"):
-        close_to_others(kit.folder)
+    with (
+        owner_only(),
+        single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
+    ):
+        restrict_to_owner(kit.folder)
         site.log.verify()
         if keep_days is not None:
-            remove(at_site(site.folder, keep_days))
+            remove(removable_at_site(site.folder, keep_days))
         certificate = None if insecure else kit.authority
-        attend_node(site.answer, address, kit.private_key, certificate, note, over)
+        answer_messages(site.answer, address, kit.private_key, certificate, note, over)
 
 
 def _bracketed(host: str) -> str:

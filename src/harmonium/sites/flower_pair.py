@@ -1,4 +1,4 @@
-"""A SuperLink and one node in this process's company, for checks that both engines agree.
+"""A SuperLink and one node for this process, for checks that both engines agree.
 
 Messages, seals, states and roll-back are those of a real federation; only the node is a thread of
 this process, so that many short runs cost one start.
@@ -16,17 +16,17 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.engines.flower.link import Link, free_port
-from harmonium.engines.flower.node import attend
-from harmonium.engines.flower.post import FlowerPost
-from harmonium.engines.remote import Member, RemoteEngine, Waits
+from harmonium.engines.flower.messenger import FlowerMessenger
+from harmonium.engines.flower.node import answer_messages
+from harmonium.engines.remote import RemoteEngine, RemoteSite, Waits
 from harmonium.engines.runtime import ClientRuntime
-from harmonium.engines.seal import addressed
+from harmonium.engines.seal import unverified_header
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of
 from harmonium.sites.site import Identity, Site
 
 
-class Together:
+class FlowerPair:
     """Use as a context manager; every `engine` is a run of its own over the same link."""
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class Together:
         self._sites: dict[tuple[str, int], Site] = {}
         self.asked = 0  # messages that the node has answered
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> FlowerPair:
         """Start the link and the node."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         port = free_port()
         link = Link(folder, "127.0.0.1", port, forgets=True)  # much quicker
         self._link = self._stack.enter_context(link)
         self._number = self._link.admit({0: self._node.public_key()})[0]
-        told = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
-        thread = threading.Thread(target=attend, args=told, daemon=True)
+        arguments = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
+        thread = threading.Thread(target=answer_messages, args=arguments, daemon=True)
         thread.start()
         self._stack.callback(thread.join, 10.0)
         self._stack.callback(self._ended.set)
@@ -64,11 +64,11 @@ class Together:
             identity = Identity(self._about["federation"], client, key, self._server.public_key())
             self._sites[run, client] = Site(identity, folder / f"site-{client}", _always(host))
         members = {
-            client: Member(f"client {client}", client, self._number, key.public_key())
+            client: RemoteSite(f"client {client}", client, self._number, key.public_key())
             for client, key in keys.items()
         }
         return RemoteEngine(
-            FlowerPost(self._link),
+            FlowerMessenger(self._link),
             members,
             self._server,
             {**self._about, "run": run, "plan": recipe.digest},
@@ -78,7 +78,7 @@ class Together:
         )
 
     def _answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        header = addressed(sealed)  # its site checks the rest
+        header = unverified_header(sealed)  # its site checks the rest
         self.asked += 1
         return self._sites[header["run"], header["client"]].answer(sealed, bodies)
 
@@ -88,4 +88,4 @@ def _always(host: ClientRuntime) -> Callable[..., ClientRuntime]:
 
 
 def _quiet(text: str) -> None:
-    """Nobody reads what the node says."""
+    """Ignore the notes of the node."""

@@ -30,16 +30,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.core.errors import ConfigError, StoreError
 from harmonium.core.files import write_atomic
 from harmonium.core.paths import make_folder
-from harmonium.sites import certificates as made
+from harmonium.sites import certificates
 from harmonium.sites.kit import (
     NOTHING_ELSE,
     Fingerprint,
     Fingerprints,
     Hosts,
     Kit,
+    KitFile,
     Number,
     Port,
-    Sheet,
     check_name,
     check_new,
     dump,
@@ -50,13 +50,13 @@ from harmonium.sites.kit import (
     write_policy,
     write_sheet,
 )
-from harmonium.sites.upkeep import private
+from harmonium.sites.upkeep import owner_only
 
 __all__ = [
     "Federation",
     "Kit",
     "Member",
-    "Site",
+    "RegisteredSite",
     "add_site",
     "describe",
     "enrol",
@@ -80,8 +80,8 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Site(Member):
-    """A member with its key."""
+class RegisteredSite(Member):
+    """A member with its public key."""
 
     public_key: ec.EllipticCurvePublicKey = field(repr=False)  # its answers must be signed by it
 
@@ -90,7 +90,7 @@ AnyMember = TypeVar("AnyMember", bound=Member)
 
 
 @dataclass(frozen=True)
-class _Sheet:
+class _FederationFile:
     """federation.yaml."""
 
     __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
@@ -105,13 +105,13 @@ class _Sheet:
 
 @dataclass(frozen=True)
 class Federation:
-    """A federation's folder that was read and found in order."""
+    """A federation whose folder was read and checked."""
 
     folder: Path  # where all of it lies
     id: str  # random, the same in every kit
     hosts: tuple[str, ...]  # where sites dial the server
     port: int  # the one port that is open
-    sites: tuple[Site, ...]  # those that belong to it now, by number
+    sites: tuple[RegisteredSite, ...]  # those that belong to it now, by number
     removed: tuple[Member, ...]  # those that did once
     notes: tuple[str, ...]  # what needs attention soon
 
@@ -132,7 +132,7 @@ class Federation:
 
     def signing_key(self) -> ec.EllipticCurvePrivateKey:
         """The key that asks are signed with."""
-        return made.read_private_key(self.folder / "server" / "signing.key")
+        return certificates.read_private_key(self.folder / "server" / "signing.key")
 
     def kit(self, name: str) -> Path:
         """The folder to hand to a site."""
@@ -144,12 +144,12 @@ class Federation:
         sheet = _read_sheet(folder)
         server, renewing = folder / "server", f"run harmonium server renew {folder}"
         remedy = "make a new federation and hand out new kits"
-        authority, notes = made.read_certificate(folder / "ca" / "ca.crt", remedy)
-        certificate, soon = made.read_certificate(server / "server.crt", renewing)
-        if not made.issued_by(certificate, authority):
+        authority, notes = certificates.read_certificate(folder / "ca" / "ca.crt", remedy)
+        certificate, soon = certificates.read_certificate(server / "server.crt", renewing)
+        if not certificates.issued_by(certificate, authority):
             raise StoreError(f"{server / 'server.crt'} is not signed by ca/ca.crt: {renewing}")
         read_pair(server / "server.key", certificate.public_key(), "server.crt", renewing)
-        signing = made.read_public_key(server / "signing.pub")
+        signing = certificates.read_public_key(server / "signing.pub")
         read_pair(server / "signing.key", signing, "signing.pub", "restore both from a backup")
         if (folder / "ca" / "ca.key").exists():  # may lie in a safe: only renewing needs it
             _read_authority_key(folder, authority.public_key())
@@ -178,13 +178,13 @@ def init(
         raise ConfigError("name a host at which the sites reach the server")
     if not 1 <= port <= 65535 or not 1 <= days <= 3650:
         raise ConfigError(f"port {port} and {days} days: use ports 1 to 65535, days 1 to 3650")
-    names = tuple(dict.fromkeys(made.checked_host(host) for host in hosts))
-    with private():
+    names = tuple(dict.fromkeys(certificates.checked_host(host) for host in hosts))
+    with owner_only():
         _must_be_empty(make_folder(folder))  # before a lock is put into somebody else's folder
     with _lock(folder):
         _must_be_empty(folder)
         try:
-            _make(folder, _Sheet(1, secrets.token_hex(16), names, port, days), sites)
+            _make(folder, _FederationFile(1, secrets.token_hex(16), names, port, days), sites)
         except BaseException:  # nothing was handed out, so nothing is lost
             for name in _OURS:
                 shutil.rmtree(folder / name, ignore_errors=True)
@@ -206,7 +206,7 @@ def add_site(folder: Path, name: str) -> Federation:
 
 def enrol(folder: Path, name: str, public_key_file: Path) -> Federation:
     """One more site, by the public key that it made; its kit holds no secret."""
-    return _add(folder, name, made.read_public_key(public_key_file))
+    return _add(folder, name, certificates.read_public_key(public_key_file))
 
 
 def remove_site(folder: Path, name: str) -> Federation:
@@ -231,13 +231,13 @@ def describe(federation: Federation) -> list[dict[str, Any]]:
     ]
 
 
-def _make(folder: Path, sheet: _Sheet, sites: Sequence[str]) -> None:
+def _make(folder: Path, sheet: _FederationFile, sites: Sequence[str]) -> None:
     """All files of a new federation."""
     for name in _OURS:
         (folder / name).mkdir(mode=0o700)
-    authority, key = made.make_authority(sheet.id)
-    write_atomic(folder / "ca" / "ca.key", made.private_pem(key), private=True)
-    write_atomic(folder / "ca" / "ca.crt", made.certificate_pem(authority))
+    authority, key = certificates.make_authority(sheet.id)
+    write_atomic(folder / "ca" / "ca.key", certificates.private_pem(key), private=True)
+    write_atomic(folder / "ca" / "ca.crt", certificates.certificate_pem(authority))
     _write_certificate(folder, sheet)
     write_pair(folder / "server" / "signing")
     for name in sites:
@@ -251,15 +251,15 @@ def _add(folder: Path, name: str, public: ec.EllipticCurvePublicKey | None) -> F
         sheet = _read_sheet(folder)
         check_new(name, (member.name for member in sheet.sites))
         for other in (*sheet.sites, *sheet.removed):
-            if public is not None and other.fingerprint == made.fingerprint(public):
+            if public is not None and other.fingerprint == certificates.fingerprint(public):
                 raise ConfigError(f"this key is or was that of {other.name}: make a new one")
         _write_sheet(folder, _with_site(folder, sheet, name, public))
     return Federation.read(folder)
 
 
 def _with_site(
-    folder: Path, sheet: _Sheet, name: str, public: ec.EllipticCurvePublicKey | None
-) -> _Sheet:
+    folder: Path, sheet: _FederationFile, name: str, public: ec.EllipticCurvePublicKey | None
+) -> _FederationFile:
     """Write a site's key and kit; it belongs once the sheet that is returned is written."""
     kit, own = folder / "kits" / name, public is not None
     shutil.rmtree(kit, ignore_errors=True)  # left by a kill: it may hold an older key
@@ -268,37 +268,37 @@ def _with_site(
         public = write_pair(kit / "site")
         write_policy(kit)
     else:  # the site has a policy of its own beside its key
-        write_atomic(kit / "site.pub", made.public_pem(public))
-    write_atomic(folder / "sites" / f"{name}.pub", made.public_pem(public))
-    authority, _ = made.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
-    server = made.read_public_key(folder / "server" / "signing.pub")
-    write_atomic(kit / "ca.crt", made.certificate_pem(authority))
-    write_atomic(kit / "server.pub", made.public_pem(server))
+        write_atomic(kit / "site.pub", certificates.public_pem(public))
+    write_atomic(folder / "sites" / f"{name}.pub", certificates.public_pem(public))
+    authority, _ = certificates.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
+    server = certificates.read_public_key(folder / "server" / "signing.pub")
+    write_atomic(kit / "ca.crt", certificates.certificate_pem(authority))
+    write_atomic(kit / "server.pub", certificates.public_pem(server))
     number = 1 + max((member.number for member in (*sheet.sites, *sheet.removed)), default=-1)
     prints = Fingerprints.of(authority, server, public)
-    write_sheet(kit, Sheet(1, sheet.id, name, number, sheet.hosts, sheet.port, prints))
+    write_sheet(kit, KitFile(1, sheet.id, name, number, sheet.hosts, sheet.port, prints))
     return replace(sheet, sites=(*sheet.sites, Member(number, name, prints.site, own)))
 
 
-def _write_certificate(folder: Path, sheet: _Sheet) -> None:
+def _write_certificate(folder: Path, sheet: _FederationFile) -> None:
     """A new TLS certificate and key; a kill between the two files is mended by doing it again."""
-    authority, _ = made.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
+    authority, _ = certificates.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
     signer = _read_authority_key(folder, authority.public_key())
-    certificate, key = made.make_server_certificate(
+    certificate, key = certificates.make_server_certificate(
         authority, signer, sheet.hosts, sheet.certificate_days
     )
-    write_atomic(folder / "server" / "server.key", made.private_pem(key), private=True)
-    write_atomic(folder / "server" / "server.crt", made.certificate_pem(certificate))
+    write_atomic(folder / "server" / "server.key", certificates.private_pem(key), private=True)
+    write_atomic(folder / "server" / "server.crt", certificates.certificate_pem(certificate))
 
 
 def _read_authority_key(folder: Path, public: Any) -> ec.EllipticCurvePrivateKey:
     return read_pair(folder / "ca" / "ca.key", public, "ca.crt", "restore both from a backup")
 
 
-def _read_sheet(folder: Path) -> _Sheet:
+def _read_sheet(folder: Path) -> _FederationFile:
     if not (folder / "federation.yaml").exists():
         raise StoreError(f"{folder} holds no federation: harmonium server init makes one")
-    sheet = parse(_Sheet, folder / "federation.yaml")
+    sheet = parse(_FederationFile, folder / "federation.yaml")
     everyone = (*sheet.sites, *sheet.removed)
     for place, member in enumerate(sheet.sites):
         check_name(member.name)
@@ -308,17 +308,17 @@ def _read_sheet(folder: Path) -> _Sheet:
     return sheet
 
 
-def _write_sheet(folder: Path, sheet: _Sheet) -> None:
+def _write_sheet(folder: Path, sheet: _FederationFile) -> None:
     head = "# Changed by harmonium server add, remove and renew; numbers are never given again.\n"
     write_atomic(folder / "federation.yaml", (head + dump(sheet)).encode())
 
 
-def _read_site(folder: Path, member: Member) -> Site:
+def _read_site(folder: Path, member: Member) -> RegisteredSite:
     path = folder / "sites" / f"{member.name}.pub"
-    public = made.read_public_key(path)
-    if made.fingerprint(public) != member.fingerprint:
+    public = certificates.read_public_key(path)
+    if certificates.fingerprint(public) != member.fingerprint:
         raise StoreError(f"{path} is not the key that federation.yaml lists: restore it")
-    return Site(member.number, member.name, member.fingerprint, member.own_key, public)
+    return RegisteredSite(member.number, member.name, member.fingerprint, member.own_key, public)
 
 
 def _find(members: Sequence[AnyMember], name: str) -> AnyMember:
@@ -331,26 +331,26 @@ def _find(members: Sequence[AnyMember], name: str) -> AnyMember:
 
 def _must_be_empty(folder: Path) -> None:
     """Refuse a folder that holds anything, by what it holds."""
-    held = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
-    if "federation.yaml" in held:
+    names = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if "federation.yaml" in names:
         raise ConfigError(
             f"{folder} holds a federation already: add sites with harmonium server add, or name "
             "a new folder"
         )
-    if held and {*held} <= {*_OURS, "federation.yaml.part"}:
+    if names and {*names} <= {*_OURS, "federation.yaml.part"}:
         raise ConfigError(
             f"{folder} has no federation.yaml: an init was interrupted, then remove the folder and "
             "try again; or the file was lost, then restore it"
         )
-    if held:
-        raise ConfigError(f"{folder} is not empty ({held[0]}): name a new folder")
+    if names:
+        raise ConfigError(f"{folder} is not empty ({names[0]}): name a new folder")
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """One command at a time may change a federation."""
     if not folder.is_dir():
-        raise StoreError(f"{folder} is no folder: harmonium server init makes a federation")
+        raise StoreError(f"{folder} is not a folder: harmonium server init makes a federation")
     lock = filelock.FileLock(folder / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=10)
@@ -359,7 +359,7 @@ def _lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error.strerror}") from None
     try:
-        with private():
+        with owner_only():
             yield
     finally:
         lock.release()

@@ -24,15 +24,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.core.errors import ConfigError, StoreError
 from harmonium.core.files import write_atomic
 from harmonium.core.paths import make_folder
-from harmonium.sites import certificates as made
-from harmonium.sites.upkeep import private
+from harmonium.sites import certificates
+from harmonium.sites.upkeep import owner_only
 
 T = TypeVar("T")
 Fingerprint = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 Number = Annotated[int, pydantic.Field(ge=0)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
-ClientRuntime = Annotated[str, pydantic.AfterValidator(made.checked_host)]
-Hosts = Annotated[tuple[ClientRuntime, ...], pydantic.Field(min_length=1)]
+HostName = Annotated[str, pydantic.AfterValidator(certificates.checked_host)]
+Hosts = Annotated[tuple[HostName, ...], pydantic.Field(min_length=1)]
 NOTHING_ELSE: Any = pydantic.ConfigDict(extra="forbid")  # unknown keys of a file are refused
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no such files
@@ -40,7 +40,7 @@ _DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What the other files of a kit must be, as SHA-256."""
+    """SHA-256 fingerprints of the other files of a kit."""
 
     __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
     authority: Fingerprint  # of ca.crt
@@ -55,11 +55,15 @@ class Fingerprints:
         site: ec.EllipticCurvePublicKey,
     ) -> Fingerprints:
         """Those of a certificate and two keys."""
-        return cls(made.fingerprint(authority), made.fingerprint(server), made.fingerprint(site))
+        return cls(
+            certificates.fingerprint(authority),
+            certificates.fingerprint(server),
+            certificates.fingerprint(site),
+        )
 
 
 @dataclass(frozen=True)
-class Sheet:
+class KitFile:
     """kit.yaml."""
 
     __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
@@ -74,7 +78,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was read and found in order."""
+    """A kit whose files were read and checked."""
 
     folder: Path  # where all of it lies
     federation: str  # its id
@@ -101,17 +105,19 @@ class Kit:
     def read(cls, folder: Path) -> Kit:
         """Read and check all files of a kit; what is wrong is named in one line."""
         if not (folder / "kit.yaml").exists():
-            raise StoreError(f"{folder} is no kit: it has no kit.yaml; the server hands kits out")
-        sheet = parse(Sheet, folder / "kit.yaml")
+            raise StoreError(
+                f"{folder} is not a kit: it has no kit.yaml; the server hands kits out"
+            )
+        sheet = parse(KitFile, folder / "kit.yaml")
         check_name(sheet.name)
         remedy = "the federation must be made anew and hand out new kits"
-        authority, notes = made.read_certificate(folder / "ca.crt", remedy)
-        server = made.read_public_key(folder / "server.pub")
-        public = made.read_public_key(folder / "site.pub")
-        wanted = sheet.fingerprints
-        held = Fingerprints.of(authority, server, public)
+        authority, notes = certificates.read_certificate(folder / "ca.crt", remedy)
+        server = certificates.read_public_key(folder / "server.pub")
+        public = certificates.read_public_key(folder / "site.pub")
+        expected = sheet.fingerprints
+        actual = Fingerprints.of(authority, server, public)
         for part, file in (("authority", "ca.crt"), ("server", "server.pub"), ("site", "site.pub")):
-            if getattr(held, part) != getattr(wanted, part):
+            if getattr(actual, part) != getattr(expected, part):
                 raise StoreError(f"{folder / file} does not belong to this kit: get the kit again")
         if not (folder / "site.key").exists():
             raise StoreError(f"{folder} has no site.key: copy the one that keygen made there")
@@ -123,7 +129,7 @@ class Kit:
             number=sheet.number,
             hosts=sheet.hosts,
             port=sheet.port,
-            fingerprints=wanted,
+            fingerprints=expected,
             private_key=key,
             server_key=server,
             notes=tuple(notes),
@@ -132,7 +138,7 @@ class Kit:
 
 def keygen(folder: Path) -> Path:
     """At a site: make site.key, which stays, and site.pub, which is sent and returned here."""
-    with private():
+    with owner_only():
         make_folder(folder)
         for name in ("site.key", "site.pub", "kit.yaml"):
             if (folder / name).exists():
@@ -150,7 +156,7 @@ def write_policy(folder: Path) -> None:
     write_atomic(folder / "policy.yaml", TEMPLATE.encode())
 
 
-def write_sheet(folder: Path, sheet: Sheet) -> None:
+def write_sheet(folder: Path, sheet: KitFile) -> None:
     """Write kit.yaml."""
     head = f"# Kit of the site {sheet.name}. site.key never leaves it; policy.yaml is its own.\n"
     write_atomic(folder / "kit.yaml", (head + dump(sheet)).encode())
@@ -158,22 +164,22 @@ def write_sheet(folder: Path, sheet: Sheet) -> None:
 
 def write_pair(stem: Path) -> ec.EllipticCurvePublicKey:
     """Make a key and write `stem`.key and `stem`.pub."""
-    key = made.new_key()
-    write_atomic(stem.with_name(f"{stem.name}.key"), made.private_pem(key), private=True)
-    write_atomic(stem.with_name(f"{stem.name}.pub"), made.public_pem(key.public_key()))
+    key = certificates.new_key()
+    write_atomic(stem.with_name(f"{stem.name}.key"), certificates.private_pem(key), private=True)
+    write_atomic(stem.with_name(f"{stem.name}.pub"), certificates.public_pem(key.public_key()))
     return key.public_key()
 
 
 def read_pair(path: Path, public: Any, other: str, remedy: str) -> ec.EllipticCurvePrivateKey:
     """A private key, provided that it belongs to a public one."""
-    key = made.read_private_key(path)
+    key = certificates.read_private_key(path)
     if key.public_key() != public:
         raise StoreError(f"{path} is not the key of {other}: {remedy}")
     return key
 
 
 def check_name(name: str) -> None:
-    """Refuse a site's name that is no good file name everywhere.
+    """Refuse a site's name that is not a valid file name on every system.
 
     >>> check_name("north-2")
     """
@@ -192,12 +198,12 @@ def check_new(name: str, others: Iterable[str]) -> None:
 
 
 def parse(cls: type[T], path: Path) -> T:
-    """A YAML file as a dataclass, or one line on its first fault."""
+    """A YAML file as a dataclass; an error names its first fault."""
     try:
-        tree = yaml.safe_load(made.read_bytes(path).decode())
+        tree = yaml.safe_load(certificates.read_bytes(path).decode())
         return pydantic.TypeAdapter(cls).validate_python(tree)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise StoreError(f"{path} is no YAML in UTF-8") from None
+        raise StoreError(f"{path} is not YAML in UTF-8") from None
     except ConfigError as error:
         raise StoreError(f"{path}: {error}") from None
     except pydantic.ValidationError as error:

@@ -227,13 +227,13 @@ def totals(entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]
     }
 
 
-def images_told(entries: Sequence[Mapping[str, Any]]) -> int | None:
+def last_image_count(entries: Sequence[Mapping[str, Any]]) -> int | None:
     """The number of images that the site last told a server; none: it never did."""
-    found = [entry["told"].get("examples") for entry in entries if entry.get("told")]
-    return found[-1] if found else None
+    counts = [entry["told"].get("examples") for entry in entries if entry.get("told")]
+    return counts[-1] if counts else None
 
 
-def left_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:
+def bytes_by_step(entries: Iterable[Mapping[str, Any]], run: str) -> dict[str, dict[str, int]]:
     """Bytes that left the site in a run, by exchange and by kind of value."""
     found: dict[str, Counter[str]] = {}
     for entry in entries:

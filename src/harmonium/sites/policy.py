@@ -1,8 +1,8 @@
-"""What a site accepts. The site owns this file; no plan and no server can change it.
+"""A site's policy: what the site accepts. No plan and no server can change it.
 
-A plan is a recipe that a server sends. Its tree is checked before anything that it names is
-imported or read, the method that it makes is checked before a round, and the noise of an answer is
-counted before the answer leaves.
+A plan is a recipe that a server sends. Its settings are checked before anything that they name is
+imported or read, the plan's method is checked before a round, and the privacy loss of an answer is
+counted before the answer leaves the site.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.presets import read_yaml
 from harmonium.recipe.schema import Recipe
-from harmonium.sites.received import is_file, start_of
+from harmonium.sites.received import allowed_start, is_file
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method
 
-MOST_VALUES = 5_000  # of a plan; a recipe has some hundred
-MOST_DEPTH = 8  # of sections within sections; a recipe has three
-MOST_TEXT = 1_000  # letters of a key or a value
-MOST_NUMBER = 2**63  # whole numbers beyond it are no settings
+MOST_VALUES = 5_000  # in a plan; a recipe has some hundred
+MOST_DEPTH = 8  # of nested sections; a recipe has three
+MOST_TEXT = 1_000  # characters of a key or a value
+MOST_NUMBER = 2**63  # no setting is a larger whole number
 FILES = ("path", "root")  # settings that name files
-CHANCES = ("flip", "jitter", "gray", "blur", "solarise")  # changes of a view by their chance
+CHANCES = ("flip", "jitter", "gray", "blur", "solarise")  # augmentations with a probability
 CHANGES = (*CHANCES, "crop", "rotate", "quarter_turn", "randaugment")
-ANY = "any"  # of these
-LIKELY, STRONG = 0.1, 0.05  # least chance and strength of a change that counts
-CROPPED, PADDED = 0.5, 2  # a crop keeps at times so little of the area, or moves by so many pixels
+ANY = "any"  # at least one of these
+LIKELY, STRONG = 0.1, 0.05  # least probability and strength of an augmentation that counts
+CROPPED, PADDED = 0.5, 2  # a crop counts if it may keep this little area, or move these pixels
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 TEMPLATE = """\
 # What this site accepts. The server cannot change this file, and a plan that wants more is refused.
@@ -64,7 +65,7 @@ rounds: none
 answers: none
 answers_in_all: none
 # Fewest images with which this site takes part, and of a step of training.
-images: 1
+pictures: 1
 batch: 2
 # Fewest steps behind trained weights, and the largest learning rate: what one step changes is a
 # gradient, from which images can be computed. none: no limit.
@@ -95,6 +96,10 @@ plans: none
 # true: only plans under which the server sees sums of sites and no single answer.
 secure_aggregation: false
 """
+
+
+class InvalidPolicy(HarmoniumError):
+    """A site's policy file cannot be read, or has an invalid key or value."""
 
 
 @dataclass(frozen=True)
@@ -130,38 +135,43 @@ class Policy:
     secure_aggregation: bool = False  # only plans whose answers the server sees as sums
 
     def __post_init__(self) -> None:
-        for name, right, words in (
-            ("epochs", self.epochs is None or self.epochs >= 1, "at least 1, or none"),
-            ("rounds", self.rounds is None or self.rounds >= 1, "at least 1, or none"),
-            ("answers", self.answers is None or self.answers >= 1, "at least 1, or none"),
-            (
-                "answers_in_all",
-                self.answers_in_all is None or self.answers_in_all >= 1,
-                "at least 1, or none",
-            ),
-            ("pictures", self.pictures >= 1, "at least 1"),
-            ("batch", self.batch >= 2, "at least 2"),
-            ("steps", self.steps >= 1, "at least 1"),
-            ("lr", self.lr is None or self.lr > 0, "above 0, or none"),
-            ("epsilon", self.epsilon is None or self.epsilon >= 0, "0 or more, or none"),
-            ("delta", 0 < self.delta < 1, "above 0 and below 1, e.g. 0.00001"),
-        ):
-            if not right:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}; it must be {words}")
+        self._check_numbers()
+        self._check_names()
+        self._check_digests()
+
+    def _check_numbers(self) -> None:
+        for name in ("epochs", "rounds", "answers", "answers_in_all"):
+            self._require(
+                name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or none"
+            )
+        self._require("pictures", self.pictures >= 1, "at least 1")
+        self._require("batch", self.batch >= 2, "at least 2")
+        self._require("steps", self.steps >= 1, "at least 1")
+        self._require("lr", self.lr is None or self.lr > 0, "above 0, or none")
+        self._require("epsilon", self.epsilon is None or self.epsilon >= 0, "0 or more, or none")
+        self._require("delta", 0 < self.delta < 1, "above 0 and below 1, e.g. 0.00001")
+
+    def _require(self, name: str, valid: bool, words: str) -> None:
+        if not valid:
+            raise ConfigError(f"policy.{name} is {getattr(self, name)}; it must be {words}")
+
+    def _check_names(self) -> None:
         for name in self.own_code:
             if not re.fullmatch(r"[\w.]+:\w+", name):
                 raise ConfigError(f"policy.own_code has '{name}'; write it as module:Class")
-        _check_names("methods", self.methods or (), {*methods.table(), *self.own_code})
-        _check_names("public", self.public, {*datasets.table(), *self.own_code})
-        _check_names("views", self.views, {ANY, *CHANGES})
+        _check_known("methods", self.methods or (), {*methods.table(), *self.own_code})
+        _check_known("public", self.public, {*datasets.table(), *self.own_code})
+        _check_known("views", self.views, {ANY, *CHANGES})
+
+    def _check_digests(self) -> None:
         for name in self.initial_weights:
-            if not (re.fullmatch(r"[0-9a-f]{64}", name) or is_file(name)):
+            if not (_DIGEST.fullmatch(name) or is_file(name)):
                 raise ConfigError(
                     f"policy.initial_weights has '{name}'; write a digest of 64 digits of 0-9a-f, "
                     "or the full path of a file"
                 )
         for digest in self.plans or ():
-            if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            if not _DIGEST.fullmatch(digest):
                 raise ConfigError(f"policy.plans has '{digest}'; a digest is 64 digits of 0-9a-f")
 
     @classmethod
@@ -171,7 +181,7 @@ class Policy:
 
     @classmethod
     def read_with_digest(cls, path: Path) -> tuple[Policy, str]:
-        """The policy in a file, and the SHA-256 of what the file holds."""
+        """The policy in a file, and the SHA-256 of the file."""
         try:
             text = path.read_bytes()
             tree = read_yaml(text.decode("utf-8"), str(path), "policy")
@@ -180,10 +190,13 @@ class Policy:
         except ConfigError as error:
             raise ConfigError(" ".join(str(error).split())) from None
         except (TypeError, ValueError, RecursionError):
-            raise ConfigError(f"policy {path} cannot be read: it is no plain YAML") from None
-        if odd := [key for key in tree if not isinstance(key, str)]:
-            raise ConfigError(f"policy {path} has the key {odd[0]!r}: {suggest('', _KEYS)}")
-        return cls(**check_fields(cls, tree, "policy")), digest_of(text)
+            raise ConfigError(f"policy {path} cannot be read: it is not plain YAML") from None
+        if others := [key for key in tree if not isinstance(key, str)]:
+            raise ConfigError(f"policy {path} has the key {others[0]!r}: {suggest('', _KEYS)}")
+        try:
+            return cls(**check_fields(cls, tree, "policy")), digest_of(text)
+        except ConfigError as error:
+            raise type(error)(f"invalid policy {path}: {error}") from None
 
     def yaml(self) -> str:
         """The policy as a file with its explanations; `read` reads it back."""
@@ -196,33 +209,33 @@ class Policy:
         return "\n".join(lines) + "\n"
 
     def open_plan(self, tree: Any) -> Recipe:
-        """The recipe in a plan's tree, once `check_tree` has let it through."""
+        """The recipe in a plan's tree, after `check_tree` has accepted it."""
         self.check_tree(tree)
         try:
             return Recipe.from_tree(tree)
         except HarmoniumError:
             raise
-        except Exception as error:  # noqa: BLE001  (a stranger's values; the site must go on)
-            _refuse("has settings that go beyond all bounds", f"that is {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001  (values from outside; the site must go on)
+            _refuse("has settings that cannot be read", f"they raise {type(error).__name__}")
 
     def check_tree(self, tree: Any) -> None:
         """Refuse a plan by its plain values, before anything that it names is imported or read.
 
-        Any text with a colon could be imported, wherever it stands, so it must be in `own_code`.
-        The plan's data and split are the server's and are not read here, so they may name files
-        of the server; nothing else may name a file.
+        Any text with a colon could be imported, whatever its key, so it must be in `own_code`. The
+        plan's data and split are the server's and are not read here, so they may name files of the
+        server; no other setting may name a file.
         """
         if type(tree) is not dict:
             _refuse(f"is a {type(tree).__name__}", "a plan is a recipe: settings by name")
         for where, text in _texts(tree):
             key = ".".join(where)
-            named = where[0] in ("data", "split") and len(where) == 2 and where[1] in FILES
-            named = named or (where[:2] == ("data", "sets") and is_archive(text))
-            if named and not text.startswith("~"):
+            servers_file = where[0] in ("data", "split") and len(where) == 2 and where[1] in FILES
+            servers_file = servers_file or (where[:2] == ("data", "sets") and is_archive(text))
+            if servers_file and not text.startswith("~"):
                 continue
             if set(where) & set(FILES) or text.startswith("~") or set(text) & {"/", "\\"}:
                 _refuse(f"names the file {_shown(text)} by {_shown(key)}", "no plan reads files")
-            for name in text.split(","):  # terms may be given so
+            for name in text.split(","):  # terms may be a list in one text
                 if ":" in name and name not in self.own_code:
                     _refuse(f"uses the code {_shown(name)}", _listed("own_code", self.own_code))
         self._check_public(tree.get("public"))
@@ -234,21 +247,21 @@ class Policy:
         settings = {"name": public} if isinstance(public, str) else public
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
             _refuse("has public images without a name", _listed("public", self.public))
-        together = settings.get("sets")  # the set `styles` puts others together
-        for name in [settings["name"], *(together if isinstance(together, list | tuple) else [])]:
+        members = settings.get("sets")  # the set `styles` combines others
+        for name in [settings["name"], *(members if isinstance(members, list | tuple) else [])]:
             if name not in self.public:
                 _refuse(f"reads the data set {_shown(name)}", _listed("public", self.public))
 
-    def check_plan(self, recipe: Recipe, method: Method, pictures: int | None = None) -> None:
-        """Refuse a plan by what it would do here.
+    def check_plan(self, recipe: Recipe, method: Method, images: int | None = None) -> None:
+        """Refuse a plan by what it would do at this site.
 
         Args:
             recipe: the plan.
             method: the recipe's.
-            pictures: how many there are here; none: they have not been looked at yet.
+            images: the number of images at this site; none: not known yet.
         """
-        if pictures is not None and pictures < self.pictures:
-            _refuse(f"runs on {counted(pictures, 'image')}", f"`pictures` asks for {self.pictures}")
+        if images is not None and images < self.pictures:
+            _refuse(f"runs on {counted(images, 'image')}", f"`pictures` asks for {self.pictures}")
         if self.methods is not None and recipe.method.name not in self.methods:
             _refuse(f"runs the method {recipe.method.name}", _listed("methods", self.methods))
         if self.plans is not None and recipe.digest not in self.plans:
@@ -257,57 +270,78 @@ class Policy:
         if method.reads_labels and not self.labels:
             _refuse("reads labels", "`labels` is false")
         self._at_most("rounds", "rounds", recipe.rounds)
+        self._check_participation(recipe)
+        self._check_training(recipe, method, images)
+        self._check_start(recipe)
+        if self.secure_aggregation and not getattr(recipe.privacy, "secure_aggregation", False):
+            _refuse("lets the server see single answers", "`secure_aggregation` is true")
+        exchanges = method.exchanges()
+        self._check_exchanges(exchanges, images)
+        if any(field.guarded for one in exchanges.values() for field in one.up.values()):
+            self._check_guard(recipe.privacy.noise, images)
+
+    def _check_participation(self, recipe: Recipe) -> None:
+        """Refuse rounds with only some of the sites, unless a first model may come late."""
         asked = recipe.participation.asked(recipe.training)
         if asked < recipe.training and not self.join_late:
             _refuse(
                 f"asks only {asked} of {recipe.training} sites in a round, so that a site's first "
-                "model may be a later one, which nothing can be compared with",
+                "model may be a later one, which cannot be compared with the plan's",
                 "`join_late` is false",
             )
-        self._check_training(recipe, method, pictures)
-        if recipe.init is not None and start_of(recipe.init.digest, self.initial_weights) is None:
+
+    def _check_start(self, recipe: Recipe) -> None:
+        """Refuse initial weights that `initial_weights` does not name."""
+        if recipe.init is None:
+            return
+        if allowed_start(recipe.init.digest, self.initial_weights) is None:
             _refuse(
                 f"starts from the weights {recipe.init.digest}",
                 "`initial_weights` does not name them",
             )
-        if self.secure_aggregation and not getattr(recipe.privacy, "secure_aggregation", False):
-            _refuse("lets the server see single answers", "`secure_aggregation` is true")
-        exchanges = method.exchanges()
-        self._check_exchanges(exchanges, pictures)
-        if any(field.guarded for one in exchanges.values() for field in one.up.values()):
-            self._check_guard(recipe.privacy.noise, pictures)
 
-    def _check_training(self, recipe: Recipe, method: Method, pictures: int | None) -> None:
+    def _check_training(self, recipe: Recipe, method: Method, images: int | None) -> None:
         """Refuse work that is too much, or so little that an answer is close to a gradient."""
+        self._check_work(recipe, method)
+        self._check_views(method)
+        self._check_steps(method, images)
+
+    def _check_work(self, recipe: Recipe, method: Method) -> None:
+        """Refuse more epochs, larger learning rates or more passes over the images than allowed."""
         self._at_most("epochs", "local.epochs", method.local.epochs)
         self._at_most("lr", "local.lr", method.local.lr)
         for key, value in recipe.method.options.items():
-            if isinstance(value, int | float):
-                for limit, ending in (("epochs", "epochs"), ("lr", "lr")):
-                    if key.endswith(ending):
-                        self._at_most(limit, f"method.{key}", value)
-        exchanges = method.exchanges()
-        passes = {step: method.passes_of(step) for step in exchanges}
+            for limit in ("epochs", "lr"):
+                if isinstance(value, int | float) and key.endswith(limit):
+                    self._at_most(limit, f"method.{key}", value)
+        passes = {step: method.passes_of(step) for step in method.exchanges()}
         if self.epochs is not None and not sum(passes.values()) <= self.epochs:
             parts = " and ".join(f"{count:g} by {step}" for step, count in passes.items() if count)
             _refuse(f"goes over the images {parts} in a round", f"`epochs` is {self.epochs}")
+
+    def _check_views(self, method: Method) -> None:
+        """Refuse views without the random changes that `views` asks for."""
         for number, view in enumerate(method.views.pipelines, 1):
             changes = changes_of(view)
-            has = changes | {ANY} if changes else set()
-            missing = [one for one in self.views if one not in has]
+            fulfilled = changes | {ANY} if changes else set()
+            missing = [name for name in self.views if name not in fulfilled]
             if missing:
                 words = ", ".join(sorted(changes)) or "no change"
                 _refuse(f"has {words} in view {number}", f"`views` asks for {missing[0]}")
-        if not any(trains(one) for one in exchanges.values()):
+
+    def _check_steps(self, method: Method, images: int | None) -> None:
+        """Refuse trained weights of too few steps, or of too few images in a step."""
+        training = [step for step, declared in method.exchanges().items() if trains(declared)]
+        if not training:
             return
         if method.local.batch < self.batch:
             _refuse(f"has local.batch={method.local.batch}", f"`batch` is {self.batch}")
-        if pictures is not None and pictures < self.batch:
-            _refuse(f"takes steps of {counted(pictures, 'image')}", f"`batch` is {self.batch}")
-        for step, one in exchanges.items():
-            steps = method.local.steps(pictures) if pictures is not None else self.steps
+        if images is not None and images < self.batch:
+            _refuse(f"takes steps of {counted(images, 'image')}", f"`batch` is {self.batch}")
+        for step in training:
+            steps = method.local.steps(images) if images is not None else self.steps
             steps = 1 if step in MEASURING else steps  # a gradient is one step
-            if trains(one) and steps < self.steps:
+            if steps < self.steps:
                 _refuse(
                     f"sends weights of {counted(steps, 'step')} by the exchange {step}",
                     f"`steps` is {self.steps}",
@@ -321,10 +355,10 @@ class Policy:
     def check_answer(
         self, past: Callable[[], Iterable[Mapping[str, Any]]], run: str, round: int, step: str
     ) -> float:
-        """Refuse an answer by those before it; how many passes over the images it may take.
+        """Refuse an answer that is one too many; return the passes over images that it may take.
 
         Args:
-            past: gives the entries of the site's log, which are read only for limits.
+            past: returns the entries of the site's log; it is called only where there are limits.
             run: that the answer belongs to.
             round: of the run.
             step: the exchange that is asked for.
@@ -332,29 +366,35 @@ class Policy:
         if self.rounds is self.answers is self.answers_in_all is self.epochs is None:
             return math.inf
         entries = list(past())
+        self._check_count(entries, run, round, step)
+        if self.epochs is None:
+            return math.inf
+        same_round = (e for e in entries if e.get("run") == run and e.get("round") == round)
+        return self.epochs - math.fsum(entry.get("passes", 0.0) for entry in same_round)
+
+    def _check_count(
+        self, entries: Sequence[Mapping[str, Any]], run: str, round: int, step: str
+    ) -> None:
+        """Refuse an answer beyond the most in this run and exchange, this run, or all runs."""
         sent = [e for e in entries if e.get("outcome") == "sent" and e.get("step") not in STEPS]
-        here = [entry for entry in sent if entry.get("run") == run]
-        alike = [e for e in here if e["step"] == step and bool(e["round"]) == bool(round)]
-        for key, what, found in (
+        in_run = [entry for entry in sent if entry.get("run") == run]
+        alike = [e for e in in_run if e["step"] == step and bool(e["round"]) == bool(round)]
+        for key, what, answers in (
             ("rounds", f"`{step}` of this run", alike),
-            ("answers", "this run", here),
+            ("answers", "this run", in_run),
             ("answers_in_all", "all runs", sent),
         ):
             most = getattr(self, key)
-            if most is not None and len(found) >= most:
-                had = counted(len(found), "answer")
+            if most is not None and len(answers) >= most:
+                had = counted(len(answers), "answer")
                 _refuse(f"wants one more after {had} to {what}", f"`{key}` is {most}")
-        if self.epochs is None:
-            return math.inf
-        mine = (e for e in entries if e.get("run") == run and e.get("round") == round)
-        return self.epochs - math.fsum(entry.get("passes", 0.0) for entry in mine)
 
-    def _check_exchanges(self, exchanges: Mapping[str, Exchange], pictures: int | None) -> None:
+    def _check_exchanges(self, exchanges: Mapping[str, Exchange], images: int | None) -> None:
         for name, declared in exchanges.items():
             if self.exchanges is not None and name not in self.exchanges:
                 _refuse(f"asks for the exchange {name}", _listed("exchanges", self.exchanges))
             for field, about in declared.up.items():
-                alone = about.kind == "statistic" and pictures == 1  # which is of that one image
+                alone = about.kind == "statistic" and images == 1  # of that one image
                 kind = "per_example" if alone else about.kind
                 wants = f"sends `{field}` of the kind {kind} by the exchange {name}"
                 if kind not in self.kinds:
@@ -364,22 +404,22 @@ class Policy:
                         f"{wants} without noise", _listed("guarded", self.guarded, "asks it of")
                     )
 
-    def _check_guard(self, noise: str, pictures: int | None) -> None:
-        """Refuse guarded fields whose noise protects nothing, or that could never be sent."""
+    def _check_guard(self, noise: str, images: int | None) -> None:
+        """Refuse guarded fields whose noise does not protect, or that could never be sent."""
         if self.epsilon == 0:
             _refuse("releases guarded fields", "`epsilon` is 0")
         if noise != "system" and not self.simulated_noise:
             _refuse(f"has privacy.noise={noise}", "`simulated_noise` is false: it must be system")
-        if pictures is not None and self.delta > 1 / pictures:
+        if images is not None and self.delta > 1 / images:
             _refuse(
-                f"guards {pictures} images",
-                f"`delta` is {self.delta}, above 1 / {pictures}: set it to {0.5 / pictures:.1g}",
+                f"guards {images} images",
+                f"`delta` is {self.delta}, above 1 / {images}: set it to {0.5 / images:.1g}",
             )
 
     def check_release(
         self, past: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Refuse an answer whose guarded fields, with all before, would spend too much."""
+        """Refuse an answer whose guarded fields, with all earlier ones, would spend too much."""
         if not new:
             return
         sources = {release.get("noise") for release in new}
@@ -402,9 +442,9 @@ _KEYS = [field.name for field in fields(Policy)]
 
 
 def _texts(tree: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text of a plan with the keys that lead to it; a key is such a text as well.
+    """Every text of a plan, keys included, with the keys that lead to it.
 
-    Plans that are too large, too deep or made of anything but plain values are refused.
+    Plans that are too large, too deep or have anything but plain values are refused.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     count = 0
@@ -434,10 +474,10 @@ def _check_text(text: Any) -> None:
     if type(text) is not str:
         _refuse(f"has a key that is a {type(text).__name__}", "keys are text")
     if len(text) > MOST_TEXT or not text.isprintable():
-        _refuse(f"has the text {_shown(text)}", f"{MOST_TEXT} printable letters are the most")
+        _refuse(f"has the text {_shown(text)}", f"{MOST_TEXT} printable characters are the most")
 
 
-def _check_names(key: str, names: Iterable[str], known: Collection[str]) -> None:
+def _check_known(key: str, names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if ":" in name and name not in known:
             raise ConfigError(f"policy.{key} has '{name}', which policy.own_code does not name")
@@ -450,7 +490,7 @@ def _refuse(wants: str, allowed: str) -> NoReturn:
 
 
 def trains(declared: Exchange) -> bool:
-    """Whether an exchange sends what training, or a gradient, made of a model."""
+    """Whether an exchange sends weights after training, or a gradient."""
     return any(
         one.kind == "weights" and one.fold == "parts" and one.of != "statistics"
         for one in declared.up.values()
@@ -458,18 +498,18 @@ def trains(declared: Exchange) -> bool:
 
 
 def changes_of(view: View) -> set[str]:
-    """The random changes of a view that are likely and strong enough to count, by name.
+    """The names of a view's random changes that are likely and strong enough to count.
 
     >>> sorted(changes_of(View(flip=0.001, blur=0.5)))
     ['blur', 'crop', 'gray', 'jitter']
     """
-    found = {name for name in CHANCES if getattr(view, name) >= LIKELY}
+    counting = {name for name in CHANCES if getattr(view, name) >= LIKELY}
     if max(view.brightness, view.contrast, view.saturation, view.hue) < STRONG:
-        found -= {"jitter"}
+        counting -= {"jitter"}
     crops = view.pad_crop >= PADDED if view.pad_crop else view.crop_min <= CROPPED
-    more = {"crop": crops, "rotate": view.rotate >= 1, "quarter_turn": view.quarter_turn}
-    more["randaugment"] = view.randaugment >= 1 and view.randaugment_magnitude >= 1
-    return found | {name for name, there in more.items() if there}
+    others = {"crop": crops, "rotate": view.rotate >= 1, "quarter_turn": view.quarter_turn}
+    others["randaugment"] = view.randaugment >= 1 and view.randaugment_magnitude >= 1
+    return counting | {name for name, counts in others.items() if counts}
 
 
 def _listed(key: str, allowed: Sequence[str], word: str = "allows only") -> str:
@@ -477,7 +517,7 @@ def _listed(key: str, allowed: Sequence[str], word: str = "allows only") -> str:
 
 
 def _shown(text: object) -> str:
-    """A stranger's text, short and without anything that a terminal would obey."""
+    """Text from outside, shortened and without control characters."""
     if not isinstance(text, str):
         return f"a {type(text).__name__}"
     return ascii(text) if len(text) <= 80 else f"{ascii(text[:77])}..."

@@ -1,10 +1,10 @@
-"""What a server sends to a site: whether the first model is the plan's, and later ones are sane.
+"""Checks on what a server sends: the first model must be the plan's, later ones plausible.
 
 A server that may choose the weights of a model can choose them so that one step of training writes
-single images into the answer. The first model of a run is therefore no choice of the server's: it
+single images into the answer. The server therefore does not choose the first model of a run: it
 follows from the plan's seed, or from weights that the site's policy names, and the site builds it
-itself. Of later models, which come out of other sites' training, a site can only say whether their
-numbers are finite and of a likely size.
+itself. Of later models, which other sites have trained, a site can only check that their numbers
+are finite and of a plausible size.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last
 
 
 @dataclass(frozen=True)
-class Vouched:
+class ApprovedWeights:
     """Weights that came with a model and have the digest that a policy names."""
 
     digest: str
-    held: Weights
+    tensors: Weights
 
     def weights(self) -> Weights:
         """The weights themselves."""
-        return self.held
+        return self.tensors
 
 
-def check_sane(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
+def check_plausible(method: Method, declared: Exchange, down: Mapping[str, Any]) -> None:
     """Refuse an ask with undeclared fields, unknown tensors, or values that are far too large."""
     sent = {name: value for name, value in down.items() if name != MASKS}
     check(called(method), declared, "down", sent)
@@ -68,22 +68,22 @@ def brings_model(declared: Exchange) -> bool:
     return any(one.kind == "weights" for one in declared.down.values())
 
 
-def fault_of_first(
+def first_model_fault(
     method: Method, declared: Exchange, down: Mapping[str, Any], start: Start | str | None
 ) -> str:
-    """Why an ask's weights are not those that a run begins with; empty where they are.
+    """Why an ask's weights are not those that a run begins with; empty if they are.
 
     Args:
         method: the plan's, at a random initialisation.
         declared: the exchange that is asked for.
-        down: what came.
+        down: the values that were received.
         start: given weights that the policy allows, or their digest; none: the seed decides.
     """
     if isinstance(start, str):
-        found = _vouched(start, declared, down)
-        if found is None:
+        approved = _approved(start, declared, down)
+        if approved is None:
             return f"does not hold the weights {start[:8]}… (name their file in the policy)"
-        start = found
+        start = approved
     if start is not None:
         method = replace(method, initial=start)
     began = _shared(method)
@@ -91,7 +91,7 @@ def fault_of_first(
         if one.kind != "weights":
             continue
         expected = began
-        if one.of == "parameters":  # variates and the like begin with nothing
+        if one.of == "parameters":  # control variates and the like begin at zero
             expected = {key: tensor.new_zeros(tensor.shape) for key, tensor in began.items()}
         ask = Ask(declared.name, (), {name: expected})
         sent: Any = Rounding(method, declared).outgoing(ask).down[name]
@@ -101,36 +101,36 @@ def fault_of_first(
     return ""
 
 
-def _vouched(digest: str, declared: Exchange, down: Mapping[str, Any]) -> Vouched | None:
-    """The weights of a digest among those that came, by the names that a file may give them."""
+def _approved(digest: str, declared: Exchange, down: Mapping[str, Any]) -> ApprovedWeights | None:
+    """The received weights that have a digest, under the key names that a file may use."""
     for name, one in declared.down.items():
         if one.kind != "weights" or one.of == "parameters":
             continue
         model: Weights = down[name]
         encoder = {key: value for key, value in model.items() if key.startswith(ENCODER)}
         bare = {key.removeprefix(ENCODER): value for key, value in encoder.items()}
-        for held in (bare, encoder, model):
-            if digest_of(held) == digest:
-                return Vouched(digest, dict(held))
+        for tensors in (bare, encoder, model):
+            if digest_of(tensors) == digest:
+                return ApprovedWeights(digest, dict(tensors))
     return None
 
 
-def start_of(digest: str, allowed: Iterable[str]) -> Start | str | None:
-    """What a policy knows of given weights: their file, their digest, or nothing."""
+def allowed_start(digest: str, allowed: Iterable[str]) -> Start | str | None:
+    """The file or digest by which a policy allows initial weights; none if it does not."""
     if digest in (names := list(allowed)):
         return digest
     for file in (name for name in names if is_file(name)):
         try:
-            found = Init(file, digest)
-            found.weights()
-        except DataError:  # of other weights, or not there
+            initial = Init(file, digest)
+            initial.weights()
+        except DataError:  # it has other weights, or does not exist
             continue
-        return found
+        return initial
     return None
 
 
 def is_file(name: str) -> bool:
-    """Whether a word of the policy names a file, and not a digest.
+    """Whether an entry of the policy names a file, and not a digest.
 
     >>> is_file("/srv/encoder.safetensors"), is_file("a" * 64)
     (True, False)
@@ -139,18 +139,18 @@ def is_file(name: str) -> bool:
 
 
 def _shared(method: Method) -> Weights:
-    """What is sent of the model that a run begins with; not copied, for it may be large."""
+    """The tensors of the first model that are sent; not copied, because they may be large."""
     kept = method.blueprint.tensors()
     return {key: tensor for key, rule, tensor in kept if rule in ("mean", "row")}
 
 
-def digest_of_first(method: Method) -> str:
-    """SHA-256 of the model that a run begins with, as far as it is sent."""
+def first_model_digest(method: Method) -> str:
+    """SHA-256 of the tensors of the first model that are sent."""
     return digest_of(_shared(method))
 
 
 def _plain(key: str) -> str:
-    """The name of a tensor; where several models come at once, each has its number before it."""
+    """The name of a tensor, without the number that several models in one field have."""
     return key.rpartition("/")[2]
 
 

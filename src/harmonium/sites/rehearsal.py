@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.core.types import ClientId
 from harmonium.engines.local import environment
-from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, RemoteEngine, RemoteSite, Waits
 from harmonium.engines.runtime import ClientRuntime
-from harmonium.engines.seal import addressed
+from harmonium.engines.seal import unverified_header
 from harmonium.federation.filters import arrival
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of
@@ -45,7 +45,7 @@ def rehearsal(
     """An engine whose clients answer over Flower's messages, on this machine."""
     try:
         from harmonium.engines.flower.link import Link, free_port
-        from harmonium.engines.flower.post import FlowerPost
+        from harmonium.engines.flower.messenger import FlowerMessenger
     except ImportError:
         raise ConfigError(f"engine=flower: {NEEDS_FLOWER}") from None
     clients = range(len(host.indices))
@@ -59,19 +59,21 @@ def rehearsal(
     place = folder / "flower"
     shutil.rmtree(place, ignore_errors=True)  # what a kill left; its keys are gone
     with Link(place, "127.0.0.1", port) as link:
-        found = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
+        nodes_by_client = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
         members = {
-            client: Member(f"client {client}", client, found[share[0]], keys[client].public_key())
+            client: RemoteSite(
+                f"client {client}", client, nodes_by_client[share[0]], keys[client].public_key()
+            )
             for share in shares
             for client in share
         }
-        told = [
+        identities = [
             {**facts, "keys": {str(client): _private(keys[client]) for client in share}}
             for share in shares
         ]
-        with _nodes(told, place, note):
+        with _nodes(identities, place, note):
             yield RemoteEngine(
-                FlowerPost(link),
+                FlowerMessenger(link),
                 members,
                 server,
                 {**about, "plan": recipe.digest},
@@ -87,10 +89,12 @@ def rehearsal(
 
 
 @contextmanager
-def _nodes(told: list[dict[str, Any]], folder: Path, note: Callable[[str], None]) -> Iterator[None]:
+def _nodes(
+    identities: list[dict[str, Any]], folder: Path, note: Callable[[str], None]
+) -> Iterator[None]:
     """Node processes, watched: one that dies is started again."""
     with (folder / "nodes.log").open("ab") as log:
-        running = {number: _start(facts, log) for number, facts in enumerate(told)}
+        running = {number: _start(facts, log) for number, facts in enumerate(identities)}
         ended = threading.Event()
 
         def watch() -> None:
@@ -100,7 +104,7 @@ def _nodes(told: list[dict[str, Any]], folder: Path, note: Callable[[str], None]
                     if process.poll() is not None and starts[number] <= TRIES:
                         note(f"a node died ({process.returncode}) and is started again")
                         starts[number] += 1
-                        running[number] = _start(told[number], log)
+                        running[number] = _start(identities[number], log)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -148,7 +152,7 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=until_alone, daemon=True).start()
-    from harmonium.engines.flower.node import attend
+    from harmonium.engines.flower.node import answer_messages
     from harmonium.runs.open_run import open_host
 
     folder = Path(facts["folder"])
@@ -163,12 +167,12 @@ def main() -> None:
         sites[client] = Site(identity, folder / "flower" / f"site-{client}", lambda *_: host)
 
     def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        client = addressed(sealed)["client"]  # its site checks the rest
+        client = unverified_header(sealed)["client"]  # its site checks the rest
         if client not in sites:
             raise WireError(f"client {client} is not here")
         return sites[client].answer(sealed, bodies)
 
-    attend(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)
+    answer_messages(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The server of a federation: it greets the sites, plays the run and hands the encoder out.
+"""The server of a federation: it greets the sites, runs the rounds and hands out the encoder.
 
-A run of a federation lies in a folder like any other. Beside the recipe it has the roll: which
-sites take part, under which client's number, and with how many images. The roll is called before
-the first round. A site that is away later is left out of rounds by name and continues with its
-state when it is back. A site that did not come, or refused, is greeted again when a round begins,
-and takes part from the round on before which it accepts. To a method it is a client whose answers
-were all lost until then: it has no state, and was not heard in the setup.
+A federation's run lies in a folder like any other. Its `about.json` also has the roll: which sites
+take part, as which clients, and with how many images. The roll is called before the first round. A
+site that is away later is left out of rounds by name and continues with its state when it is back.
+A site that did not come, or refused, is greeted again when a round begins, and takes part from the
+first round that it accepts. To a method it is a client whose answers were all lost until then: it
+has no state, and took no part in the setup.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Member, RemoteEngine, Waits
+from harmonium.engines.remote import NEEDS_FLOWER, Messenger, RemoteEngine, RemoteSite, Waits
 from harmonium.federation.driver import Turn
 from harmonium.federation.filters import arrival
+from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.secure_aggregation.client import STEPS
 from harmonium.federation.wire import Ask
@@ -35,27 +36,27 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Ground, Result, RunLoop
 from harmonium.runs.open_run import load_public, public_notes, read_about
 from harmonium.runs.start import changed_recipe, go_further, holds, locked, new_folder, register
-from harmonium.sites.folder import Federation, Site
+from harmonium.sites.folder import Federation, RegisteredSite
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
-from harmonium.sites.upkeep import SERVING, alone, close_to_others, private
+from harmonium.sites.upkeep import SERVING, owner_only, restrict_to_owner, single_instance
 
 if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
 
 MOST_IMAGES = 10**9  # of one site
-AGAIN = 2.0  # seconds between two looks for sites that are not there yet
+AGAIN = 2.0  # seconds between two greetings of sites that are offline
 JOINING = 3.0  # seconds that a round waits for a site that was just greeted
-SOONEST, LATEST = 5.0, 60.0  # seconds until a site that refused is asked again, twice as many each
+SOONEST, LATEST = 5.0, 60.0  # seconds until a site that refused is greeted again; they double
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where the server listens for sites, and for how long it calls the roll."""
+    """Where the server listens for sites, and for how long it waits for them to take part."""
 
     host: str = "0.0.0.0"
     port: int | None = None  # none: the federation's
     insecure: bool = False  # no TLS; on loopback only
-    wait: float | None = None  # seconds until the run begins without those who are not there
+    wait: float | None = None  # seconds until the run begins without sites that did not come
 
     def __post_init__(self) -> None:
         if self.insecure and not is_loopback(self.host):
@@ -84,13 +85,13 @@ def start(
     watcher: Callback | None = None,
     listening: Listening | None = None,
 ) -> Result:
-    """Run a recipe with the sites of a federation; `out` that holds this very run continues it."""
+    """Run a recipe with the sites of a federation; continue the run if `out` already holds it."""
     federation = _read(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
-    with private(), locked(path):
-        held = holds(path, plan)
-        return _serve(path, plan, dataset, federation, held, watcher, listening)
+    with owner_only(), locked(path):
+        resumed = holds(path, plan)
+        return _serve(path, plan, dataset, federation, resumed, watcher, listening)
 
 
 def resume(
@@ -106,11 +107,11 @@ def resume(
     """
     plan, about = changed_recipe(path, changes, further=True), read_about(path)["federation"]
     if not about:
-        raise ConfigError(f"{path} is no run of a federation: use harmonium resume {path}")
+        raise ConfigError(f"{path} is not a run of a federation: use harmonium resume {path}")
     federation = _read(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
-    with private(), locked(path):
-        close_to_others(path)
+    with owner_only(), locked(path):
+        restrict_to_owner(path)
         go_further(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
@@ -127,136 +128,183 @@ def _serve(
     plan: Recipe,
     dataset: Dataset | None,
     federation: Federation,
-    held: bool,
+    resumed: bool,
     watcher: Callback | None,
     listening: Listening | None,
 ) -> Result:
-    life = RunLoop(path, plan, watcher or Callback())
-    if held and life.is_complete():
-        return life.result()
-    with alone(federation.folder, SERVING, f"server of {federation.folder}"):
-        return _play(life, dataset, federation, held, listening or Listening())
+    loop = RunLoop(path, plan, watcher or Callback())
+    if resumed and loop.is_complete():
+        return loop.result()
+    with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
+        return _run(loop, dataset, federation, resumed, listening or Listening())
 
 
-def _play(
-    life: RunLoop,
+def _run(
+    loop: RunLoop,
     dataset: Dataset | None,
     federation: Federation,
-    held: bool,
+    resumed: bool,
     listening: Listening,
 ) -> Result:
-    """Call the roll, if it was not called before, and play what is left of the run."""
+    """Listen for the sites, call the roll of a new run, and run the rounds that are left."""
     try:
         from harmonium.engines.flower.link import Link
-        from harmonium.engines.flower.post import FlowerPost
+        from harmonium.engines.flower.messenger import FlowerMessenger
     except ImportError:
         raise ConfigError(NEEDS_FLOWER) from None
-    plan, path = life.recipe, life.path
-    note, method = life.watcher.note, method_of(plan)
+    note, method = loop.watcher.note, method_of(loop.recipe)
     arrival.check_declared(method)
+    if resumed:
+        loop.folder.last(with_states=False)  # a damaged run fails before it is announced
+    shape = (method.world.side, method.world.side, method.world.channels)
+    public = load_public(loop.recipe, shape)
+    participants = (
+        _Participants.read(loop.path, federation) if resumed else _Participants.new(federation)
+    )
+    session = _Session(loop, method, federation, participants, dataset, public)
     for text in federation.notes:
         note(text)
-    public = load_public(plan, (method.world.side, method.world.side, method.world.channels))
-    begun = _Begun.read(path, federation) if held else _Begun.new(federation)
-    run, roll, sites = begun.run, begun.roll, _called(federation, begun.called)
-    examples = {one.client: one.examples for one in roll}
+    note(f"run {participants.run[:8]}, plan {loop.recipe.digest}")
+    if not resumed:
+        limit = "" if listening.wait is None else f" for up to {listening.wait:g} s"
+        note(f"waiting{limit} for {_names(session.sites.values())}")
     port = federation.port if listening.port is None else listening.port
     pair = (federation.certificate, federation.certificate_key)
-    close_to_others(federation.folder)
+    restrict_to_owner(federation.folder)
     with (
-        _linked(federation.folder / "link") as place,
-        Link(place, listening.host, port, None if listening.insecure else pair) as link,
+        _link_folder(federation.folder / "link") as folder,
+        Link(folder, listening.host, port, None if listening.insecure else pair) as link,
     ):
-        note(f"run {run[:8]}, plan {plan.digest}")
-        note(f"listening at {listening.host}:{port} for {_names(sites.values())}")
-        strangers = _strangers(federation, begun.called, plan.clients)
-        engine = RemoteEngine(
-            FlowerPost(link),
-            _members(link, {**sites, **strangers}),
-            federation.signing_key(),
-            {"federation": federation.id, "run": run, "plan": plan.digest},
+        note(f"listening at {listening.host}:{port} for {_names(session.sites.values())}")
+        reachable = _remote_sites(link, {**session.sites, **session.added_later})
+        engine = session.engine(FlowerMessenger(link), reachable)
+        if not resumed:
+            session.enrol(engine, listening.wait)
+        if warning := _dominance_warning(loop.recipe, participants.roll):
+            note(warning)
+        engine.keep(enrolled.client for enrolled in participants.roll)
+        session.admit_newcomers(engine)
+        return loop.play(session.ground(), engine, simulate=False)
+
+
+@dataclass
+class _Session:
+    """A run while its server is up: the sites, and those of them that take part."""
+
+    loop: RunLoop
+    method: Method
+    federation: Federation
+    participants: _Participants
+    dataset: Dataset | None  # that the server evaluates with
+    public: Dataset | None
+
+    def __post_init__(self) -> None:
+        called = self.participants.called
+        self.sites = _remaining_sites(self.federation, called)
+        self.added_later = _added_later(self.federation, called, self.loop.recipe.clients)
+        self.public_digest = public_digest(self.public.train if self.public else None)
+        self.examples = {one.client: one.examples for one in self.participants.roll}
+
+    def engine(
+        self, messenger: Messenger, reachable: Mapping[ClientId, RemoteSite]
+    ) -> RemoteEngine:
+        """The engine that asks the sites."""
+        plan, roll = self.loop.recipe, self.participants.roll
+        about = {"federation": self.federation.id, "run": self.participants.run}
+        return RemoteEngine(
+            messenger,
+            reachable,
+            self.federation.signing_key(),
+            {**about, "plan": plan.digest},
             frame_of(plan),
             Waits(plan.engine.deadline, plan.engine.patience),
             wanted=lambda ask, turn: _enough(plan.participation, len(roll), ask, turn),
-            note=note,
+            note=self.loop.watcher.note,
             limits=lambda step, client: arrival.limits(
-                method, step, examples.get(client, 0), len(sites)
+                self.method, step, self.examples.get(client, 0), len(self.sites)
             ),
         )
-        shown = public_digest(public.train if public else None)
-        if not held:
-            found, absent = _roll(engine, sites, shown, listening.wait, note)
-            roll += found
-            _check_roll(plan, roll)
-            if absent:
-                note(
-                    f"{len(roll)} of {len(sites)} sites take part; others may join in a later round"
-                )
-            examples |= {one.client: one.examples for one in roll}
-            register(
-                path,
-                plan,
-                method,
-                **{"data": dataset.digest if dataset else None, "split": None},
-                public=public.digest if public else None,
-                cache={"data": None, "public": None},
-                clients=[one.name for one in roll],
-                notes=[
-                    *plan.notes,
-                    *absent,
-                    *(dataset.notes if dataset else ()),
-                    *public_notes(plan, public),
-                ],
-                federation=begun.plain(federation),
-            )
-        if heavy := _heavy(plan, roll):
-            note(heavy)
-        engine.keep(one.client for one in roll)
-        late = _Late(engine, {**sites, **strangers}, shown, plan.clients, note)
+
+    def enrol(self, engine: RemoteEngine, wait: float | None) -> None:
+        """Call the roll of a new run, and write it down."""
+        plan, note, roll = self.loop.recipe, self.loop.watcher.note, self.participants.roll
+        accepted, absent = _call_roll(engine, self.sites, self.public_digest, wait, note)
+        roll += accepted
+        _check_roll(plan, roll)
+        if absent:
+            sites = len(self.sites)
+            note(f"{len(roll)} of {sites} sites take part; others may join in a later round")
+        self.examples |= {one.client: one.examples for one in roll}
+        register(
+            self.loop.path,
+            plan,
+            self.method,
+            **{"data": self.dataset.digest if self.dataset else None, "split": None},
+            public=self.public.digest if self.public else None,
+            cache={"data": None, "public": None},
+            clients=[one.name for one in roll],
+            notes=[
+                *plan.notes,
+                *absent,
+                *(self.dataset.notes if self.dataset else ()),
+                *public_notes(plan, self.public),
+            ],
+            federation=self.participants.plain(self.federation),
+        )
+
+    def admit_newcomers(self, engine: RemoteEngine) -> None:
+        """Let the engine greet the other sites before each round; those that accept join."""
+        watcher, roll = self.loop.watcher, self.participants.roll
+        everyone = {**self.sites, **self.added_later}
+        clients = self.loop.recipe.clients
+        late = _LateJoiners(engine, everyone, self.public_digest, clients, watcher.note)
 
         def newcomers(round: int) -> dict[ClientId, int]:
-            absent = [c for c in late.sites if c not in {one.client for one in roll}]
-            if found := late.greeted(absent, round):
-                roll[:] = sorted([*roll, *found], key=lambda one: one.client)
-                begun.write(path, federation)  # before anything is asked of them
-                life.watcher.names = {one.client: one.name for one in roll}
-                examples.update({one.client: one.examples for one in found})
-            return {one.client: one.examples for one in found}
+            present = {one.client for one in roll}
+            joining = late.greet([c for c in late.sites if c not in present], round)
+            if joining:
+                roll[:] = sorted([*roll, *joining], key=lambda one: one.client)
+                self.participants.write(self.loop.path, self.federation)  # before they are asked
+                watcher.names = {one.client: one.name for one in roll}
+                self.examples.update({one.client: one.examples for one in joining})
+            return {one.client: one.examples for one in joining}
 
         engine.newcomers = newcomers
-        life.watcher.names = {one.client: one.name for one in roll}
-        ground = Ground(
-            method,
-            dict(examples),
-            dataset,
-            public.train.without_labels() if public else None,
-            tuple(public_notes(plan, public)),
+        watcher.names = {one.client: one.name for one in roll}
+
+    def ground(self) -> Ground:
+        """What the run loop needs to know of the clients and the data."""
+        return Ground(
+            self.method,
+            dict(self.examples),
+            self.dataset,
+            self.public.train.without_labels() if self.public else None,
+            tuple(public_notes(self.loop.recipe, self.public)),
         )
-        return life.play(ground, engine, simulate=False)
 
 
 @contextmanager
-def _linked(place: Path) -> Iterator[Path]:
-    """A place for the link. Its messages are models and answers, and serve nobody afterwards."""
-    shutil.rmtree(place, ignore_errors=True)
+def _link_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder for the link; its messages, models and answers, are deleted afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
     try:
-        yield place
+        yield folder
     finally:
-        for path in place.glob("flower.db*"):
+        for path in folder.glob("flower.db*"):
             path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A run's name among its sites, whom it called, and who takes part."""
+class _Participants:
+    """A run's random name, the sites it called, and those that take part."""
 
     run: str
-    called: list[Enrolled]  # every site that belonged when the run began, by client
+    called: list[Enrolled]  # all sites of the federation when the run began, by client
     roll: list[Enrolled]  # those that take part, by client; grows
 
     @classmethod
-    def new(cls, federation: Federation) -> _Begun:
-        """A run that begins now; sites are its clients in the order of their numbers."""
+    def new(cls, federation: Federation) -> _Participants:
+        """Of a new run; its clients are the sites in the order of their numbers."""
         called = [
             Enrolled(client, site.number, site.name, site.fingerprint)
             for client, site in enumerate(federation.sites)
@@ -264,8 +312,8 @@ class _Begun:
         return cls(secrets.token_hex(16), called, [])
 
     @classmethod
-    def read(cls, path: Path, federation: Federation) -> _Begun:
-        """A run that was begun before; one of an earlier version called who took part."""
+    def read(cls, path: Path, federation: Federation) -> _Participants:
+        """Of a run that began before; earlier versions recorded only the roll."""
         about = read_about(path)["federation"]
         try:
             if about["id"] != federation.id:
@@ -277,7 +325,7 @@ class _Begun:
             raise StoreError(f"{path / 'about.json'} is damaged: start a new run") from None
 
     def plain(self, federation: Federation) -> dict[str, Any]:
-        """As about.json has it."""
+        """The participants as about.json has them."""
         return {
             "id": federation.id,
             "folder": str(federation.folder.absolute()),
@@ -287,7 +335,7 @@ class _Begun:
         }
 
     def write(self, path: Path, federation: Federation) -> None:
-        """Write down who takes part now."""
+        """Update about.json with those that take part now."""
         about = files.read_sealed(path / "about.json")
         about["federation"] = self.plain(federation)
         about["clients"] = [one.name for one in self.roll]
@@ -295,31 +343,31 @@ class _Begun:
 
 
 @dataclass
-class _Late:
-    """Greets sites that do not take part yet; one that refused is asked again after a while."""
+class _LateJoiners:
+    """Greets sites that do not take part yet; one that refused is greeted again after a while."""
 
     engine: RemoteEngine
-    sites: Mapping[ClientId, Site]
+    sites: Mapping[ClientId, RegisteredSite]
     public: str
     clients: int  # of the plan: a site that was added after the run began has no place in it
     note: Callable[[str], None]
     _said: dict[ClientId, str] = field(default_factory=dict)
     _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
 
-    def greeted(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
+    def greet(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
         """Those of these clients who take part from a round on."""
-        found, now = list[Enrolled](), time.monotonic()
+        joining, now = list[Enrolled](), time.monotonic()
         due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
-        for client, got in self.engine.greet(due, JOINING, round) if due else ():
-            if isinstance(got, str):  # it left, or did not understand
+        for client, outcome in self.engine.greet(due, JOINING, round) if due else ():
+            if isinstance(outcome, str):  # it left, or could not read the greeting
                 continue
-            site, up = self.sites[client], got["up"]
-            why = got["why"] if up is None else _unfit(up, self.public)
+            site, up = self.sites[client], outcome["up"]
+            why = outcome["why"] if up is None else _greeting_fault(up, self.public)
             if not why and client >= self.clients:
                 why = f"the run was planned for {counted(self.clients, 'site')} before it was added"
             if not why:
                 note = f"{site.name} joins with {counted(up['examples'], 'image')}"
-                found.append(_enrolled(client, site, up))
+                joining.append(_enrolled(client, site, up))
             else:
                 note = f"{site.name} does not take part yet: {why}"
                 pause = max(SOONEST, min(2 * self._next.get(client, (0.0, 0.0))[1], LATEST))
@@ -327,69 +375,73 @@ class _Late:
             if self._said.get(client) != note:
                 self.note(note)
             self._said[client] = note
-        return found
+        return joining
 
 
-def _enrolled(client: ClientId, site: Site, up: Mapping[str, Any]) -> Enrolled:
+def _enrolled(client: ClientId, site: RegisteredSite, up: Mapping[str, Any]) -> Enrolled:
     return Enrolled(client, site.number, site.name, site.fingerprint, up["examples"])
 
 
-def _strangers(
+def _added_later(
     federation: Federation, called: Sequence[Enrolled], clients: int
-) -> dict[ClientId, Site]:
-    """Sites that were added after a run began, by numbers that no client of it has.
+) -> dict[ClientId, RegisteredSite]:
+    """Sites that were added after a run began, by numbers that none of its clients has.
 
-    They are let in and greeted, so that they learn why nothing is asked of them.
+    They are admitted and greeted, so that they learn why they are not asked.
     """
     known = {one.fingerprint for one in called}
     new = [site for site in federation.sites if site.fingerprint not in known]
     return dict(enumerate(new, max(clients, len(called))))
 
 
-def _called(federation: Federation, roll: Sequence[Enrolled]) -> dict[ClientId, Site]:
+def _remaining_sites(
+    federation: Federation, roll: Sequence[Enrolled]
+) -> dict[ClientId, RegisteredSite]:
     """The sites of a roll that still belong to the federation, by client."""
     known = {site.fingerprint: site for site in federation.sites}
     return {one.client: known[one.fingerprint] for one in roll if one.fingerprint in known}
 
 
-def _members(link: Link, sites: Mapping[ClientId, Site]) -> dict[ClientId, Member]:
+def _remote_sites(
+    link: Link, sites: Mapping[ClientId, RegisteredSite]
+) -> dict[ClientId, RemoteSite]:
     nodes = link.admit({client: site.public_key for client, site in sites.items()})
     return {
-        client: Member(site.name, site.number, nodes[client], site.public_key)
+        client: RemoteSite(site.name, site.number, nodes[client], site.public_key)
         for client, site in sites.items()
     }
 
 
 def _enough(participation: Participation, sites: int, ask: Ask, turn: Turn) -> int | None:
-    """How many answers of an ask are enough: of a cohort with some to spare, those wanted."""
-    later = STEPS[1:]  # who began a masked ask must stay
+    """How many answers to an ask are enough; None: all. Fewer than all only with `over`."""
+    later = STEPS[1:]  # all that began a masked ask must answer
     if not participation.over or turn.round == 0 or ask.step in later:
         return None
     return participation.size(sites) if len(ask.to) == participation.asked(sites) else None
 
 
-def _roll(
+def _call_roll(
     engine: RemoteEngine,
-    sites: Mapping[ClientId, Site],
+    sites: Mapping[ClientId, RegisteredSite],
     public: str,
     wait: float | None,
     note: Callable[[str], None],
 ) -> tuple[list[Enrolled], list[str]]:
-    """Greet every site: the roll of those who accept the plan, and why the others do not."""
+    """Greet every site; return the roll of those that accept, and why the others do not."""
     waiting, said = dict(sites), dict[ClientId, str]()
     roll: list[Enrolled] = []
     absent: list[str] = []
     end = time.monotonic() + (float("inf") if wait is None else wait)
     while waiting and (left := end - time.monotonic()) > 0:
-        for client, got in engine.say("hello", {}, list(waiting), left):
+        for client, outcome in engine.say("hello", {}, list(waiting), left):
             name = sites[client].name
-            if isinstance(got, str):  # not there, or it did not understand
-                if said.get(client) != got:
-                    note(f"{name}: {got}; waiting for it")
-                said[client] = got
+            if isinstance(outcome, str):  # offline, or it could not read the greeting
+                if said.get(client) != outcome:
+                    note(f"{name}: {outcome}; waiting for it")
+                said[client] = outcome
                 continue
-            site, up = waiting.pop(client), got["up"]
-            if why := got["why"] if up is None else _unfit(up, public):
+            site, up = waiting.pop(client), outcome["up"]
+            if why := outcome["why"] if up is None else _greeting_fault(up, public):
                 absent.append(f"{name} does not take part: {why}")
                 note(absent[-1])
                 continue
@@ -403,8 +455,8 @@ def _roll(
     return sorted(roll, key=lambda one: one.client), absent
 
 
-def _unfit(up: Mapping[str, Any], public: str) -> str:
-    """Why a greeting cannot be accepted; nothing if it can. Images weigh averages."""
+def _greeting_fault(up: Mapping[str, Any], public: str) -> str:
+    """Why an answer to a greeting cannot be accepted; empty if it can."""
     count = up.get("examples")
     if type(count) is not int or not 1 <= count <= MOST_IMAGES:
         return f"it says that it has {str(count)[:20]} images"
@@ -412,7 +464,7 @@ def _unfit(up: Mapping[str, Any], public: str) -> str:
 
 
 def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
-    """Refuse to begin with too few."""
+    """Refuse to begin with too few sites."""
     if not roll:
         raise NotEnoughReplies("no site takes part: see the reasons above")
     try:
@@ -423,10 +475,10 @@ def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
         raise NotEnoughReplies(f"{counted(len(roll), 'site')} came, too few: {error}") from None
 
 
-def _heavy(plan: Recipe, roll: Sequence[Enrolled]) -> str:
-    """A warning where one of several sites weighs more than all others; nothing where none does.
+def _dominance_warning(plan: Recipe, roll: Sequence[Enrolled]) -> str:
+    """A warning if one of several sites weighs more than all others together; empty if none does.
 
-    How many images a site has is what it says, and averages are weighted by it.
+    Averages are weighted by the number of images, which a site states itself.
     """
     total = sum(one.examples for one in roll)
     largest = max(roll, key=lambda one: one.examples)

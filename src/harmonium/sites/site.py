@@ -1,12 +1,11 @@
-"""One site: a sealed ask comes in, a sealed answer goes out, and a line says what left.
+"""One site: it verifies a sealed ask, answers it under its own seal, and logs what left.
 
-Before anything else the ask must be signed by the server, for this site, and new. The policy is
-read anew at every ask, and the plan must be within it before any image is read. The first model
-of a run must be the plan's own, later ones must be sane, and the work must be within what the log
-leaves of the policy's limits. What an answer releases is counted and written
-down before it is sent. The answer is kept until the next one: when the server asks for the same
-again, because it was killed or the answer was lost, the same bytes go out and no noise is drawn
-anew.
+An ask must be signed by the server, addressed to this site, and new. The policy is read at every
+ask, and the plan must be within it before any image is read. The first model of a run must be the
+plan's own, later ones must be plausible, and the work must be within what the log leaves of the
+policy's limits. What an answer releases is counted and logged before it is sent. The last answer is
+kept: when the server asks for the same again, because it was killed or the answer was lost, the
+same bytes are sent and no new noise is drawn.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from harmonium.report.run_progress import size_of
 from harmonium.sites import received
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
-from harmonium.sites.policy import Policy
+from harmonium.sites.policy import InvalidPolicy, Policy
 from harmonium.storage import state_store
 
-ABOUT: Mapping[str, type] = {  # what the header of an ask has
+HEADER: Mapping[str, type] = {  # the fields of an ask's header
     "federation": str,
     "site": int,
     "run": str,
@@ -58,15 +57,15 @@ ABOUT: Mapping[str, type] = {  # what the header of an ask has
     "client": int,
     "nonce": str,
 }
-TOLD = (PolicyRefusal, WireError, ConfigError)  # about the plan; others may name a site's files
-_MOST = 2**31  # of a number in a header
-_FILE = re.compile(r"\d+/[0-9][\w-]*\.safetensors")  # a server must not name a site's other files
-_ONCE = re.compile(r"[0-9a-f]{32}")  # runs and nonces
+SHOWN_TO_SERVER = (PolicyRefusal, WireError, ConfigError)  # about the plan; others may name files
+_MOST = 2**31  # bound of the numbers in a header
+_STATE_FILE = re.compile(r"\d+/[0-9][\w-]*\.safetensors")  # a server must not name other files
+_RANDOM_NAME = re.compile(r"[0-9a-f]{32}")  # runs and nonces
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a site is, and whom it listens to."""
+    """Who a site is, and which server it answers."""
 
     federation: str
     number: int  # the site's, in its federation
@@ -75,82 +74,95 @@ class Identity:
 
 
 @dataclass
-class _Opened:
-    """A plan that the policy let in, with what performs it."""
+class _OpenPlan:
+    """A plan that the policy accepted, with the runtime that performs it."""
 
-    tree: Any  # as it came
+    tree: Any  # the plan as it was received
     recipe: Recipe
-    host: ClientRuntime
-    policy: Policy | None  # that let it in last
-    seeded: str = ""  # digest of the model that it begins with, once somebody asked
+    runtime: ClientRuntime
+    policy: Policy | None  # that accepted it last
+    first_model: str = ""  # digest of the model that it begins with; empty: not computed yet
 
 
 @dataclass
 class Site:
-    """What answers for one client."""
+    """Answers the asks to one client."""
 
     identity: Identity
-    folder: Path  # the site's own: its log, and what it keeps of each run
-    open_host: Callable[[Recipe, Path, ClientId], ClientRuntime]  # for a plan, in a run's folder
-    policy: Policy | Path | None = (
-        None  # or its file; none: a rehearsal on the server's own machine
-    )
+    folder: Path  # the site's own: its log, and its files of each run
+    open_runtime: Callable[[Recipe, Path, ClientId], ClientRuntime]  # for a plan, in a run's folder
+    policy: Policy | Path | None = None  # or its file; none: a rehearsal on the server's machine
     finish: Callable[[Recipe, ClientRuntime, Path, Mapping[str, Any], Mapping[str, Any]], None] = (
-        lambda *_: None  # told the plan, the run's folder, what the server said, what was kept
+        lambda *_: None  # called with plan, runtime, run's folder, server's message, client's state
     )
     note: Callable[[str], None] = lambda text: None
-    _hosts: dict[str, _Opened] = field(default_factory=dict)
-    _seen: set[str] | None = None  # nonces of the log, once it was read
+    _plans: dict[str, _OpenPlan] = field(default_factory=dict)
+    _seen: set[str] | None = None  # nonces in the log; none: not read yet
 
     def __post_init__(self) -> None:
         self.log = SiteLog(self.folder / "log.jsonl")
 
     def answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
-        """The answer to an ask; one that is not for this site, or not new, is refused."""
-        header = self._opened(sealed, bodies)
+        """The sealed answer to an ask; an ask that is not for this site, or not new, is refused."""
+        header = self._verified_header(sealed, bodies)
         began, reading = time.monotonic(), None
         entry = {key: header[key] for key in ("run", "plan", "round", "ask", "step", "nonce")}
         entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         try:
-            policy, digest = self._policy()
+            policy, digest = self._read_policy()
             entry |= {"policy": digest} if digest else {}
             with counted_reading() as reading:
-                tree, more = self._answered(header, bodies, policy, reading)
+                tree, record = self._respond(header, bodies, policy, reading)
         except Exception as error:  # whatever an ask breaks, the site goes on
-            kind, why = type(error).__name__, one_line(error)
-            if not isinstance(error, HarmoniumError):
-                why = f"{kind}: {why}"
-                self.note(traceback.format_exc())
-            private = self.policy is not None and not isinstance(error, TOLD)
-            told = f"{kind} at the site, whose log says more" if private else why
-            tree = {"client": header["client"], "up": None, "why": told}
-            more = {"outcome": "refused", "why": why}
-            self.note(f"refused: {why}")
+            tree, record = self._refusal(header, error)
         if reading is not None and reading.passes:
             entry |= {"passes": round(reading.passes, 3)}
-        self.log.append({**entry, **more, "seconds": round(time.monotonic() - began, 3)})
+        self.log.append({**entry, **record, "seconds": round(time.monotonic() - began, 3)})
         body = tree if isinstance(tree, bytes) else codec.encode(tree)
-        if more["outcome"] == "sent":
+        if record["outcome"] == "sent":
             self._keep(header, bodies, body)
-            size = size_of(sum(about["bytes"] for about in more["up"].values()))
+            size = size_of(sum(field["bytes"] for field in record["up"].values()))
             self.note(f"round {header['round']}, {header['step']}: sent {size}")
-        about = {key: header[key] for key in ABOUT}
+        about = {key: header[key] for key in HEADER}
         return seal("answer", about, [files.digest_of(body)], self.identity.key), [body]
 
-    def _opened(self, sealed: bytes, bodies: list[bytes]) -> dict[str, Any]:
-        """The header of an ask that is the server's, for this site, and new."""
+    def _refusal(
+        self, header: Mapping[str, Any], error: Exception
+    ) -> tuple[codec.Tree, dict[str, Any]]:
+        """The answer that says why there is none, and the log's record of it.
+
+        The server learns the reason only where it is about the plan: others may name files.
+        """
+        kind, why = type(error).__name__, one_line(error)
+        if not isinstance(error, HarmoniumError):
+            why = f"{kind}: {why}"
+            self.note(traceback.format_exc())
+        self.note(f"refused: {why}")
+        shown = why
+        if self.policy is not None and not isinstance(error, SHOWN_TO_SERVER):
+            kind = "invalid policy" if isinstance(error, InvalidPolicy) else kind
+            shown = f"{kind} at the site, whose log says more"
+        tree = {"client": header["client"], "up": None, "why": shown}
+        return tree, {"outcome": "refused", "why": why}
+
+    def _verified_header(self, sealed: bytes, bodies: list[bytes]) -> dict[str, Any]:
+        """The header of an ask that the server signed for this site and that is new."""
         header = unseal("ask", sealed, bodies, self.identity.server)
-        if set(header) != set(ABOUT) or len(bodies) != 3:
-            raise WireError("the ask lacks what an ask has")
-        for key, kind in ABOUT.items():
+        if missing := [key for key in HEADER if key not in header]:
+            raise WireError(f"request is missing fields: {', '.join(missing)}")
+        if unknown := [key for key in header if key not in HEADER]:
+            raise WireError(f"request has unknown fields: {one_line(', '.join(unknown))}")
+        if len(bodies) != 3:
+            raise WireError(f"request has {counted(len(bodies), 'part')} in place of 3")
+        for key, kind in HEADER.items():
             if type(header[key]) is not kind or (kind is int and not 0 <= header[key] < _MOST):
-                raise WireError(f"the ask has a {key} that is none")
-        for key in ("run", "nonce"):  # a run is a folder's name as well
-            if not _ONCE.fullmatch(header[key]):
-                raise WireError(f"the ask has a {key} that is none")
-        mine = {"federation": self.identity.federation, "site": self.identity.number}
-        for key, wanted in mine.items():
-            if header[key] != wanted:
+                raise WireError(f"request has an invalid field: {key}")
+        for key in ("run", "nonce"):  # a run is also the name of a folder
+            if not _RANDOM_NAME.fullmatch(header[key]):
+                raise WireError(f"request has an invalid field: {key}")
+        expected = {"federation": self.identity.federation, "site": self.identity.number}
+        for key, value in expected.items():
+            if header[key] != value:
                 raise WireError(f"the ask is for another {key}")
         if self._seen is None:
             self._seen = {str(entry.get("nonce")) for entry in self.log.entries()}
@@ -159,62 +171,44 @@ class Site:
         self._seen.add(header["nonce"])
         return header
 
-    def _policy(self) -> tuple[Policy | None, str]:
+    def _read_policy(self) -> tuple[Policy | None, str]:
         """The policy as it is now, and the digest of its file if it has one."""
         if not isinstance(self.policy, Path):
             return self.policy, ""
         try:
             return Policy.read_with_digest(self.policy)
-        except ConfigError as error:  # an old policy is none that the site still wants
-            raise DataError(f"nothing is answered until the policy can be read: {error}") from None
+        except ConfigError as error:  # the last valid one may allow what the site no longer wants
+            raise InvalidPolicy(f"{error}; the site answers again once it is corrected") from None
 
-    def _answered(
+    def _respond(
         self,
         header: Mapping[str, Any],
         bodies: list[bytes],
         policy: Policy | None,
         reading: Reading,
     ) -> tuple[codec.Tree | bytes, dict[str, Any]]:
-        """What to say, and what to write down about it."""
+        """The content of the answer, and the log's record of it."""
         for body in bodies[1:]:  # the first is the plan, as text
             codec.LIMITS.check(body)
-        opened = self._open(header, bodies[0], policy)
-        recipe, host = opened.recipe, opened.host
-        folder = self._run(header)
-        if header["round"] > recipe.rounds:  # else a policy's rounds would bound nothing
-            raise WireError(f"the ask is for round {header['round']} of {recipe.rounds}")
+        plan = self._open(header, bodies[0], policy)
+        if header["round"] > plan.recipe.rounds:  # else a policy's `rounds` would limit nothing
+            raise WireError(f"the ask is for round {header['round']} of {plan.recipe.rounds}")
         if header["step"] == "hello":
-            self._check_late(header, policy)
-            examples = len(host.indices[header["client"]])
-            found = {"examples": examples, "public": public_digest(host.public)}
-            what = f"{recipe.method.name} with {recipe.objective.name}"
-            pictures = counted(examples, "image")
-            rounds = counted(recipe.rounds, "round")
-            self.note(
-                f"run {header['run'][:8]}: {what}, {rounds}, {pictures}, plan {header['plan']}"
-            )
-            return {"up": found, "why": ""}, {"outcome": "greeted", "told": found}
+            return self._hello(header, plan, policy)
         if header["step"] == "finish":
-            kept = host.read_state(self._task(header, bodies, host).state)
-            self.finish(recipe, host, folder, codec.decode(bodies[1]), kept)
-            host.forget_masks(header["client"])
-            return {"up": {}, "why": ""}, {"outcome": "finished"}
-        declared = host.method.exchanges().get(header["step"])
-        anew = header["step"] == STEPS[0]  # keys whose shares were dealt already serve nobody
-        if not anew and (stored := self._stored(header, bodies)) is not None:
-            up = _sizes(codec.decode(stored)["up"], declared, host.masks is not None)
+            return self._finished(header, bodies, plan)
+        masked = plan.runtime.masks is not None
+        declared = plan.runtime.method.exchanges().get(header["step"])
+        first_step = header["step"] == STEPS[0]  # keys whose shares were dealt are of no more use
+        if not first_step and (stored := self._stored(header, bodies)) is not None:
+            up = _sizes(codec.decode(stored)["up"], declared, masked)
             return stored, {"outcome": "stored answer sent again", "up": up}
-        task = self._task(header, bodies, host)
+        task = self._task(header, bodies, plan.runtime)
         if policy is not None and header["step"] not in STEPS:
-            turn = (header["run"], header["round"], header["step"])
-            reading.most = policy.check_answer(self.log.entries, *turn)
-            reading.beyond = (
-                "the site's policy refuses this task: it goes over the images more than "
-                f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
-            )
+            self._limit(header, policy, reading)
             if declared is not None:
-                self._check_received(header, opened, declared, bodies[1], task)
-        result = host.perform(task, bodies[1])
+                self._check_received(header, plan, declared, bodies[1], task)
+        result = plan.runtime.perform(task, bodies[1])
         if result["up"] is None:
             return result, {"outcome": "declined", "why": result["why"]}
         releases = result.get("releases", [])
@@ -222,21 +216,55 @@ class Site:
             policy.check_release(self.log.releases(), releases)
         return result, {
             "outcome": "sent",
-            "up": _sizes(result["up"], declared, host.masks is not None),
+            "up": _sizes(result["up"], declared, masked),
             "down": codec.payload_bytes(codec.decode(bodies[1])),
             "releases": releases,
         }
 
-    def _open(self, header: Mapping[str, Any], plan: bytes, policy: Policy | None) -> _Opened:
-        """A plan that the policy lets in; images are read once a plan and run."""
+    def _hello(
+        self, header: Mapping[str, Any], plan: _OpenPlan, policy: Policy | None
+    ) -> tuple[codec.Tree, dict[str, Any]]:
+        """The answer to a greeting: the number of images, and the digest of the public ones."""
+        self._check_late(header, policy)
+        recipe, examples = plan.recipe, len(plan.runtime.indices[header["client"]])
+        up = {"examples": examples, "public": public_digest(plan.runtime.public)}
+        self.note(
+            f"run {header['run'][:8]}: {recipe.method.name} with {recipe.objective.name}, "
+            f"{counted(recipe.rounds, 'round')}, {counted(examples, 'image')}, "
+            f"plan {header['plan']}"
+        )
+        return {"up": up, "why": ""}, {"outcome": "greeted", "told": up}
+
+    def _finished(
+        self, header: Mapping[str, Any], bodies: list[bytes], plan: _OpenPlan
+    ) -> tuple[codec.Tree, dict[str, Any]]:
+        """Pass on the final model, and delete the secrets of the run."""
+        runtime = plan.runtime
+        state = runtime.read_state(self._task(header, bodies, runtime).state)
+        self.finish(plan.recipe, runtime, self._run(header), codec.decode(bodies[1]), state)
+        runtime.forget_masks(header["client"])
+        return {"up": {}, "why": ""}, {"outcome": "finished"}
+
+    def _limit(self, header: Mapping[str, Any], policy: Policy, reading: Reading) -> None:
+        """Refuse an answer that is one too many, and bound the passes over images of this one."""
+        turn = (header["run"], header["round"], header["step"])
+        reading.most = policy.check_answer(self.log.entries, *turn)
+        reading.beyond = (
+            "the site's policy refuses this task: it goes over the images more than "
+            f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
+        )
+
+    def _open(self, header: Mapping[str, Any], plan: bytes, policy: Policy | None) -> _OpenPlan:
+        """A plan that the policy accepts; images are read once for a plan and run."""
         digest, client = header["plan"], header["client"]
         name = f"{header['run']}/{client}/{digest}/{files.digest_of(plan)}"
-        if (held := self._hosts.get(name)) is not None:
-            if policy is not None and policy != held.policy:  # its file has changed meanwhile
-                policy.check_tree(held.tree)
-                policy.check_plan(held.recipe, held.host.method, len(held.host.indices[client]))
-                held.policy = policy
-            return held
+        if (known := self._plans.get(name)) is not None:
+            if policy is not None and policy != known.policy:  # the file has changed
+                policy.check_tree(known.tree)
+                images = len(known.runtime.indices[client])
+                policy.check_plan(known.recipe, known.runtime.method, images)
+                known.policy = policy
+            return known
         try:
             tree = json.loads(plan)
         except (ValueError, RecursionError):
@@ -252,17 +280,17 @@ class Site:
         if policy is not None:  # before any image is read
             policy.check_plan(recipe, method_of(recipe))
         try:
-            host = self.open_host(recipe, self._run(header), client)
-        except ConfigError as error:  # of the site's own settings, which are not the server's
+            runtime = self.open_runtime(recipe, self._run(header), client)
+        except ConfigError as error:  # about the site's own settings, which the server must not see
             raise DataError(str(error)) from None
         if policy is not None:
-            policy.check_plan(recipe, host.method, len(host.indices[client]))
-        opened = _Opened(tree, recipe, host, policy)
-        self._hosts = {name: opened}  # one at a time: images may be many
+            policy.check_plan(recipe, runtime.method, len(runtime.indices[client]))
+        opened = _OpenPlan(tree, recipe, runtime, policy)
+        self._plans = {name: opened}  # one at a time: the images may fill the memory
         return opened
 
     def _check_late(self, header: Mapping[str, Any], policy: Policy | None) -> None:
-        """Refuse to join a run after round 1 where the policy says so, before anything is asked."""
+        """Refuse to join a run after round 1, unless the policy allows it."""
         began = (self._run(header) / "began.txt").is_file()
         if policy is not None and not policy.join_late and header["round"] > 1 and not began:
             raise PolicyRefusal(
@@ -274,33 +302,33 @@ class Site:
     def _check_received(
         self,
         header: Mapping[str, Any],
-        opened: _Opened,
+        plan: _OpenPlan,
         declared: Exchange,
         broadcast: bytes,
         task: Task,
     ) -> None:
-        """Refuse values that no training sends, and a first model that is not the plan's own.
+        """Refuse implausible values, and a first model that is not the plan's own.
 
-        That the first model was the plan's is written down before it is trained, so that a kill
-        meanwhile does not make the site a late one.
+        That the first model was the plan's is recorded before it is trained, so that a site that
+        is killed meanwhile does not count as late.
         """
-        method, policy, recipe = opened.host.method, opened.policy, opened.recipe
+        method, policy, recipe = plan.runtime.method, plan.policy, plan.recipe
         down = {**codec.decode(broadcast), **task.down}
-        received.check_sane(method, declared, down)
+        received.check_plausible(method, declared, down)
         if policy is None or not received.brings_model(declared):
             return
-        if not opened.seeded:
-            given = "" if recipe.init is None else recipe.init.digest
-            opened.seeded = received.digest_of_first(method) + given
+        if not plan.first_model:
+            initial = "" if recipe.init is None else recipe.init.digest
+            plan.first_model = received.first_model_digest(method) + initial
         path = self._run(header) / "began.txt"
-        if path.is_file() and path.read_text(encoding="ascii") == opened.seeded:
+        if path.is_file() and path.read_text(encoding="ascii") == plan.first_model:
             return
         start = None
         if recipe.init is not None:
-            start = received.start_of(recipe.init.digest, policy.initial_weights)
-        why = received.fault_of_first(method, declared, down, start)
+            start = received.allowed_start(recipe.init.digest, policy.initial_weights)
+        why = received.first_model_fault(method, declared, down, start)
         if not why:
-            files.write_atomic(path, opened.seeded.encode(), private=True)
+            files.write_atomic(path, plan.first_model.encode(), private=True)
         elif header["round"] < 2:
             raise PolicyRefusal(
                 "the site's policy refuses this model: the first of a run must be the one that "
@@ -308,21 +336,22 @@ class Site:
             )
         elif not policy.join_late:
             raise PolicyRefusal(
-                "the site's policy refuses this model: it is the first that this site gets of the "
-                f"run, in round {header['round']}, where it cannot be compared with the one that "
+                "the site's policy refuses this model: it is the first of the run at this site, "
+                f"in round {header['round']}, where it cannot be compared with the one that "
                 "the plan begins with, and `join_late` is false"
             )
 
-    def _task(self, header: Mapping[str, Any], bodies: list[bytes], host: ClientRuntime) -> Task:
+    def _task(self, header: Mapping[str, Any], bodies: list[bytes], runtime: ClientRuntime) -> Task:
+        """The task of an ask; state versions that the server no longer needs are deleted."""
         facts = codec.decode(bodies[2])
         state, keep = facts["state"], [str(file) for file in facts["keep"]]
         reference = StateRef(**state) if state else None
         names = [*keep, *([reference.file] if reference else [])]
-        mine = str(header["client"])
+        folder = str(header["client"])
         for name in names:
-            if not _FILE.fullmatch(name) or name.partition("/")[0] != mine:
-                raise WireError(f"the ask names `{name}`, which is no state of this client")
-        self._forget(host.folder / mine, {name.partition("/")[2] for name in names})
+            if not _STATE_FILE.fullmatch(name) or name.partition("/")[0] != folder:
+                raise WireError(f"the ask names `{name}`, which is not a state of this client")
+        self._forget(runtime.folder / folder, {name.partition("/")[2] for name in names})
         return Task(
             header["step"],
             header["client"],
@@ -333,9 +362,9 @@ class Site:
         )
 
     def _forget(self, folder: Path, needed: set[str]) -> None:
-        """Delete versions of the state that no commit of the server needs.
+        """Delete state versions that no commit of the server needs.
 
-        Newer ones than it names stay: an ask that was held up on its way must not destroy them.
+        Versions newer than those it names stay: a delayed ask must not delete them.
         """
         newest = max(needed, default="")
         for path in folder.glob("[0-9]*.safetensors"):
@@ -347,27 +376,28 @@ class Site:
         return self.folder / "runs" / str(header["run"])
 
     def _keep(self, header: Mapping[str, Any], bodies: list[bytes], body: bytes) -> None:
-        name = _name(header, bodies)
+        """Keep an answer, to send it again if the server repeats the ask."""
+        name = _ask_digest(header, bodies)
         path = self._run(header) / f"answer-{header['client']}.safetensors"
         digest = files.write_atomic(path, body, private=True)
         text = json.dumps({"answer": digest, "to": name})
         files.write_atomic(path.with_suffix(".json"), text.encode(), private=True)
 
     def _stored(self, header: Mapping[str, Any], bodies: list[bytes]) -> bytes | None:
-        """The last answer, if it was to this very ask; a damaged one is made anew."""
+        """The kept answer, if it is to this very ask; none if it is damaged."""
         path = self._run(header) / f"answer-{header['client']}.safetensors"
         try:
-            held = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            if held["to"] != _name(header, bodies):
+            kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if kept["to"] != _ask_digest(header, bodies):
                 return None
-            return files.read_checked(path, held["answer"])
+            return files.read_checked(path, kept["answer"])
         except (OSError, ValueError, TypeError, LookupError, StoreError):
             return None
 
 
-def _name(header: Mapping[str, Any], bodies: list[bytes]) -> str:
-    """What identifies an ask: all but its nonce, and which states to keep."""
-    about = {key: header[key] for key in ABOUT if key != "nonce"}
+def _ask_digest(header: Mapping[str, Any], bodies: list[bytes]) -> str:
+    """Identifies an ask by all of it but its nonce and the list of states to keep."""
+    about = {key: header[key] for key in HEADER if key != "nonce"}
     facts = codec.decode(bodies[2])
     own = codec.encode([facts["down"], facts["state"]])
     text = json.dumps([about, *map(files.digest_of, (*bodies[:2], own))], sort_keys=True)
@@ -378,8 +408,8 @@ def _sizes(
     up: Mapping[str, Any], declared: Exchange | None, masked: bool
 ) -> dict[str, dict[str, Any]]:
     """What leaves, by field: its kind, whether under masks, and its bytes."""
-    word = "masked " if masked else ""
-    kinds = {name: word + one.kind for name, one in declared.up.items()} if declared else {}
+    prefix = "masked " if masked else ""
+    kinds = {n: prefix + field.kind for n, field in declared.up.items()} if declared else {}
     return {
         name: {"kind": kinds.get(name, "keys of masks"), "bytes": codec.payload_bytes(value)}
         for name, value in up.items()

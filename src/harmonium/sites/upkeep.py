@@ -1,4 +1,4 @@
-"""Upkeep of what a federation keeps: closed to others, and not kept for longer than it serves.
+"""Upkeep of a federation's files: closed to other users, and deleted when no longer needed.
 
 Everything that a server or a site of a federation writes is for its owner alone: folders 0700,
 files 0600, whatever the umask of whoever starts it. Answers and states of runs that are over may
@@ -26,8 +26,8 @@ _OPEN = 0o077  # the rights of all but the owner
 
 
 @contextmanager
-def private() -> Iterator[None]:
-    """Whatever is written meanwhile, also by child processes, is for its owner alone."""
+def owner_only() -> Iterator[None]:
+    """Files written meanwhile, also by child processes, are readable by their owner only."""
     before = os.umask(_OPEN)
     try:
         yield
@@ -35,8 +35,8 @@ def private() -> Iterator[None]:
         os.umask(before)
 
 
-def close_to_others(folder: Path) -> None:
-    """Take the rights of others off a folder and all that is in it.
+def restrict_to_owner(folder: Path) -> None:
+    """Remove the access rights of other users from a folder and all that is in it.
 
     What belongs to somebody else, or lies on a disk that cannot be written, stays as it is.
     """
@@ -51,8 +51,8 @@ def close_to_others(folder: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path, name: str, who: str) -> Iterator[None]:
-    """One process at a time; the lock goes when its holder does."""
+def single_instance(folder: Path, name: str, who: str) -> Iterator[None]:
+    """Allow one process at a time; the lock ends with its process."""
     lock = _lock(folder / name)
     try:
         lock.acquire(timeout=0)
@@ -85,14 +85,14 @@ def _lock(path: Path) -> filelock.BaseFileLock:
 
 @dataclass(frozen=True)
 class Removal:
-    """Something that is no longer needed."""
+    """A file or folder that is no longer needed."""
 
     path: Path
     size: int  # bytes
     what: str
 
 
-def at_site(kept: Path, days: float) -> list[Removal]:
+def removable_at_site(kept: Path, days: float) -> list[Removal]:
     """Answers and states of a site's runs of which nothing was written for so many days.
 
     Of a client that is running, the newest run stays whatever its age.
@@ -103,23 +103,23 @@ def at_site(kept: Path, days: float) -> list[Removal]:
     if is_held(kept, RUNNING):
         runs = runs[:-1]
     limit = time.time() - days * DAY
-    found = []
+    removals = []
     for run in runs:
         if _newest(run) > limit:
             continue
         for path in sorted(run.iterdir()):
             if path.name.startswith("answer-"):
-                found.append(_removal(path, "answer"))
+                removals.append(_removal(path, "answer"))
             elif path.name == "clients":
-                found.append(_removal(path, "states"))
-    return found
+                removals.append(_removal(path, "states"))
+    return removals
 
 
-def at_server(folder: Path, *runs: Path) -> list[Removal]:
+def removable_at_server(folder: Path, *runs: Path) -> list[Removal]:
     """Messages of an earlier server, and of complete runs all commits but the last."""
-    found = []
+    removals = []
     if not is_held(folder, SERVING):
-        found += [
+        removals += [
             _removal(path, "messages") for path in sorted((folder / "link").glob("flower.db*"))
         ]
     for run in runs:
@@ -129,13 +129,13 @@ def at_server(folder: Path, *runs: Path) -> list[Removal]:
             raise ConfigError(f"{run} is not complete: let it come to its end first")
         newest = max((path.stem for path in (run / "commits").glob("*.json")), default="")
         older = [path for path in sorted((run / "commits").iterdir()) if path.stem < newest]
-        found += [_removal(path, "earlier commit") for path in older]
-    return found
+        removals += [_removal(path, "earlier commit") for path in older]
+    return removals
 
 
-def remove(found: list[Removal]) -> None:
-    """Delete; what is gone already is no fault."""
-    for one in found:
+def remove(removals: list[Removal]) -> None:
+    """Delete files and folders; those that are gone already are ignored."""
+    for one in removals:
         try:
             shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink(missing_ok=True)
         except FileNotFoundError:

@@ -45,7 +45,7 @@ ABOUT, RECIPE, SPLIT = "about.json", "recipe.yaml", "split.npz"
 ENCODER, RESULT = "encoder.safetensors", "result.json"
 
 
-TOLD = "run.json"  # in a run's folder at a site: what the server told of the run at its end
+SITE_REPORT = "run.json"  # in a run's folder at a site: what the server told of the run at its end
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Commit:
     sizes: Mapping[str, int]  # bytes of each log that belong to committed rounds
 
 
-class Folder:
+class RunFolder:
     """Reads and writes the files of one run."""
 
     def __init__(self, path: Path) -> None:
@@ -73,8 +73,8 @@ class Folder:
 
     @property
     def _known_by(self) -> str:
-        at_site = (self.path / TOLD).exists() and not (self.path / ABOUT).exists()
-        return TOLD if at_site else ABOUT
+        at_site = (self.path / SITE_REPORT).exists() and not (self.path / ABOUT).exists()
+        return SITE_REPORT if at_site else ABOUT
 
     def tell(self, about: Mapping[str, Any]) -> None:
         """Write `about.json`."""

@@ -29,7 +29,7 @@ from harmonium.methods.diagnosis.features import CONTENT
 from harmonium.methods.diagnosis.scatter import Spread, Sums, spread
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_host, read_recipe
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 
 CHANCE = 4.0  # a score below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
@@ -200,7 +200,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
 
 def diagnose_run(folder: str | Path) -> Finding:
     """The same from a run of the method `diagnosis`, such as one at real sites."""
-    held = Folder(Path(folder))
+    held = RunFolder(Path(folder))
     commit = held.newest(with_states=False)
     if commit is None or "sums" not in commit.server["memory"]:
         raise ConfigError(

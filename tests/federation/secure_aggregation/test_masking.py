@@ -706,7 +706,7 @@ def test_all_that_an_answer_depends_on_is_bound_to_its_masks(tmp_path: Path, cha
     second: list[Reply] = []
     federation = Federation(tmp_path, MEAN, number, wrap=Twice, keeps=True)
     engine = federation.engine
-    plain = LocalEngine(replace(engine.host, masks=None), tmp_path, workers=0)
+    plain = LocalEngine(replace(engine.runtime, masks=None), tmp_path, workers=0)
     federation.ask()
     assert "another message" in second[0].why
     assert all(("another message" in reply.why) == (changed != "state") for reply in second[1:])
@@ -1114,7 +1114,7 @@ def test_a_client_that_was_killed_is_asked_again_and_answers_alike(tmp_path: Pat
 
     class Again(Wrapped):
         def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-            fresh = LocalEngine(replace(self.engine.host), tmp_path, workers=0)
+            fresh = LocalEngine(replace(self.engine.runtime), tmp_path, workers=0)
             once, twice = list(super().deliver(ask, turn)), list(fresh.deliver(ask, turn))
             for one, two in zip(once, twice, strict=True):
                 if ask.step != "mask_keys":

@@ -13,7 +13,7 @@ from harmonium.core.errors import ConfigError, DataError, HarmoniumError
 from harmonium.data.partition import Split, make_split
 from harmonium.runs.loop import Result, RunLoop
 from harmonium.runs.open_run import read_recipe
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison import study
 
 TINY = (
@@ -129,9 +129,9 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
     try:
         recipe = read_recipe(run)
         make_split(recipe.split, recipe.data.load(), None, recipe.clients, 99).save(split)
-        told = {**Folder(run).about(), "split": Split.load(split).digest}
+        told = {**RunFolder(run).about(), "split": Split.load(split).digest}
         told["files"] = {**told["files"], "split.npz": files.digest_of(split.read_bytes())}
-        Folder(run).tell(told)
+        RunFolder(run).tell(told)
         words = ("fedavg", "fedprox", *TINY, "seeds=2")
         with pytest.raises(DataError, match=r"alone and fedprox ran with different splits \(seed"):
             harmonium.compare(*words, out=compared)
@@ -160,7 +160,7 @@ def test_seeds_on_other_images_are_refused(compared: Path):
     kept = {path: path.read_bytes() for path in abouts}
     try:
         for path in kept:
-            Folder(path.parent).tell({**Folder(path.parent).about(), "data": "other"})
+            RunFolder(path.parent).tell({**RunFolder(path.parent).about(), "data": "other"})
         with pytest.raises(DataError, match="some seeds ran on different images than others, for"):
             harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     finally:

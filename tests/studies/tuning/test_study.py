@@ -18,7 +18,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.evaluation.evaluator import Evaluator
 from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.schema import Recipe
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.tuning.grid import points, split_values
 from harmonium.studies.tuning.study import spearman, tune
 
@@ -76,7 +76,7 @@ def test_the_best_score_wins_and_a_hopeless_setting_stops(tmp_path: Path) -> Non
     for row in found.rows:
         assert row["score"] == pytest.approx(row["align"] + 0.2 * row["unif"], abs=1e-12)
     (stopped,) = (tmp_path / "s" / "runs").glob("000-local.lr=0")
-    assert Folder(stopped).read_log("metrics.jsonl")[-1]["round"] == 2
+    assert RunFolder(stopped).read_log("metrics.jsonl")[-1]["round"] == 2
     whole = study(tmp_path / "s", *GRID, keep_all=True)  # the same study, played to its end
     assert [row["round"] for row in whole.rows] == [3, 3, 3]
     kept = [row for row in whole.rows if row["setting"]["local.lr"] != "0"]
@@ -95,7 +95,7 @@ def test_the_best_score_wins_and_a_hopeless_setting_stops(tmp_path: Path) -> Non
 def _warn(folder: Path, rate: str) -> None:
     """Put a warning into the log of a setting, and take it from all others."""
     for path in folder.glob("runs/*/metrics.jsonl"):
-        held, (commit, _) = Folder(path.parent), Folder(path.parent).last()
+        held, (commit, _) = RunFolder(path.parent), RunFolder(path.parent).last()
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         mine = path.parent.name.endswith(f"={rate}")
         for row in rows:

@@ -1,12 +1,12 @@
 """The Flower engine: asks travel as Flower messages, through a SuperLink, to nodes of ours.
 
-This package is the only place that imports flwr. Three processes of a federation use it:
+Only this package imports flwr. Three processes of a federation use it:
 
     link     `python -m harmonium.engines.flower.superlink`: Flower's SuperLink, served twice: whole
              on loopback for the server, which must know a secret, and `/v1/fleet` alone to sites
-    server   `Link` starts and watches the link and is the one executor of its one run; `FlowerPost`
-             pushes letters and polls answers
-    node     `attend` stays connected and answers one message after another in one warm process
+    server   `Link` starts and watches the link and is the one executor of its one run;
+             `FlowerMessenger` pushes messages and polls answers
+    node     `answer_messages` stays connected and answers one message after another in one process
 
 A node speaks Flower's Fleet protocol by Flower's own client, but it never fetches an app: whatever
 a SuperLink offers, only the installed Harmonium runs. Bodies are frames of `harmonium.core.codec`.
@@ -17,8 +17,8 @@ import os
 from harmonium.core.paths import home
 
 CHUNK = 8 << 20  # bytes of an array that travel in one piece
-WHY_HEADER = "x-harmonium-why"  # in the answer to a node that is not let in
-UNKNOWN, CONNECTED = "unknown", "connected"  # its first word; the second is seconds until it may
+WHY_HEADER = "x-harmonium-why"  # in the response to a node that is not admitted
+UNKNOWN, CONNECTED = "unknown", "connected"  # its first word; seconds to wait may follow
 
 # Flower reads these when it is imported: nothing is reported, asked for or installed.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"

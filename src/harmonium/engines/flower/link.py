@@ -1,4 +1,4 @@
-"""The server's hold on its SuperLink."""
+"""The server's SuperLink: a process that it starts, watches and restarts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ clientapp = "no_code_travels:here"
 
 
 class Link:
-    """The server's hold on its SuperLink: a process that is started, watched and started again."""
+    """The server's SuperLink: a process that is started, watched and restarted when it dies."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Link:
         self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._grid: Grid | None = None
-        self._looking: Any = None
+        self._presence_client: Any = None
 
     def __enter__(self) -> Link:
         self._await_port()
@@ -83,8 +83,8 @@ class Link:
         self._ended.set()
         with suppress(httpx.HTTPError, EngineError):
             self._finish_run(completed=why[0] is None)
-        if self._looking is not None:
-            self._looking.close()
+        if self._presence_client is not None:
+            self._presence_client.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -101,19 +101,19 @@ class Link:
         command = [sys.executable, "-m", "harmonium.engines.flower.superlink"]
         with (self._folder / "link.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        told = json.dumps(asdict(self.settings)).encode()
+        settings = json.dumps(asdict(self.settings)).encode()
         if self._process.stdin is not None:
             with suppress(OSError), self._process.stdin as stream:  # else it ended at once
-                stream.write(told)
+                stream.write(settings)
 
     def _watch(self) -> None:
-        """Start the SuperLink again when it dies; its database has all that was under way."""
+        """Restart the SuperLink when it dies; its database has all messages under way."""
         while not self._ended.wait(0.5):
             if self._process is not None and self._process.poll() is not None:
                 self._start()
 
     def _await_port(self) -> None:
-        """Wait for the port: the SuperLink of a server that was killed holds it a moment longer."""
+        """Wait for the port, which the SuperLink of a killed server holds a moment longer."""
         host, port = self.settings.host, self.settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         for left in reversed(range(30)):
@@ -126,12 +126,12 @@ class Link:
                 if not left or error.errno != errno.EADDRINUSE:
                     raise EngineError(
                         f"cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
-                        "there, or name another place with --listen HOST:PORT"
+                        "there, or use another address with --listen HOST:PORT"
                     ) from None
             time.sleep(0.1)
 
     def _await_control(self) -> None:
-        """Wait until it answers; one that cannot start is started again for a while."""
+        """Wait until the SuperLink answers; one that fails to start is restarted for a while."""
         began, code = time.monotonic(), None
         while (waited := time.monotonic() - began) < START:
             with suppress(httpx.HTTPError):
@@ -143,10 +143,10 @@ class Link:
                 if waited > START / 6:
                     break
             time.sleep(0.1)
-        words = (self._folder / "link.log").read_text(errors="replace").splitlines()[-1:]
+        last_line = (self._folder / "link.log").read_text(errors="replace").splitlines()[-1:]
         ended = "did not start" if code is None else f"ended at once (exit code {code})"
         raise EngineError(
-            f"the SuperLink {ended}: {''.join(words)} See {self._folder / 'link.log'}"
+            f"the SuperLink {ended}: {''.join(last_line)} See {self._folder / 'link.log'}"
         )
 
     @contextmanager
@@ -160,19 +160,19 @@ class Link:
     def online(self) -> dict[int, str]:
         """The nodes that are connected now, with the time when each connected.
 
-        Asked often, so by one client that stays open.
+        It is called often, so its HTTP client stays open.
         """
-        if self._looking is None:
-            self._looking = internals.control_client(self._address, self._headers)
-        return internals.online_nodes(self._looking)
+        if self._presence_client is None:
+            self._presence_client = internals.control_client(self._address, self._headers)
+        return internals.online_nodes(self._presence_client)
 
     def admit(self, keys: Mapping[ClientId, ec.EllipticCurvePublicKey]) -> dict[ClientId, int]:
-        """Let these sites in, and no others; the number of the node by which each is reached."""
+        """Admit only these sites; return the node number by which each is reached."""
         with self._control() as control:
             return {client: internals.register_node(control, key) for client, key in keys.items()}
 
     def grid(self, *, anew: bool = False) -> Grid:
-        """The way to the nodes: a run of which we are the one executor."""
+        """The grid that reaches the nodes: of a Flower run whose only executor is this process."""
         if self._grid is None or anew:
             self._grid = self._begin_run()
         return self._grid
@@ -206,7 +206,7 @@ class Link:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A free port on loopback."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])

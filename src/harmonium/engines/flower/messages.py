@@ -1,4 +1,4 @@
-"""Sealed letters in Flower's records."""
+"""Sealed messages in Flower's records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from harmonium.core.errors import WireError
 from harmonium.engines.flower import CHUNK
 
-INLINE = 64 << 10  # bytes of a body that is not worth a request of its own
+INLINE = 64 << 10  # bytes up to which a body is not worth a request of its own
 
 
 def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -> RecordDict:
@@ -21,11 +21,11 @@ def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -
     which goes to the SuperLink once for all nodes; a large one is an array, which goes in chunks.
     """
     small = {str(n): body for n, body in enumerate(bodies) if len(body) <= together}
-    found: dict[str, Any] = {"letter": ConfigRecord({"seal": sealed, **small})}
+    contents: dict[str, Any] = {"letter": ConfigRecord({"seal": sealed, **small})}
     for number, body in enumerate(bodies):
         if len(body) > together:
-            found[str(number)] = _record(body)
-    return RecordDict(found)
+            contents[str(number)] = _record(body)
+    return RecordDict(contents)
 
 
 def _record(body: bytes) -> ConfigRecord | ArrayRecord:
@@ -35,15 +35,15 @@ def _record(body: bytes) -> ConfigRecord | ArrayRecord:
 
 
 def unpack(content: RecordDict) -> tuple[bytes, list[bytes]]:
-    """The envelope and its bodies; refuses what is no message of Harmonium's."""
+    """The envelope and its bodies; a message that is not Harmonium's is refused."""
     try:
-        held: dict[str, Any] = dict(content["letter"])
-        sealed = held.pop("seal")
+        fields: dict[str, Any] = dict(content["letter"])
+        sealed = fields.pop("seal")
         for name in content:
             if name != "letter":
                 value: Any = content[name][""]
-                held[name] = value.data if isinstance(value, Array) else value
-        bodies = [held.pop(str(number)) for number in range(len(held))]
+                fields[name] = value.data if isinstance(value, Array) else value
+        bodies = [fields.pop(str(number)) for number in range(len(fields))]
         if not all(isinstance(value, bytes) for value in (sealed, *bodies)):
             raise TypeError
     except (KeyError, TypeError, ValueError):

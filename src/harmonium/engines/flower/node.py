@@ -1,7 +1,7 @@
 """A site's node: connected to a SuperLink, it answers one message after another.
 
-It is warm: one process with the method, the images and torch loaded, where Flower would start a
-process for every message. And it is deaf to code: it never asks for the app of a run.
+One process has the method, the images and torch loaded, where Flower would start a process for
+every message. The node never fetches the app of a run, so no code of the server's runs here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER, inte
 from harmonium.engines.flower.internals import CLOCK_AHEAD, CLOCK_BEHIND, LATER, SOON
 from harmonium.engines.flower.messages import records, unpack
 
-HEARTBEAT = 10.0  # seconds, Flower's least; a node is given up after twice that
+HEARTBEAT = 10.0  # seconds, Flower's least; a node counts as gone after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
 NOT_LET_IN = "the server does not let this site in"
 
 
-def attend(
+def answer_messages(
     answer: Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]],
     address: str,
     key: ec.EllipticCurvePrivateKey,
@@ -38,17 +38,17 @@ def attend(
     note: Callable[[str], None],
     ended: threading.Event,
 ) -> None:
-    """Answer messages until told to end; a connection that breaks is made again.
+    """Answer messages until `ended` is set; reconnect when the connection breaks.
 
     Args:
-        answer: from a seal and bodies to a seal and bodies; may raise a HarmoniumError.
+        answer: maps a seal and bodies to a seal and bodies; may raise a HarmoniumError.
         address: of the server, `host:port`.
-        key: the site's own.
-        certificate: the federation's, by which the server is known; none: no TLS.
-        note: told what a reader should know.
-        ended: set to end.
+        key: the site's private key.
+        certificate: of the federation's authority, which verifies the server; none: no TLS.
+        note: called with each message for the user.
+        ended: an event that stops the node when it is set.
     """
-    said = last = ""
+    reported = last = ""
     while not ended.is_set():
         with _fleet(address, key, certificate) as client:
             try:
@@ -60,20 +60,20 @@ def attend(
                 why = _unreachable(address, str(error))
             else:
                 note(f"connected to {address}")
-                said, last, why = "", "", _serve(client, node, answer, ended)
+                reported, last, why = "", "", _serve(client, node, answer, ended)
         if ended.is_set():
             return
         kind = re.sub(r"\d+", "", why)  # seconds and times change with every try
-        begins = why.startswith(NOT_LET_IN) and kind != last  # it may not have read its sites yet
-        if kind != said and not begins:
+        begins = why.startswith(NOT_LET_IN) and kind != last  # the server may still be starting
+        if kind != reported and not begins:
             note(f"{why}; trying again until it works")
-            said = kind
+            reported = kind
         last = kind
         ended.wait(2.0)
 
 
 def refusal(code: int, headers: Mapping[str, str], now: float) -> str:
-    """Why a server lets a site in no further, from its answer and this machine's clock."""
+    """Why the server does not admit a site, from its response and this machine's clock."""
     known, _, seconds = headers.get(WHY_HEADER, "").partition(" ")
     if known == UNKNOWN:
         return (
@@ -109,7 +109,7 @@ def _clock_off(date: str, now: float) -> float | None:
 
 
 def _unreachable(address: str, error: str) -> str:
-    """Why there is no connection; what trying again cannot mend is an error.
+    """Why there is no connection; raises an error where trying again cannot help.
 
     An expired certificate is renewed at the server, and a clock may be set while the site waits.
     """
@@ -157,7 +157,7 @@ def _serve(
     answer: Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]],
     ended: threading.Event,
 ) -> str:
-    """One connection: pull, answer, push; why it ended."""
+    """Pull, answer and push over one connection; return why it ended."""
     broken = threading.Event()
     beat = threading.Thread(target=_beats, args=(client, node, broken, ended), daemon=True)
     beat.start()
@@ -189,7 +189,7 @@ def _beats(client: Any, node: Any, broken: threading.Event, ended: threading.Eve
 
 def _answer_one(client: Any, node: Any, run: int, message: Message | None, answer: Any) -> None:
     """Answer a message of a run and send the answer."""
-    if message is None:  # no message of ours
+    if message is None:  # its content could not be read
         return
     began = time.monotonic()
     try:

@@ -1,8 +1,8 @@
-"""The SuperLink's process: Flower's own application behind two doors.
+"""The SuperLink's process: Flower's own application behind two listeners.
 
-The public door knows the Fleet paths alone, over TLS. The private one is on loopback and opens to
-those who know a secret that only the server's process has. Flower's control calls have no login of
-their own, and whoever can make them can stop runs and let nodes in.
+The public listener serves only the Fleet paths, over TLS. The private one is on loopback and needs
+a secret that only the server's process has. Flower's control calls have no login of their own, and
+whoever can make them can stop runs and admit nodes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ LARGEST_BODY = 64 << 20  # bytes of one request; a chunk is an eighth of that
 class LinkSettings:
     """What a SuperLink's process needs to know; travels as JSON on its standard input."""
 
-    database: str  # file, or Flower's word for none
+    database: str  # file, or Flower's name for one in memory
     private_port: int  # on loopback: control and runtime, for the server alone
-    secret: str  # what the server must say there
+    secret: str  # the server must send it there
     host: str  # where sites connect
     port: int
     certificate: str | None  # files of the server's certificate and its key; none: no TLS
     certificate_key: str | None
-    parent: int  # process that ends this one by ending
+    parent: int  # process id; this process ends with it
 
 
 def serve(settings: LinkSettings) -> None:
-    """Run a SuperLink until the parent is gone."""
+    """Run a SuperLink until the parent process ends."""
     app = superlink_app(settings.database, settings.private_port)
-    threading.Thread(target=_leave_with, args=(settings.parent,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(settings.parent,), daemon=True).start()
 
     def server(filtered: Any, host: str, port: int, **more: Any) -> uvicorn.Server:
         plain: Any = {"log_level": "warning", "access_log": False, "proxy_headers": False}
@@ -74,15 +74,17 @@ def serve(settings: LinkSettings) -> None:
 
 
 def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
-    """The application for those alone who know the secret, or for paths that begin so."""
+    """The application, restricted to requests with the secret and to paths with this prefix."""
 
     async def filtered(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
-            said = headers.get(SECRET_HEADER.encode(), b"")
-            known = secret is None or hmac.compare_digest(said, secret.encode())
+            sent = headers.get(SECRET_HEADER.encode(), b"")
+            known = secret is None or hmac.compare_digest(sent, secret.encode())
             length = headers.get(b"content-length", b"")
-            small = length.isdigit() and int(length) <= LARGEST_BODY  # and no endless stream
+            small = (
+                length.isdigit() and int(length) <= LARGEST_BODY
+            )  # a body without a length may never end
             if not (known and scope["path"].startswith(path) and small):
                 await send({"type": "http.response.start", "status": 403, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
@@ -95,9 +97,10 @@ def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
 
 
 def _explained(app: Any) -> Any:
-    """The application, which also says why it does not let a node in: Flower has one code for all.
+    """The application, with the reason in a header when it does not admit a node.
 
-    Only who has signed the request with the key in question gets so far.
+    Flower has one code for all reasons. The request is signed with the node's key by then, so the
+    reason goes to nobody else.
     """
 
     def why(key: str) -> str:
@@ -121,7 +124,7 @@ def _explained(app: Any) -> Any:
     return explained
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

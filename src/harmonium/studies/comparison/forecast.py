@@ -20,7 +20,7 @@ from harmonium.report.run_progress import clock, size_of
 from harmonium.runs.estimate import Estimate, estimated
 from harmonium.runs.open_run import missing
 from harmonium.runs.start import holds
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.cells import SUPERVISED, ComparisonPlan, plan
 from harmonium.studies.comparison.study import COMPARISON, cell
 from harmonium.studies.comparison.sweep import LINES, read
@@ -264,7 +264,7 @@ def cell_of(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
         return Cell(label, seed, str(folder), recipe.rounds, refused=str(error))
     if not held:
         return Cell(label, seed, str(folder), recipe.rounds)
-    taken = {row["round"]: row["seconds"] for row in Folder(folder).read_log("timings.jsonl")}
+    taken = {row["round"]: row["seconds"] for row in RunFolder(folder).read_log("timings.jsonl")}
     return Cell(
         label,
         seed,

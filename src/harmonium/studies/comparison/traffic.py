@@ -18,7 +18,7 @@ from harmonium.core.errors import ConfigError
 from harmonium.federation.method import Method
 from harmonium.federation.wire import is_measuring
 from harmonium.report.tables import MISSING
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 
 FORWARD = 1 / 3  # of the time that a forward and a backward pass take
 MEGA = 1e6
@@ -60,7 +60,7 @@ class Point:
 
 def course(folder: Path, method: Method, examples: Sequence[int], device: Device) -> list[Point]:
     """A run from its start to its end, a point a round."""
-    rows = {row["round"]: row for row in Folder(folder).lines("metrics.jsonl")}
+    rows = {row["round"]: row for row in RunFolder(folder).lines("metrics.jsonl")}
     loads: dict[int, dict[int, list[float]]] = {}
     for line in _of_method(folder):
         load = loads.setdefault(line["round"], {}).setdefault(line["client"], [0.0, 0.0, 0.0])
@@ -189,6 +189,6 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
 
 def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's ledger that are the method's own, not measurements for the log."""
-    for line in Folder(folder).lines("ledger.jsonl"):
+    for line in RunFolder(folder).lines("ledger.jsonl"):
         if not is_measuring(line.get("of", line["step"]), line["round"]):
             yield line

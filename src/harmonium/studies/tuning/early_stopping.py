@@ -19,7 +19,7 @@ from harmonium.federation.driver import Reply
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import run
 from harmonium.storage.result_folder import FolderKind
-from harmonium.storage.run_folder import Folder
+from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.tuning.grid import Setting
 
 STUDY = FolderKind("study", "tune", "study.json")
@@ -163,7 +163,7 @@ class StudyRuns:
     def _committed(self, path: Path) -> int:
         if not (path / "recipe.yaml").exists():
             return -1
-        commit, _ = Folder(path).last()
+        commit, _ = RunFolder(path).last()
         return commit.round if commit else -1
 
     def _fail(self, number: int, after: int, why: str, *, for_good: bool = True) -> None:
@@ -184,7 +184,7 @@ class StudyRuns:
     def figures(self, number: int) -> list[dict[str, Any]]:
         """A setting's scores so far, one for each evaluated round."""
         rows = []
-        for row in Folder(self.place(number)).read_log("metrics.jsonl"):
+        for row in RunFolder(self.place(number)).read_log("metrics.jsonl"):
             reported, health = row.get("reported", {}), row.get("health", {})
             if 0 < row["round"] <= self.reached.get(number, 0) and (health or "align" in reported):
                 align, unif = reported.get("align"), reported.get("unif")

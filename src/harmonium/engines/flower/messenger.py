@@ -1,4 +1,4 @@
-"""Letters as Flower's messages: the server's side of the post."""
+"""The server's messenger: sealed messages travel as Flower's messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harmonium.core.errors import WireError
 from harmonium.engines.flower.internals import Grid
 from harmonium.engines.flower.link import Link
 from harmonium.engines.flower.messages import records, unpack
-from harmonium.engines.remote import Answer, Letter
+from harmonium.engines.remote import Answer, SealedMessage
 
-AT_ONCE = 8  # answers that are asked for together
+BATCH = 8  # replies pulled together
 _FAULTS = {  # by Flower's codes
     3: "the ask expired before it was answered",
     5: "its node is gone",
@@ -22,60 +22,61 @@ _FAULTS = {  # by Flower's codes
 }
 
 
-class FlowerPost:
-    """Letters as Flower's messages."""
+class FlowerMessenger:
+    """Carries sealed messages as Flower's messages."""
 
     def __init__(self, link: Link) -> None:
         """Send over a link."""
         self._link = link
 
-    def push(self, letters: Sequence[Letter]) -> list[str | None]:
+    def push(self, messages: Sequence[SealedMessage]) -> list[str | None]:
         """Push messages; equal bodies are packed once and travel to the SuperLink once."""
         grid = self._link.grid()
-        messages = []
-        for letter in letters:
-            content = records(letter.sealed, letter.bodies)
-            messages.append(Message(content, letter.node, letter.kind, ttl=letter.seconds))
+        outgoing = []
+        for message in messages:
+            content = records(message.sealed, message.bodies)
+            outgoing.append(Message(content, message.node, message.kind, ttl=message.seconds))
         try:
-            return list(grid.push_messages(messages)) or [None] * len(messages)
+            return list(grid.push_messages(outgoing)) or [None] * len(outgoing)
         except httpx.HTTPError:
-            self._again(grid)
-            return [None] * len(messages)
+            self._recover(grid)
+            return [None] * len(outgoing)
 
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Answer | str]]:
         """Pull replies, a few at a time, so that memory does not grow with the cohort."""
         waiting, grid = list(tickets), self._link.grid()
-        for start in range(0, len(waiting), AT_ONCE):
-            some = waiting[start : start + AT_ONCE]
+        for start in range(0, len(waiting), BATCH):
+            batch = waiting[start : start + BATCH]
             try:
-                for ticket, reply in grid.replies(some):
-                    yield ticket, _came(reply)
+                for ticket, reply in grid.replies(batch):
+                    yield ticket, _content(reply)
             except httpx.HTTPError:
-                self._again(grid)
+                self._recover(grid)
                 yield from ((ticket, "the SuperLink was gone") for ticket in waiting[start:])
                 return
 
     def online(self) -> dict[int, str]:
-        """The nodes that Flower hears of, with the time when each connected."""
+        """The nodes that are connected, with the time when each connected."""
         grid = self._link.grid()
         try:
             return self._link.online()
         except httpx.HTTPError:
-            self._again(grid)
+            self._recover(grid)
             return {}
 
-    def _again(self, grid: Grid) -> None:
-        """After a fault of the link: wait until it is back; if our run ended, begin another."""
+    def _recover(self, grid: Grid) -> None:
+        """Wait for the link after a failure; if our Flower run has ended, begin another."""
         time.sleep(1.0)
         try:
             grid.get_node_ids()
-        except httpx.HTTPStatusError:  # it is there, but does not know this run as running
+        except httpx.HTTPStatusError:  # the link is up, but our run has ended there
             self._link.grid(anew=True)
         except httpx.HTTPError:
             return
 
 
-def _came(reply: Message | None) -> Answer | str:
+def _content(reply: Message | None) -> Answer | str:
+    """The answer in a reply, or why there is none."""
     if reply is None:
         return "its answer broke off"
     if reply.has_error():

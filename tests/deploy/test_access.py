@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.engines.flower import link as links
-from harmonium.engines.flower.post import FlowerPost
-from harmonium.engines.remote import Letter
+from harmonium.engines.flower.messenger import FlowerMessenger
+from harmonium.engines.remote import SealedMessage
 from harmonium.sites.folder import Federation
 
 pytestmark = pytest.mark.deploy
@@ -132,11 +132,11 @@ def test_a_planted_app_does_not_run(whose, tmp_path, stage, free_port, monkeypat
     with links.Link(tmp_path / "link", "127.0.0.1", stage.port, pair) as link:
         number = link.admit({0: key.public_key()})[0]
         node = started(whose, stage, key, federation.authority, free_port())
-        post = FlowerPost(link)
+        post = FlowerMessenger(link)
         while number not in post.online():
             assert node.process.poll() is None, node.text
             time.sleep(0.1)
-        (ticket,) = post.push([Letter(number, "train", b"{}", (b"",), 60.0)])
+        (ticket,) = post.push([SealedMessage(number, "train", b"{}", (b"",), 60.0)])
         answers, end = [], time.monotonic() + 60
         while not answers and time.monotonic() < end:
             answers = list(post.pull([ticket]))
@@ -167,12 +167,12 @@ import sys, threading
 from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from harmonium.engines.flower.node import attend
+from harmonium.engines.flower.node import answer_messages
 from harmonium.sites.site import Identity, Site
 key = serialization.load_pem_private_key(Path({str(folder / "node.key")!r}).read_bytes(), None)
 server = ec.generate_private_key(ec.SECP384R1()).public_key()
 site = Site(Identity("f", 0, key, server), Path({str(folder / "site")!r}), None)
-attend(site.answer, "{address}", key, Path({str(authority)!r}), print, threading.Event())
+answer_messages(site.answer, "{address}", key, Path({str(authority)!r}), print, threading.Event())
 """
     return stage.command("node", [sys.executable, "-c", code])
 
