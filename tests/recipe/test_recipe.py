@@ -243,7 +243,7 @@ def test_terms_can_be_named_and_set() -> None:
 
 def test_paths_of_data_do_not_depend_on_where_one_stands() -> None:
     path = Path(Recipe.of("fedavg", "data=folder", "data.path=images").data.path)  # type: ignore
-    assert path.is_absolute() and path.name == "pictures"
+    assert path.is_absolute() and path.name == "images"
     for section in ("data", "public"):
         given = [f"{section}=styles", f"{section}.sets=[mnist, some/usps.npz, ~/svhn.npz]"]
         name, *files = getattr(Recipe.of("fedavg", *given), section).sets
