@@ -17,7 +17,7 @@ from harmonium.cli.main import app
 from harmonium.data.datasets import datasets
 from harmonium.data.published_datasets import Published
 from harmonium.measures.eval_data import sets_of
-from harmonium.measures.evaluation import _asked, _needed
+from harmonium.measures.evaluation import _needed, _with_settings
 from harmonium.recipe.overrides import apply_changes, changes_of
 from harmonium.recipe.schema import Recipe, known_keys
 from harmonium.sites.plan import federated
@@ -165,7 +165,7 @@ def test_the_commands_of_the_page_on_measuring_are_known() -> None:
             others = [word for word in given["words"] if "=" not in word]
             names = [word for word in others if not word.startswith("runs/")]
             sets, settings = sets_of(changes_of(changes))
-            measures, _ = _asked(names, settings)
+            measures, _ = _with_settings(names, settings)
             _needed(sets, measures)
 
 

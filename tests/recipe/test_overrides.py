@@ -20,7 +20,7 @@ from harmonium.federation.aggregation import Mean, NormBound
 from harmonium.federation.method import Method
 from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.terms.proximal import Proximal
-from harmonium.measures.evaluation import _asked
+from harmonium.measures.evaluation import _with_settings
 from harmonium.methods.fedprox import FedProx
 from harmonium.recipe.overrides import as_words, changes_of
 from harmonium.recipe.schema import Recipe
@@ -262,7 +262,9 @@ def test_what_no_setting_can_stand_beside_is_refused() -> None:
 
 
 def test_measures_take_settings_by_name_and_refuse_two_values() -> None:
-    made, _ = _asked(["knn"], changes_of(["knn.k=3"], {"knn": {"temperature": 0.5}, "knn.k": 3}))
+    made, _ = _with_settings(
+        ["knn"], changes_of(["knn.k=3"], {"knn": {"temperature": 0.5}, "knn.k": 3})
+    )
     assert (made["knn"].k, made["knn"].temperature) == (3, 0.5)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"knn\.k.*3.*5"):
         changes_of(["knn.k=3"], {"knn": {"k": 5}})
