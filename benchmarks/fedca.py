@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from harmonium.learning.objectives import Seen
 from harmonium.learning.parts import Parts
-from harmonium.methods.fedca import Dictionary, FedCA
+from harmonium.methods.fedca import DictionaryAndTargets, FedCA
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
@@ -121,7 +121,7 @@ SEEN: list[tuple[float, float, float]] = []  # a step each: cosines to partner, 
 class Watched(FedCA):
     """FedCA that writes down how near a batch is to itself and to the dictionary."""
 
-    def score(self, parts: Parts, seen: Seen, context: Dictionary) -> Tensor:
+    def score(self, parts: Parts, seen: Seen, context: DictionaryAndTargets) -> Tensor:
         """The loss as it is."""
         first, second = (functional.normalize(z.detach()) for z in seen.pair())
         if context.negatives is not None:

@@ -81,7 +81,7 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
     rng = torch.Generator().manual_seed(0)
     client = Client(0, 1, 2, examples, method.views, rng, Noise("simulated", rng))
     spent = {"round": 0.0, "clustering": 0.0}
-    inner = method.centroids
+    inner = method.local_centroids
 
     def clustered(*given: Any) -> Any:
         started = time.process_time()
@@ -89,7 +89,7 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
         spent["clustering"] += time.process_time() - started
         return made
 
-    object.__setattr__(method, "centroids", clustered)
+    object.__setattr__(method, "local_centroids", clustered)
     width = method.blueprint["rotation"].in_features
     rows = functional.normalize(torch.randn(16, int(width), generator=rng))  # type: ignore[arg-type]
     got = SimpleNamespace(model=method.blueprint.shared(), centroids=rows)

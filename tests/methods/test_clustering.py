@@ -10,16 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from harmonium.learning.objectives.sinkhorn import scaled, scaling, sinkhorn
+from harmonium.methods.orchestra.anonymity import anonymous_centroids, fewest_images
 from harmonium.methods.orchestra.clustering import (
-    Recent,
-    anonymous,
-    equal,
-    largest,
-    local_clusters,
-    means,
-    regrouped,
-    smallest,
+    argmax_labels,
+    balanced_labels,
+    global_clustering,
+    local_clustering,
+    unit_means,
 )
+from harmonium.methods.orchestra.memory import ProjectionMemory
 
 
 def drawn(count: int, dim: int = 8, seed: int = 0) -> Tensor:
@@ -87,14 +86,14 @@ def test_sizes_differ_by_at_most_one(count: int, clusters: int, seed: int, kind:
     scores = rows @ drawn(clusters, 4, seed + 1).T
     if kind == "f":  # no scores at all
         scores = torch.zeros(count, clusters)
-    labels = equal(scores)
+    labels = balanced_labels(scores)
     sizes = sizes_of(labels, clusters)
     assert max(sizes) - min(sizes) <= 1 and sum(sizes) == count
 
 
 def test_no_other_assignment_of_these_sizes_is_better() -> None:
     scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
-    found = scores.gather(1, equal(scores)[:, None]).sum()
+    found = scores.gather(1, balanced_labels(scores)[:, None]).sum()
     others = set(itertools.permutations([0, 0, 1, 1, 2, 2]))
     best = max(scores.gather(1, torch.tensor(one)[:, None]).sum() for one in others)
     assert found.item() == pytest.approx(best.item(), rel=1e-6)
@@ -103,37 +102,37 @@ def test_no_other_assignment_of_these_sizes_is_better() -> None:
 def test_largest_shares_are_of_any_size() -> None:
     rows = uneven()
     centroids = rows[torch.randperm(128, generator=torch.Generator().manual_seed(0))[:8]]
-    sizes = sizes_of(largest(rows @ centroids.T), 8)
+    sizes = sizes_of(argmax_labels(rows @ centroids.T), 8)
     assert max(sizes) - min(sizes) > 8
-    assert sizes_of(equal(rows @ centroids.T), 8) == [16] * 8
+    assert sizes_of(balanced_labels(rows @ centroids.T), 8) == [16] * 8
 
 
 @pytest.mark.parametrize("balance", ["exact", "argmax"])
 def test_centroids_are_unit_means_of_the_rows_with_their_label(balance: str) -> None:
     rows = uneven()
-    found, labels = local_clusters(rows, 8, balance, torch.Generator().manual_seed(2))  # type: ignore[arg-type]
+    found, labels = local_clustering(rows, 8, balance, torch.Generator().manual_seed(2))  # type: ignore[arg-type]
     torch.testing.assert_close(found.norm(dim=1), torch.ones(8))
     for label in labels.unique().tolist():
         wanted = functional.normalize(rows[labels == label].mean(0), dim=0)
         torch.testing.assert_close(found[label], wanted)
-    again, _ = local_clusters(rows, 8, balance, torch.Generator().manual_seed(2))  # type: ignore[arg-type]
+    again, _ = local_clustering(rows, 8, balance, torch.Generator().manual_seed(2))  # type: ignore[arg-type]
     assert torch.equal(again, found)
 
 
 def test_rows_that_are_all_the_same_make_no_trouble() -> None:
     same = drawn(1).repeat(20, 1)
     for balance in ("exact", "argmax"):
-        found, _ = local_clusters(same, 4, balance, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        found, _ = local_clustering(same, 4, balance, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
         torch.testing.assert_close(found, same[:4])
     for balance in ("soft", "exact"):
-        made = regrouped(same, drawn(4, seed=5), balance, 20)  # type: ignore[arg-type]
+        made = global_clustering(same, drawn(4, seed=5), balance, 20)  # type: ignore[arg-type]
         assert torch.isfinite(made).all()
         torch.testing.assert_close(made.norm(dim=1), torch.ones(4))
 
 
 def test_a_label_without_rows_stays_where_it_was() -> None:
     rows, before = drawn(3), drawn(2, seed=1)
-    after = means(rows, torch.zeros(3, dtype=torch.int64), before)
+    after = unit_means(rows, torch.zeros(3, dtype=torch.int64), before)
     assert torch.equal(after[1], before[1])
     torch.testing.assert_close(after[0], functional.normalize(rows.sum(0), dim=0))
 
@@ -141,22 +140,22 @@ def test_a_label_without_rows_stays_where_it_was() -> None:
 # ---- memory and anonymity ------------------------------------------------------------------------
 
 
-def filled(size: int, batches: list[list[int]], *, distinct: bool) -> Recent:
+def filled(size: int, batches: list[list[int]], *, distinct: bool) -> ProjectionMemory:
     """Rows are numbered in the order in which they come."""
-    recent, count = Recent(size, distinct=distinct), 0
+    memory, count = ProjectionMemory(size, distinct=distinct), 0
     for batch in batches:
         rows = torch.arange(count, count + len(batch))[:, None].float()
-        recent.push(torch.tensor(batch), rows)
+        memory.push(torch.tensor(batch), rows)
         count += len(batch)
-    return recent
+    return memory
 
 
 def test_memory_holds_the_newest() -> None:
     batches = [[0, 1, 2], [3, 4, 5], [2, 4, 0], [1, 5, 3]]
-    pictures, rows = filled(4, batches, distinct=False).newest()
-    assert pictures.tolist() == [0, 1, 5, 3] and rows.flatten().tolist() == [8, 9, 10, 11]
-    pictures, rows = filled(99, batches[:3], distinct=True).newest()
-    assert pictures.tolist() == [1, 3, 5, 2, 4, 0]
+    images, rows = filled(4, batches, distinct=False).newest()
+    assert images.tolist() == [0, 1, 5, 3] and rows.flatten().tolist() == [8, 9, 10, 11]
+    images, rows = filled(99, batches[:3], distinct=True).newest()
+    assert images.tolist() == [1, 3, 5, 2, 4, 0]
     assert rows.flatten().tolist() == [1, 3, 5, 6, 7, 8]
     assert len(filled(4, batches, distinct=True)) == 4
     assert len(filled(99, batches[:1], distinct=True)) == 3
@@ -165,34 +164,34 @@ def test_memory_holds_the_newest() -> None:
 @given(st.integers(2, 30), st.integers(2, 20), st.integers(1, 6), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_distinct_memory_is_full_if_there_are_images(
-    pictures: int, size: int, batch: int, epochs: int
+    images: int, size: int, batch: int, epochs: int
 ) -> None:
     rng = torch.Generator().manual_seed(0)
-    order = [torch.randperm(pictures, generator=rng).split(batch) for _ in range(epochs)]
+    order = [torch.randperm(images, generator=rng).split(batch) for _ in range(epochs)]
     batches = [part.tolist() for epoch in order for part in epoch]
-    recent = filled(size, batches, distinct=True)
-    held, rows = recent.newest()
-    assert len(set(held.tolist())) == len(held) == min(size, pictures)
-    shown = [picture for part in batches for picture in part]
-    for picture, row in zip(held.tolist(), rows.flatten().tolist(), strict=True):
-        assert row == len(shown) - 1 - shown[::-1].index(picture)  # its newest
-    assert sum(len(part) for _, part in recent._held) < size + batch  # bounded
+    memory = filled(size, batches, distinct=True)
+    held, rows = memory.newest()
+    assert len(set(held.tolist())) == len(held) == min(size, images)
+    shown = [image for part in batches for image in part]
+    for image, row in zip(held.tolist(), rows.flatten().tolist(), strict=True):
+        assert row == len(shown) - 1 - shown[::-1].index(image)  # its newest
+    assert sum(len(part) for _, part in memory._batches) < size + batch  # bounded
 
 
 def test_a_cluster_counts_its_different_images() -> None:
-    labels, pictures = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([5, 5, 6, 7, 8, 9])
-    assert smallest(labels, pictures, 2) == 2
-    assert smallest(labels, pictures, 3) == 0
+    labels, images = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([5, 5, 6, 7, 8, 9])
+    assert fewest_images(labels, images, 2) == 2
+    assert fewest_images(labels, images, 3) == 0
 
 
 @pytest.mark.parametrize(
-    ("pictures", "least", "sent", "k"),
+    ("images", "least", "sent", "k"),
     [(128, 2, 8, 16), (20, 2, 8, 2), (9, 2, 4, 2), (9, 4, 2, 4), (3, 2, 1, 3), (1, 2, 0, 0)],
 )
-def test_small_clients_send_fewer_centroids(pictures: int, least: int, sent: int, k: int) -> None:
-    recent = Recent(128, distinct=True)
-    recent.push(torch.arange(pictures), drawn(pictures))
-    found, fewest = anonymous(recent, 8, least, "exact", torch.Generator().manual_seed(0))
+def test_small_clients_send_fewer_centroids(images: int, least: int, sent: int, k: int) -> None:
+    memory = ProjectionMemory(128, distinct=True)
+    memory.push(torch.arange(images), drawn(images))
+    found, fewest = anonymous_centroids(memory, 8, least, "exact", torch.Generator().manual_seed(0))
     assert (len(found), fewest) == (sent, k) and found.shape[1] == 8
     assert fewest >= least or not sent
 
@@ -200,33 +199,33 @@ def test_small_clients_send_fewer_centroids(pictures: int, least: int, sent: int
 def test_views_of_one_image_do_not_hide_it() -> None:
     """Four views of each of 8 images: balanced clusters, but of two images at best."""
     rows = drawn(8).repeat_interleave(4, 0) + 0.001 * drawn(32, seed=4)
-    pictures = torch.arange(8).repeat_interleave(4)
-    recent = Recent(32, distinct=False)
-    recent.push(pictures, functional.normalize(rows))
+    images = torch.arange(8).repeat_interleave(4)
+    memory = ProjectionMemory(32, distinct=False)
+    memory.push(images, functional.normalize(rows))
     rng = torch.Generator().manual_seed(0)
-    found, fewest = anonymous(recent, 8, 1, "exact", rng)
+    found, fewest = anonymous_centroids(memory, 8, 1, "exact", rng)
     assert (len(found), fewest) == (8, 1)
-    found, fewest = anonymous(recent, 4, 3, "exact", rng)
+    found, fewest = anonymous_centroids(memory, 4, 3, "exact", rng)
     assert (len(found), fewest) == (2, 4)
-    assert len(anonymous(recent, 8, 9, "exact", rng)[0]) == 0
+    assert len(anonymous_centroids(memory, 8, 9, "exact", rng)[0]) == 0
 
 
 def test_argmax_tells_the_k_that_it_gave() -> None:
-    recent = Recent(128, distinct=True)
-    recent.push(torch.arange(128), uneven())
+    memory = ProjectionMemory(128, distinct=True)
+    memory.push(torch.arange(128), uneven())
     rng = torch.Generator().manual_seed(0)
-    found, fewest = anonymous(recent, 16, 1, "argmax", rng)
+    found, fewest = anonymous_centroids(memory, 16, 1, "argmax", rng)
     assert len(found) in (0, 16) and fewest < 8
-    kept, none = anonymous(recent, 16, 8, "argmax", rng)
+    kept, none = anonymous_centroids(memory, 16, 8, "argmax", rng)
     assert (len(kept), none) == (0, 0)
-    exact, k = anonymous(recent, 16, 8, "exact", rng)
+    exact, k = anonymous_centroids(memory, 16, 8, "exact", rng)
     assert (len(exact), k) == (16, 8)
 
 
 def test_without_clusters_rows_leave_as_they_are() -> None:
-    recent = Recent(5, distinct=True)
-    recent.push(torch.arange(7), drawn(7))
-    found, fewest = anonymous(recent, 0, 1, "exact", torch.Generator())
+    memory = ProjectionMemory(5, distinct=True)
+    memory.push(torch.arange(7), drawn(7))
+    found, fewest = anonymous_centroids(memory, 0, 1, "exact", torch.Generator())
     assert torch.equal(found, drawn(7)[2:]) and fewest == 1
 
 
@@ -236,12 +235,12 @@ def test_without_clusters_rows_leave_as_they_are() -> None:
 @pytest.mark.parametrize("balance", ["soft", "exact"])
 def test_global_centroids_are_unit_and_do_not_depend_on_the_order(balance: str) -> None:
     rows, start = uneven(60), torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
-    made = regrouped(rows, start, balance, 60)  # type: ignore[arg-type]
+    made = global_clustering(rows, start, balance, 60)  # type: ignore[arg-type]
     torch.testing.assert_close(made.norm(dim=1), torch.ones(6))
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(regrouped(rows[order], start, balance, 60), made)  # type: ignore[arg-type]
+    torch.testing.assert_close(global_clustering(rows[order], start, balance, 60), made)  # type: ignore[arg-type]
     assert not torch.allclose(made, functional.normalize(start))
-    same = regrouped(rows[:0], start, balance, 60)  # type: ignore[arg-type]
+    same = global_clustering(rows[:0], start, balance, 60)  # type: ignore[arg-type]
     torch.testing.assert_close(same, functional.normalize(start))
 
 
@@ -253,7 +252,7 @@ def test_the_descent_makes_assignments_resemble_balanced_ones() -> None:
         shares = (rows @ centroids.T / 0.1).softmax(1)
         return float(functional.cosine_similarity(wanted, shares).mean())
 
-    before, after = resemblance(start), resemblance(regrouped(rows, start, "soft", 100))
+    before, after = resemblance(start), resemblance(global_clustering(rows, start, "soft", 100))
     assert after > before + 0.01
 
 
@@ -265,14 +264,16 @@ def test_one_step_of_the_descent_by_hand() -> None:
     (-functional.cosine_similarity(wanted, shares).mean()).backward()
     assert moving.grad is not None
     stepped = start - 0.01 * (moving.grad + 1e-4 * start)
-    torch.testing.assert_close(regrouped(rows, start, "soft", 1), functional.normalize(stepped))
+    torch.testing.assert_close(
+        global_clustering(rows, start, "soft", 1), functional.normalize(stepped)
+    )
 
 
 def test_exact_global_clusters_are_of_equal_size_and_settle() -> None:
     rows = uneven(64)
-    made = regrouped(rows, drawn(8, 16), "exact", 50)
-    labels = equal(rows @ made.T)
+    made = global_clustering(rows, drawn(8, 16), "exact", 50)
+    labels = balanced_labels(rows @ made.T)
     assert sizes_of(labels, 8) == [8] * 8
-    torch.testing.assert_close(means(rows, labels, made), made)
-    few = regrouped(rows[:3], drawn(8, 16), "exact", 50)  # fewer rows than clusters
+    torch.testing.assert_close(unit_means(rows, labels, made), made)
+    few = global_clustering(rows[:3], drawn(8, 16), "exact", 50)  # fewer rows than clusters
     assert torch.isfinite(few).all() and len(few) == 8

@@ -21,8 +21,9 @@ from harmonium.federation.method import Method
 from harmonium.learning.client import Batch, Client, Decline, Examples
 from harmonium.learning.objectives.infonce import info_nce
 from harmonium.learning.training import Local
-from harmonium.methods.fedca import Dictionary
-from harmonium.methods.fedca.dictionary import collected, grouped_means, public_batches, quotas
+from harmonium.methods.fedca import DictionaryAndTargets
+from harmonium.methods.fedca.alignment import alignment_batches
+from harmonium.methods.fedca.dictionary import build_dictionary, grouped_means, quotas
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, Trial, check_method, first_trial
@@ -65,12 +66,15 @@ def seen_by(found: Trial) -> tuple[Any, Any]:
 
 def context_of(
     negatives: Tensor | None, targets: Any = None, weighed: list[Any] | None = None
-) -> Dictionary:
-    def weigh(pull: float, contrast: float) -> None:
+) -> DictionaryAndTargets:
+    def record_terms(alignment: float, contrast: float) -> None:
         if weighed is not None:
-            weighed.append((pull, contrast))
+            weighed.append((alignment, contrast))
 
-    return Dictionary(me=0, negatives=negatives, targets=targets or iter(()), weigh=weigh)
+    batches = targets or iter(())
+    return DictionaryAndTargets(
+        me=0, negatives=negatives, alignment_batches=batches, record_terms=record_terms
+    )
 
 
 def test_the_loss_is_that_of_n_plus_k_classes() -> None:
@@ -99,16 +103,16 @@ def test_the_alignment_is_a_squared_distance_and_vanishes_at_the_targets(reducti
     found = trial({"strength": 0.3, "reduction": reduction})
     parts, seen = seen_by(found)
     method, weighed = found.method, list[tuple[float, float]]()
-    pictures = torch.randn(4, 3, 12, 12)
+    images = torch.randn(4, 3, 12, 12)
     with torch.no_grad():
-        own = parts["encoder"](pictures)
+        own = parts["encoder"](images)
         h, z = own + 0.5, parts["projector"](own) - 0.25
-    apart = method.score(parts, seen, context_of(None, iter([(pictures, h, z)]), weighed))
+    apart = method.score(parts, seen, context_of(None, iter([(images, h, z)]), weighed))
     plain = replace(method, strength=0.0).score(parts, seen, context_of(None))
     wanted = 4 * (own.shape[1] * 0.25 + 128 * 0.0625) / (4 if reduction == "mean" else 1)
     assert apart.item() - plain.item() == pytest.approx(0.3 * wanted, rel=1e-4)
     assert weighed == [pytest.approx((0.3 * wanted, plain.item()), rel=1e-4)]
-    there = iter([(pictures, own, parts["projector"](own).detach())])
+    there = iter([(images, own, parts["projector"](own).detach())])
     none = method.score(parts, seen, context_of(None, there, weighed))
     assert none.item() == pytest.approx(plain.item(), abs=1e-6)
 
@@ -280,7 +284,7 @@ def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
     held = client.state["ensemble"].clone()
     parts = method.pull(client, found.server.model).eval()
     z = client.features(lambda x: parts["projector"](parts["encoder"](x)))
-    rows = method.rows(client, parts, 5)
+    rows = method.local_dictionary(client, parts, 5)
     wanted = momentum * held + (1 - momentum) * z
     torch.testing.assert_close(client.state["ensemble"], wanted)
     unit = functional.normalize(wanted)
@@ -288,7 +292,7 @@ def test_the_average_of_projections_is_equation_9(momentum: float) -> None:
     torch.testing.assert_close(nearest.values, torch.ones(5))
     assert len(set(nearest.indices.tolist())) == 5  # drawn without replacement
     client.state.pop("ensemble")
-    method.rows(client, parts, 1)
+    method.local_dictionary(client, parts, 1)
     torch.testing.assert_close(client.state["ensemble"], (1 - momentum) * z)  # from zero on
 
 
@@ -297,7 +301,7 @@ def test_rows_are_made_in_evaluation_mode() -> None:
     client, method = client_of(found, 1), replace(found.method, momentum=0.0)
     parts = method.pull(client, found.server.model).train()
     before = {key: value.clone() for key, value in parts.state_dict().items()}
-    method.rows(client, parts, 5)
+    method.local_dictionary(client, parts, 5)
     assert all(torch.equal(before[key], value) for key, value in parts.state_dict().items())
     parts.eval()
     z = client.features(lambda x: parts["projector"](parts["encoder"](x)), size=3)
@@ -310,20 +314,20 @@ def test_public_images_go_with_their_targets_in_ever_new_orders() -> None:
     assert client.public is not None
     count = len(client.public)
     client.state |= {"align_h": torch.arange(count)[:, None], "align_z": -torch.arange(count)}
-    batches, seen = public_batches(client, 10), list[list[int]]()
+    batches, seen = alignment_batches(client, 10), list[list[int]]()
     plain = client.views.plain(torch.from_numpy(client.public.batch(np.arange(count)).copy()))
     for _ in range(2):
         passed = list[int]()
         while len(passed) < count:
-            pictures, h, z = next(batches)
-            assert len(pictures) <= 10 and torch.equal(h[:, 0], -z)
-            torch.testing.assert_close(pictures, plain[h[:, 0]])
+            images, h, z = next(batches)
+            assert len(images) <= 10 and torch.equal(h[:, 0], -z)
+            torch.testing.assert_close(images, plain[h[:, 0]])
             passed += h[:, 0].tolist()
         assert sorted(passed) == list(range(count)) != passed
         seen.append(passed)
     assert seen[0] != seen[1]
     with pytest.raises(Decline, match="no public images"):
-        next(public_batches(replace(client, public=None), 10))
+        next(alignment_batches(replace(client, public=None), 10))
 
 
 def test_the_ratio_that_is_told_is_of_alignment_to_contrast() -> None:
@@ -479,15 +483,15 @@ def test_a_dictionary_has_its_size_whatever_was_sent() -> None:
     rows = {"10": torch.arange(20.0, 29)[:, None], "2": torch.arange(0.0, 9)[:, None]}
     whole = torch.cat([rows["2"], rows["10"]])  # whoever answered first
     torch.manual_seed(0)
-    (some, owners), (others, _) = collected(rows, 6), collected(rows, 6)
+    (some, owners), (others, _) = build_dictionary(rows, 6), build_dictionary(rows, 6)
     assert owners.tolist() == [10 if row >= 20 else 2 for row in some]
     assert len(some.unique()) == 6 and set(some.flatten().tolist()) <= set(whole.flatten().tolist())
     assert not torch.equal(some, others)  # drawn at random
-    again, owners = collected(rows, 40)
+    again, owners = build_dictionary(rows, 40)
     assert owners.tolist() == [10 if row >= 20 else 2 for row in again]
     assert again.shape == (40, 1) and torch.equal(again[:18], whole)
     assert len(again[18:].unique()) > 5
-    assert [len(one) for one in collected({"0": torch.zeros(0, 3)}, 9)] == [0, 0]
+    assert [len(one) for one in build_dictionary({"0": torch.zeros(0, 3)}, 9)] == [0, 0]
 
 
 # ---- messages and settings -----------------------------------------------------------------------

@@ -37,8 +37,8 @@ def trial(method: dict[str, Any] | None = None, **changes: Any) -> Trial:
 
 def client_of(found: Trial, number: int = 0, images: Images | None = None, key: int = 0) -> Client:
     rng = seeds.torch_rng(0, "test", key)
-    pictures = found.dataset.train.without_labels() if images is None else images
-    examples = Examples(pictures, found.split.indices[number])
+    train = found.dataset.train.without_labels() if images is None else images
+    examples = Examples(train, found.split.indices[number])
     return Client(number, 1, 2, examples, found.method.views, rng, Noise("simulated", rng))
 
 
@@ -61,18 +61,18 @@ def gradients(
     torch.manual_seed(0)
     weight = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     first = [torch.randn(2, n, 7, dtype=torch.float64) for n in sizes]
-    pictures = [first[0]] * len(sizes) if alike else first
+    images = [first[0]] * len(sizes) if alike else first
     mu = 2.0  # some projections are shortened, some not
 
     def project(x: Tensor) -> list[Tensor]:
         return [view @ weight.T for view in x]
 
-    whole = project(torch.cat(pictures, dim=1))
+    whole = project(torch.cat(images, dim=1))
     (wanted,) = torch.autograd.grad(correlation_contrast(whole, mu), weight)
-    matrices = [correlation(shortened(torch.cat(project(x)), mu)).detach() for x in pictures]
-    share = [x.shape[1] / sum(y.shape[1] for y in pictures) for x in pictures]
+    matrices = [correlation(shortened(torch.cat(project(x)), mu)).detach() for x in images]
+    share = [x.shape[1] / sum(y.shape[1] for y in images) for x in images]
     total = torch.zeros_like(weight)
-    for j, x in enumerate(pictures):
+    for j, x in enumerate(images):
         rest = 1 - share[j]
         others = sum(share[i] * m / rest for i, m in enumerate(matrices) if i != j)
         alpha = share[j] if alphas == "share" else float(alphas)
@@ -134,8 +134,8 @@ def test_a_matrix_is_the_mean_over_all_views_of_all_images() -> None:
     with torch.no_grad():
         for batch in client_of(found).batches(2, 6, least=1):
             for view in batch.views:
-                for picture in view:
-                    z = parts["projector"](parts["encoder"](picture[None]))[0].double()
+                for image in view:
+                    z = parts["projector"](parts["encoder"](image[None]))[0].double()
                     z = z * min(1.0, 2.0 / float(z.norm()))
                     total += torch.outer(z, z)
                     views += 1
@@ -254,21 +254,21 @@ def test_alpha_follows_its_line_or_the_share_of_images() -> None:
     method = trial(rounds=5).method
     held = {"corr": {str(c): torch.ones(36) for c in range(3)}}
     server = Server({0: 10, 1: 30, 2: 60}, {}, memory=held)
-    alphas = [method.of_others(replace(server, round=r), 0, held["corr"])["alpha"]
+    alphas = [method.contrast_for(replace(server, round=r), 0, held["corr"])["alpha"]
               for r in range(1, 6)]  # fmt: skip
     assert alphas == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36])
     shared = replace(method, coefficient="share")
-    given = [shared.of_others(server, c, held["corr"])["alpha"] for c in range(3)]
+    given = [shared.contrast_for(server, c, held["corr"])["alpha"] for c in range(3)]
     assert given == pytest.approx([0.1, 0.3, 0.6])
     del held["corr"]["1"]  # a client that is not known counts for nothing
-    assert shared.of_others(server, 0, held["corr"])["alpha"] == pytest.approx(10 / 70)
-    assert shared.of_others(server, 1, held["corr"])["alpha"] == pytest.approx(30 / 100)
+    assert shared.contrast_for(server, 0, held["corr"])["alpha"] == pytest.approx(10 / 70)
+    assert shared.contrast_for(server, 1, held["corr"])["alpha"] == pytest.approx(30 / 100)
 
 
 def test_exchanges_may_begin_late_and_skip_rounds() -> None:
     found = trial({"first": 2, "every": 2}, rounds=5)
     rounds = {x["round"] for x in map(json.loads, found.lines) if x["step"] == "correlate"}
-    assert rounds == {2, 4} and found.method.planned == 2
+    assert rounds == {2, 4} and found.method.planned_releases == 2
     assert found.server.memory["asked"] == dict.fromkeys("0123", 2)
 
 
@@ -328,7 +328,7 @@ def test_no_budget_is_spent_on_a_round_that_uses_no_matrix() -> None:
     noisy = {"epsilon": 3.0, "delta": 1e-4}
     found = trial(noisy, rounds=3)
     rounds = {x["round"] for x in map(json.loads, found.lines) if x["step"] == "correlate"}
-    assert rounds == {2, 3} and found.method.planned == 2  # type: ignore[attr-defined]
+    assert rounds == {2, 3} and found.method.planned_releases == 2  # type: ignore[attr-defined]
     (cost,) = found.method.costs("correlate", 40)
     far = math.sqrt(2) * 4.0 / 40
     wanted = sigma_for(3.0, 1e-4, sensitivity=far, releases=2)

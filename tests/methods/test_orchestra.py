@@ -14,7 +14,8 @@ from harmonium.core.errors import ConfigError
 from harmonium.federation.card import card
 from harmonium.learning.client import Client, Decline, Examples
 from harmonium.methods import orchestra
-from harmonium.methods.orchestra import clustering
+from harmonium.methods.orchestra.clustering import global_clustering
+from harmonium.methods.orchestra.memory import ProjectionMemory
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import run
@@ -29,9 +30,9 @@ def trial(method: dict[str, Any] | None = None, **changes: Any) -> Trial:
     return first_trial("orchestra", **{"method": {**SMALL, **(method or {})}, **changes})
 
 
-def client_of(found: Trial, number: int = 0, pictures: int | None = None) -> Client:
+def client_of(found: Trial, number: int = 0, images: int | None = None) -> Client:
     rng = seeds.torch_rng(0, "test", number)
-    index = found.split.indices[number][:pictures]
+    index = found.split.indices[number][:images]
     examples = Examples(found.dataset.train.without_labels(), index)
     return Client(number, 1, 2, examples, found.method.views, rng, Noise("simulated", rng))
 
@@ -64,14 +65,14 @@ def test_no_row_of_a_memory_is_in_any_byte_that_is_sent(
 ) -> None:
     """Where rows shall leave, the same search finds them."""
     held: list[Tensor] = []
-    newest = clustering.Recent.newest
+    newest = ProjectionMemory.newest
 
     def watched(self: Any) -> tuple[Tensor, Tensor]:
-        pictures, rows = newest(self)
+        images, rows = newest(self)
         held.append(rows)
-        return pictures, rows
+        return images, rows
 
-    monkeypatch.setattr(clustering.Recent, "newest", watched)
+    monkeypatch.setattr(ProjectionMemory, "newest", watched)
     sent: list[Any] = []
     more = {"local_clusters": local_clusters, "k_min": 2 if local_clusters else 1}
     found = trial(more)
@@ -150,7 +151,7 @@ def test_the_server_clusters_the_centroids_of_those_who_answered() -> None:
     with pytest.raises(StopIteration) as stop:
         plan.send(got)
     after = stop.value.value
-    wanted = clustering.regrouped(rows, server.memory["centroids"], "soft", 9)
+    wanted = global_clustering(rows, server.memory["centroids"], "soft", 9)
     torch.testing.assert_close(after.memory["centroids"], wanted)
     assert after.memory["anonymity"] == 5  # the smallest of those who sent any
     assert method.noted(after) == {"anonymity": 5}
@@ -185,11 +186,11 @@ def test_either_network_can_be_judged(evaluated: str) -> None:
     parts = found.method.blueprint.copy_from(found.server.model).eval()
     target: Any = parts["target"]
     wanted: nn.Module = parts["encoder"] if evaluated == "online" else target["encoder"]
-    pictures = torch.randn(2, 3, 12, 12)
+    images = torch.randn(2, 3, 12, 12)
     judged = found.method.represent(found.server)
-    torch.testing.assert_close(judged(pictures), wanted(pictures))
+    torch.testing.assert_close(judged(images), wanted(images))
     other = target["encoder"] if evaluated == "online" else parts["encoder"]
-    assert not torch.allclose(judged(pictures), other(pictures))
+    assert not torch.allclose(judged(images), other(images))
 
 
 # ---- anonymity -----------------------------------------------------------------------------------
@@ -224,14 +225,14 @@ def test_where_all_keep_theirs_back_centroids_stay_as_they_are() -> None:
     assert server.memory["anonymity"] > 0 and after["anonymity"] == 0
 
 
-@pytest.mark.parametrize("pictures", [2, 3, 5])
-def test_clients_smaller_than_the_number_of_clusters_work(pictures: int) -> None:
+@pytest.mark.parametrize("images", [2, 3, 5])
+def test_clients_smaller_than_the_number_of_clusters_work(images: int) -> None:
     found = trial({"local_clusters": 8})
-    client = client_of(found, pictures=pictures)
+    client = client_of(found, images=images)
     got = {"model": found.server.model, "centroids": found.server.memory["centroids"]}
     up = found.method.train(client, SimpleNamespace(**got))
-    assert len(up["centroids"]) == pictures // 2 and up["anonymity"] >= 2  # type: ignore[arg-type, operator]
-    lonely = client_of(found, pictures=1)
+    assert len(up["centroids"]) == images // 2 and up["anonymity"] >= 2  # type: ignore[arg-type, operator]
+    lonely = client_of(found, images=1)
     with pytest.raises(Decline, match="1 example"):
         found.method.cluster(lonely, SimpleNamespace(model=found.server.model))  # type: ignore[attr-defined]
 
@@ -239,7 +240,7 @@ def test_clients_smaller_than_the_number_of_clusters_work(pictures: int) -> None
 def test_a_memory_of_views_counts_images() -> None:
     """Twelve epochs over six images fill it many times; k is of images, not of rows."""
     found = trial({"k_min": 1, "local_clusters": 2})
-    client = client_of(found, pictures=6)
+    client = client_of(found, images=6)
     got = {"model": found.server.model, "centroids": found.server.memory["centroids"]}
     for distinct, least, most in ((True, 3, 3), (False, 1, 6)):
         local = replace(found.method.local, epochs=12)
@@ -296,7 +297,8 @@ def test_private_centroids_are_guarded_recorded_and_made_before_training() -> No
     up = method.train(client, SimpleNamespace(**got))
     again = client_of(found)
     parts = method.pull(again, found.server.model)
-    torch.testing.assert_close(up["centroids"], method.private(again, parts)["centroids"])  # type: ignore[attr-defined]
+    wanted = method.private_local_centroids(again, parts)  # type: ignore[attr-defined]
+    torch.testing.assert_close(up["centroids"], wanted["centroids"])
     norms = torch.as_tensor(up["centroids"]).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
     assert up["anonymity"] == 0
@@ -311,10 +313,10 @@ def test_a_private_row_is_a_function_of_its_own_image(monkeypatch: pytest.Monkey
         return inner(given, *rest, **more)
 
     monkeypatch.setattr(orchestra, "private_centroids", watched)
-    for pictures in (9, 4):
-        client = client_of(found, pictures=pictures)
+    for images in (9, 4):
+        client = client_of(found, images=images)
         parts = found.method.pull(client, found.server.model)
-        found.method.private(client, parts)  # type: ignore[attr-defined]
+        found.method.private_local_centroids(client, parts)  # type: ignore[attr-defined]
     torch.testing.assert_close(rows[0][:4], rows[1])
     assert len(rows[0]) == 9
 

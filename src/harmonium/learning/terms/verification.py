@@ -35,6 +35,7 @@ from harmonium.learning.objectives.infonce import bound, info_nce
 from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.parts import Part, Parts
 from harmonium.learning.terms import Term, terms
+from harmonium.learning.unit_rows import non_unit_length
 from harmonium.learning.world import World
 
 if TYPE_CHECKING:
@@ -134,9 +135,8 @@ class Verification(Term):
         """A client's row is of unit length, as `after_step` leaves it."""
         if not self.weight or TABLE not in model:
             return None
-        length = float(torch.linalg.vector_norm(model[TABLE].double()))
-        unit = abs(length - 1) <= ROUNDED
-        return None if unit else f"`model` {TABLE} has length {length:.3g}, not 1"
+        length = non_unit_length(model[TABLE], ROUNDED)
+        return None if length is None else f"`model` {TABLE} has length {length:.3g}, not 1"
 
     def note(self, method: Method, cohort: int) -> str:
         """A warning where there is nobody to be told from, or moments move rows of the absent."""

@@ -1,35 +1,68 @@
 """FedCA: clients contrast against each other's projections and stay close to one public model.
 
-Zhang et al., Federated Unsupervised Representation Learning, 2020, Algorithm 1. A client minimises
-InfoNCE among its batch and a dictionary of K projections of all clients (eq. 4 to 8), plus strength
-times its distance from a model that the server trained on public images (eq. 11 to 14), whose
-outputs are sent to every client once. After training it adds the projections of all of its images
-to a moving average (eq. 9) and sends rows of that, at unit length (eq. 10, where 1 - alpha^t
-cancels), for the next round's dictionary. All clients of a round get the same dictionary.
+Zhang et al., Federated Unsupervised Representation Learning, 2020 (Federated Contrastive Averaging
+with dictionary and alignment). Algorithm 1's server is `FedCA.setup` and `FedCA.round`, its
+ClientUpdate is `FedCA.train`. The dictionary is in `dictionary.py`, the alignment in
+`alignment.py`, the contrastive loss of eq. 4 to 8 in `learning/objectives/infonce.py`.
 
-Algorithm 1 joins all rows of all clients, which is not K of them; `sampling` says who chooses:
-each client its share by number of images (`client`), the server among all rows (`server`), or as
-`client` with the rows of absent clients kept (`replace`). Too few rows are repeated at random. The
-sums of eq. 11 and 12 grow with the batch; `reduction: mean` divides by it. Rows are by the trained
-model, as in eq. 9; without moving averages the paper has them by the received one (`source`). Rows
-belong to single images: `group` sends means of that many similar rows; `noise` is counted for a
-image's own rows alone, as the model goes unprotected beside them. It needs rows by the received
-model: one that was trained on all images of a client carries each of them into every row.
+Symbols
+    f, g          encoder and projector; h = f(x), z = g(h)
+    u, D_u        a client and its images
+    dict          dictionary of K unit rows of all clients (K: `size`), the same for all in a round
+    Z_i           moving average of the projections of image i, the local ensemble dictionary
+    alpha         its momentum (`momentum`)
+    h_align, z_align   alignment targets: features and projections of the public images D_align by
+                  the alignment model
+    beta          weight of the alignment (`strength`)
 
-Alignment is in evaluation mode on both sides. Targets are made once, by a model whose BatchNorm has
-seen all public images; a client's features of the same images must be normalised in the same way,
-or a model would be far from itself. So they use its running statistics, and public images move
-those as little as targets do.
+Loss of a step, eq. 14: with N images of which each has two views i and j,
 
-The dictionary holds a client's own rows too, among them such as belong to the very images that it
-contrasts, which then count as negatives of themselves. The paper keeps them; with `exclude_own` the
-server leaves them out of what it sends to that client. No client learns whose rows it gets.
+    logits = [z_i z_j^T | z_i dict^T],  N x (N + K), of unit rows                  (eq. 4 to 6)
+    loss   = CE(logits / t, [0, ..., N - 1]) + beta (|h - h_align|^2 + |z - z_align|^2)
+                                                                     (eq. 7, 8 and 11 to 14)
+
+Only view i looks for its partner, and it does so in view j alone: this is not NT-Xent. Rows of the
+dictionary get no gradient and are never the right answer. In round 1 there is no dictionary yet.
+
+Messages
+    ask     to                        down                          up
+    align   clients of the cohort     h: h_align, z: z_align        nothing
+            without targets; once
+    train   clients of the cohort     model, dictionary, count:     model, loss, rows, ratio: of
+            with targets              rows to send                  alignment to contrast
+
+The server remembers the targets (`align_h`, `align_z`), `told`: the clients that have them, and the
+`dictionary`; under `sampling: replace` also the newest `rows` of every client, under `exclude_own`
+the `owners` of the dictionary's rows. A client keeps the targets and `ensemble`, all Z_i; a client
+that is absent for some rounds goes on with the Z_i that it has.
+
+Rows are per example: each belongs to one image, and by the dictionary it goes to all clients. The
+paper has no protection. Here `group` sends means of that many similar rows in their place, and
+`noise` adds counted noise to each row. Noise is counted for the row of an image alone, as the model
+goes unprotected beside it; it therefore needs rows by the received model, because a model that was
+trained on all images of a client carries each of them into every row.
+
+Where the paper is unclear
+    - K = 1024, but line 9 concatenates all rows of all clients: see `dictionary.py`.
+    - Which model makes the rows. Eq. 9 and Algorithm 1 (ClientUpdate, line 5) have the trained
+      local model, the default; the text before eq. 4, for a dictionary without moving averages,
+      has the global model (`source: received`).
+    - The sums of eq. 11 and 12 grow with the batch of public images; `reduction: mean` divides by
+      it. How that batch is chosen is not said; see `alignment.py`.
+    - The temperature t is not given. Recipes use 0.1.
+    - The dictionary holds a client's own rows too, some of them of the very images that it
+      contrasts, which then count as negatives of themselves. The paper keeps them. With
+      `exclude_own` the server leaves them out of what it sends to that client; no client learns
+      whose rows it gets.
+
+The authors have released no code. The implementation of FedCA in the code of FedSC differs: it has
+no alignment, and its dictionary loss takes row i of the dictionary for the partner of image i.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -46,6 +79,7 @@ from harmonium.federation.wire import (
     EXAMPLES,
     Ask,
     Field,
+    Folded,
     Plan,
     Value,
     exchange,
@@ -59,26 +93,32 @@ from harmonium.learning.context import Context
 from harmonium.learning.objectives import Seen
 from harmonium.learning.objectives.infonce import InfoNCE, WithNegatives
 from harmonium.learning.parts import Parts
-from harmonium.learning.training import evaluating, fit
+from harmonium.learning.training import fit
 from harmonium.methods import methods
-from harmonium.methods.fedca import dictionary as pool
+from harmonium.methods.fedca import dictionary
+from harmonium.methods.fedca.alignment import (
+    TARGETS,
+    AlignmentBatch,
+    Reduction,
+    alignment_batches,
+    alignment_loss,
+)
 from harmonium.privacy.mechanisms import Release
 
 RATIO = scalar("mean", by=EXAMPLES)  # of the alignment to the contrast in the loss of a round
-TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}
 _LEAST = {"size": 0, "momentum": 0, "strength": 0, "noise": 0}
 _LEAST |= {"align_batch": 1, "align_epochs": 1, "group": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dictionary(WithNegatives):
-    """Other clients' rows as negatives, and what the model is aligned with."""
+class DictionaryAndTargets(WithNegatives):
+    """The dictionary as further negatives, and what the model is aligned with."""
 
-    targets: Iterator[tuple[Tensor, Tensor, Tensor]]  # public images, their features, projections
-    weigh: Callable[[float, float], None]  # is told the alignment and the contrast of every step
+    alignment_batches: Iterator[AlignmentBatch]
+    record_terms: Callable[[float, float], None]  # takes alignment and contrast of every step
 
 
-def _rows(method: FedCA) -> Field:
+def _rows_field(method: FedCA) -> Field:
     """A client's rows: those with noise are guarded, means are statistics, none are public."""
     per_image: Kind = "per_example" if method.size else "public"
     return Field(
@@ -95,7 +135,7 @@ class FedCA(Method):
     """FedAvg with a shared dictionary of negatives and alignment to a public model."""
 
     paper = "Zhang et al., 2020"
-    context = Dictionary
+    context = DictionaryAndTargets
     keeps = {**TARGETS, "ensemble": "per_example"}
     remembers = {
         **TARGETS,
@@ -106,11 +146,11 @@ class FedCA(Method):
     }
 
     size: int = 1024  # rows of the dictionary (K); 0: none
-    sampling: pool.Sampling = "client"  # who chooses rows
+    sampling: dictionary.Sampling = "client"  # who chooses rows
     source: Literal["trained", "received"] = "trained"  # model that makes a client's rows
     momentum: float = 0.5  # of the moving average (alpha); 0: the latest projections
     strength: float = 0.01  # of the alignment (beta); 0: none, and no public images needed
-    reduction: Literal["sum", "mean"] = "sum"  # of the alignment over the images of a step
+    reduction: Reduction = "sum"  # of the alignment over the images of a step
     align_batch: int = 128  # public images a step
     align_epochs: int = 100  # of the server's training on public images
     noise: float = 0.0  # deviation of what is added to each number of a row; with source=received
@@ -146,135 +186,168 @@ class FedCA(Method):
         """Whether clients are aligned."""
         return self.strength > 0
 
+    # ---- server (Algorithm 1) ------------------------------------------------------------------
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Train the alignment model on public images; nobody is asked."""
+        """Line 2: train the alignment model on public images; nobody is asked.
+
+        It is trained as a client trains, without dictionary and alignment, from the initial weights
+        of the federation's own model.
+        """
         if not self.strength:
             return server
         here = self.at_server(server, "align")
         parts = self.blueprint.copy_from()
-        once = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
-        alone = Context(me=here.id)
-        fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), alone), once)
+        settings = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
+        plain = Context(me=here.id)
+        fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), plain), settings)
         h = here.features(parts.eval()["encoder"])
         with torch.no_grad():
             z = parts["projector"](h)
         return replace(server, memory={**server.memory, "align_h": h, "align_z": z, "told": []})
-        yield
+        yield  # a plan that asks nothing
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Tell new clients the targets, then have all train with the same dictionary."""
+        """Send targets to new clients, then have all train with the same dictionary."""
         memory, ready = dict(server.memory), list(cohort)
         if self.strength:
-            new = [client for client in cohort if client not in memory["told"]]
-            if new:
-                targets = {"h": memory["align_h"], "z": memory["align_z"]}
-                got = yield Ask("align", new, targets, least=0)
-                memory["told"] = sorted([*memory["told"], *got.ids])
+            memory["told"] = yield from self.send_targets(memory, cohort)
             ready = [client for client in cohort if client in memory["told"]]
         if not ready:
             raise NotEnoughReplies("no client has the alignment targets yet")
-        counts = pool.quotas(self.size, self.sampling, server.examples, ready)
-        each: dict[int, dict[str, Value]] = {c: {"count": counts[c]} for c in ready}
-        rows = memory.get("dictionary", torch.zeros(0, cast(InfoNCE, self.objective).out))
-        down: dict[str, Value] = {"model": server.model, "dictionary": rows}
-        if self.exclude_own:
-            del down["dictionary"]
-            owners = memory.get("owners", torch.zeros(0))
-            each = {c: {**one, "dictionary": rows[owners != c]} for c, one in each.items()}
-        got = yield Ask("train", ready, down, each)
-        sent = {str(client): rows for client, rows in got.rows.items()}
+        down, each = self.training_messages(server, ready)
+        got = yield Ask("train", ready, down, each)  # lines 6 and 7
+        rows = {str(client): sent for client, sent in got.rows.items()}
         if self.sampling == "replace":
-            sent = memory["rows"] = {**memory.get("rows", {}), **sent}
-        memory["dictionary"], owners = pool.collected(sent, self.size)
+            rows = memory["rows"] = {**memory.get("rows", {}), **rows}
+        memory["dictionary"], owners = dictionary.build_dictionary(rows, self.size)  # line 9
         if self.exclude_own:
             memory["owners"] = owners
-        return replace(self.merge(server, got.model), memory=memory)
+        return replace(self.merge(server, got.model), memory=memory)  # line 8
 
+    def send_targets(
+        self, memory: Mapping[str, Any], cohort: Sequence[ClientId]
+    ) -> Generator[Ask, Folded, list[ClientId]]:
+        """Send the targets to those who lack them, and return all clients that have them now."""
+        told: list[ClientId] = memory["told"]
+        new = [client for client in cohort if client not in told]
+        if not new:
+            return told
+        got = yield Ask("align", new, {"h": memory["align_h"], "z": memory["align_z"]}, least=0)
+        return sorted([*told, *got.ids])
+
+    def training_messages(
+        self, server: Server, ready: Sequence[ClientId]
+    ) -> tuple[dict[str, Value], dict[ClientId, dict[str, Value]]]:
+        """What all clients get for training, and what each of them gets beside it."""
+        counts = dictionary.quotas(self.size, self.sampling, server.examples, ready)
+        no_rows = torch.zeros(0, cast(InfoNCE, self.objective).out)
+        rows = server.memory.get("dictionary", no_rows)
+        if not self.exclude_own:
+            return (
+                {"model": server.model, "dictionary": rows},
+                {client: {"count": counts[client]} for client in ready},
+            )
+        owners = server.memory.get("owners", torch.zeros(0))
+        return {"model": server.model}, {
+            client: {"count": counts[client], "dictionary": rows[owners != client]}
+            for client in ready
+        }
+
+    # ---- client (ClientUpdate) -----------------------------------------------------------------
     @exchange(down={"h": public(), "z": public()}, when=needs_public)
     def align(self, client: Client, got: SimpleNamespace) -> None:
-        """Keep what the alignment model makes of the public images."""
+        """Keep the alignment targets."""
         client.state |= {"align_h": got.h, "align_z": got.z}
 
     @exchange(
         down={"model": weights(), "dictionary": per_example(), "count": scalar()},
-        up={**TRAINED, "rows": _rows, "ratio": RATIO},
+        up={**TRAINED, "rows": _rows_field, "ratio": RATIO},
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Train against the dictionary and towards the targets, then describe all images."""
-        parts, weighed = self.pull(client, got.model), list[tuple[float, float]]()
+        """Train against the dictionary and towards the targets, then project all images."""
+        parts, terms = self.pull(client, got.model), list[tuple[float, float]]()
 
-        def weigh(pull: float, contrast: float) -> None:
-            weighed.append((pull, contrast))
+        def record_terms(alignment: float, contrast: float) -> None:
+            terms.append((alignment, contrast))
 
-        if self.strength and self.batch_norm == "recalibrate":  # no statistics come with the model
+        # With `recalibrate` no BatchNorm statistics come with the model, and alignment, in
+        # evaluation mode, needs some from the first step on.
+        if self.strength and self.batch_norm == "recalibrate":
             network = nn.Sequential(parts["encoder"], parts["projector"])
             measure(network, (batch.plain for batch in client.batches(1, self.local.batch)))
-        context = Dictionary(
+        context = DictionaryAndTargets(
             me=client.id,
             anchor=got.model,
             negatives=got.dictionary if len(got.dictionary) else None,
-            targets=pool.public_batches(client, self.align_batch),
-            weigh=weigh,
+            alignment_batches=alignment_batches(client, self.align_batch),
+            record_terms=record_terms,
         )
-        rows = self.rows(client, parts, int(got.count)) if self.source == "received" else None
-        done = self.fit(parts, client, context=context)
-        return {
-            "model": self.push(client, parts),
-            "loss": done.loss,
-            "rows": self.rows(client, parts, int(got.count)) if rows is None else rows,
-            "ratio": sum(pull for pull, _ in weighed) / max(sum(c for _, c in weighed), 1e-12),
-        }
+        count, rows = int(got.count), None
+        if self.source == "received":
+            rows = self.local_dictionary(client, parts, count)
+        done = self.fit(parts, client, context=context)  # lines 1 to 4
+        model = self.push(client, parts)
+        if rows is None:
+            rows = self.local_dictionary(client, parts, count)  # line 5
+        alignments, contrasts = sum(a for a, _ in terms), sum(c for _, c in terms)
+        ratio = alignments / max(contrasts, 1e-12)
+        return {"model": model, "loss": done.loss, "rows": rows, "ratio": ratio}
 
-    def score(self, parts: Parts, seen: Seen, context: Dictionary) -> Tensor:
-        """Contrast among batch and dictionary, and alignment."""
+    def score(self, parts: Parts, seen: Seen, context: DictionaryAndTargets) -> Tensor:
+        """Eq. 14: contrast among batch and dictionary (eq. 8), and alignment (eq. 13)."""
         contrast = super().score(parts, seen, context)
         if not self.strength:
             return contrast
-        images, h, z = next(context.targets)
-        with evaluating(parts["encoder"], parts["projector"]):  # as the targets were made
-            own_h = parts["encoder"](images)
-            own_z = parts["projector"](own_h)
-        far = (own_h - h).square().sum() + (own_z - z).square().sum()
-        pull = self.strength * (far if self.reduction == "sum" else far / len(h))
-        context.weigh(pull.item(), contrast.item())
-        return contrast + pull  # type: ignore[no-any-return]
+        batch = next(context.alignment_batches)
+        alignment = self.strength * alignment_loss(parts, batch, self.reduction)
+        context.record_terms(alignment.item(), contrast.item())
+        return contrast + alignment
 
-    def rows(self, client: Client, parts: Parts, count: int) -> Tensor:
-        """Update the moving average, and choose unit rows of it to send."""
+    def local_dictionary(self, client: Client, parts: Parts, count: int) -> Tensor:
+        """Update the moving averages of all images, and choose unit rows of them to send.
+
+        Images are not augmented, and the model is in evaluation mode. In the round in which a
+        client first takes part Z_i starts at 0; the factor 1 / (1 - alpha^t) of eq. 10, which
+        corrects for that, cancels with the norm.
+        """
         parts.eval()
         z = client.features(lambda x: parts["projector"](parts["encoder"](x)))
         if not self.size:
             return z[:0]
-        held = client.state.get("ensemble", torch.zeros_like(z))
-        average = client.state["ensemble"] = torch.lerp(z, held, self.momentum)
-        some = torch.randperm(len(z), generator=client.rng)[: count * self.group]
-        return pool.protected(client, functional.normalize(average[some]), self.noise, self.group)
+        before = client.state.get("ensemble", torch.zeros_like(z))
+        ensemble = torch.lerp(z, before, self.momentum)  # eq. 9
+        client.state["ensemble"] = ensemble
+        chosen = torch.randperm(len(z), generator=client.rng)[: count * self.group]
+        rows = functional.normalize(ensemble[chosen])  # eq. 10
+        return dictionary.protected(client, rows, self.noise, self.group)
 
+    # ---- what the framework asks of a method ---------------------------------------------------
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
         """Rows are no more than were asked for, of unit length, and of different images."""
-        why = pool.odd_rows(up["rows"], int(down["count"])) if step == "train" else None
-        return why or super().reply_fault(step, down, up, examples)
+        fault = dictionary.rows_fault(up["rows"], int(down["count"])) if step == "train" else None
+        return fault or super().reply_fault(step, down, up, examples)
 
     def passes_of(self, step: str) -> float:
-        """One more describes all images, another measures BatchNorm's statistics."""
+        """Training takes one more pass for rows, and another to measure BatchNorm's statistics."""
         if step == "align":
             return 0.0
-        more = (
-            1 + (self.strength > 0 and self.batch_norm == "recalibrate") if step == "train" else 0
-        )
-        return super().passes_of(step) + more
+        passes = super().passes_of(step)
+        if step != "train":
+            return passes
+        measures_statistics = self.strength > 0 and self.batch_norm == "recalibrate"
+        return passes + 1 + measures_statistics
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """Rows with noise, where there is noise."""
-        return pool.costs(self.noise) if step == "train" and self.size else ()
+        return dictionary.costs(self.noise) if step == "train" and self.size else ()
 
     def revealed(self) -> tuple[str, ...]:
-        """What a curious server and curious clients get."""
+        """What the server and other clients learn from rows, in plain words."""
         settings = (self.size, self.sampling, self.momentum, self.noise, self.group)
-        return pool.in_words(*settings, exclude_own=self.exclude_own)
+        return dictionary.disclosure(*settings, exclude_own=self.exclude_own)
 
     def extents(self) -> dict[str, str]:
         """Sizes of the dictionary, of rows and of targets."""
-        return pool.extents(self.size, self.sampling, self.blueprint["projector"])
+        return dictionary.message_sizes(self.size, self.sampling, self.blueprint["projector"])

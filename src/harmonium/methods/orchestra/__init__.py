@@ -1,20 +1,59 @@
 """Orchestra: clients cluster projections, the server clusters their centroids, all predict those.
 
-Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022,
-Algorithms 1 and 2. Clients train to predict assignments to global centroids (the objective,
-`objectives/assignments.py`). Then each clusters the target network's newest projections of its
-images and sends the centroids, of which the server makes new global ones. Before round 1 clients
-cluster what the network as first drawn makes of their images. The paper returns the target's
-encoder, its released code judges the online network's; `evaluated` says which.
+Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, ICML
+2022. Algorithm 2 (server) is `Orchestra.setup` and `Orchestra.round`, Algorithm 1 (local training)
+is `Orchestra.train`; the loss of its lines 3 to 16 is `learning/objectives/assignments.py`. Local
+and global clustering are in `clustering.py`, the client's memory in `memory.py`, and what stands
+behind a centroid in `anonymity.py`.
 
-The code uploads its memory of projections; here it is a local variable and cannot leave. Clusters
-by the largest Sinkhorn shares, as released (`balance: argmax`), can be of any size, and the memory
-of a small client has several views of an image. So clusters are of equal size, of one row a
-image; each client says how many images its smallest cluster has, and one with fewer than
-`k_min` keeps its centroids back and sends its model alone.
+Symbols
+    f_O, f_T    online and target network, each an encoder and a projector; f_T follows f_O as an
+                exponential moving average with rate m (`objective.momentum`)
+    mu_k^L      local centroids of client k, L of them (`local_clusters`), unit rows
+    mu^G        global centroids, G of them (`clusters`), unit rows
+    P_f(x)      softmax(mu^G f(x) / t), the assignment of an image by a network, f(x) of unit length
+    W_r         linear head that predicts by which quarter an image was turned
 
-With `epsilon` centroids are of a private clustering (`privacy/kmeans.py`) of what the received
-target makes of all images. The budget is of each release; the model goes unprotected beside it.
+Loss of a step: the cross-entropy of P_fT(x) and P_fO(x'), x' another view of x (eq. 4), plus that
+of the turns (eq. 3). Centroids and target get no gradient. Signs and further differences between
+paper and code in the loss are explained with the objective.
+
+Messages
+    ask       to           down                     up
+    cluster   the cohort   model                    centroids: mu_k^L, anonymity: images in the
+              of round 0                            smallest cluster
+    train     the cohort   model, centroids: mu^G   model, loss, centroids, anonymity
+
+A model is f_O, f_T and W_r; with `objective.target: local` f_T stays at the client. The server
+remembers `centroids`, mu^G, and `anonymity`, the smallest cluster behind those of the last round.
+Clients keep nothing: the memory of projections lives as long as one task.
+
+Local centroids are statistics if every cluster has at least two images. With `k_min: 1`, or
+`local_clusters: 0`, which sends projections themselves, they count as per example. A client that
+cannot make clusters of `k_min` images keeps its centroids back and sends its model alone.
+
+Where the paper is unclear or its parts disagree
+    - Line 18 of Algorithm 1 clusters all images of a client, section C.2 the newest 128 projections
+      (`memory`). The latter is done here; private clusters are of all images.
+    - Line 6 of Algorithm 2 averages networks uniformly. Here they are weighted by numbers of
+      images; the code takes numbers of batches, which is almost the same.
+    - Line 10 returns f_T, but the released evaluation loads f_O; `evaluated` says which.
+    - G and L differ between section 6 (64 and 8 for CIFAR-10, 128 and 16 for CIFAR-100), Table 2
+      and the released configuration. Defaults are of section 6.
+    - "Local" differential privacy (section D.4) is a clustering of the central model, Chang et al.,
+      2021, that each client runs on its own images: it protects an image from the server, per
+      release. The paper reports the epsilon of one release; 50 of epsilon 1 come to about 12. With
+      `epsilon`, `privacy/kmeans.py` clusters what the received target makes of all images; the
+      model goes unprotected beside it.
+
+Where it departs from the released code
+    - The code uploads the memory with the network's state, and the server averages it. Here it
+      cannot leave.
+    - Local clusters are of equal size and of one row an image; the code's (`balance: argmax`,
+      `distinct: false`) can be of any size, and of several views of one image.
+    - mu^G starts from random directions, the code's from the default weights of a linear layer.
+      The code's additional first round, which makes the first centroids, is the setup here.
+    - Global clustering: see `clustering.py`.
 """
 
 from __future__ import annotations
@@ -47,19 +86,20 @@ from harmonium.learning.objectives import Seen, check
 from harmonium.learning.objectives.assignments import Assignments, Clustered
 from harmonium.learning.parts import Parts
 from harmonium.methods import methods
-from harmonium.methods.orchestra import clustering
-from harmonium.methods.orchestra.clustering import Balance, GlobalBalance, Recent
+from harmonium.methods.orchestra import anonymity
+from harmonium.methods.orchestra.clustering import Balance, GlobalBalance, global_clustering
+from harmonium.methods.orchestra.memory import ProjectionMemory
 from harmonium.privacy.kmeans import multiplier, private_centroids, releases
 from harmonium.privacy.mechanisms import Release
 
 
-def _centroids(method: Orchestra) -> Field:
+def _centroids_field(method: Orchestra) -> Field:
     """A client's centroids: noise guards them; clusters that may be of one image are per image."""
     guarded = method.epsilon is not None
-    several = guarded or (method.local_clusters and method.k_min > 1)
+    several_images = guarded or (method.local_clusters and method.k_min > 1)
     most = method.local_clusters or method.memory
     return Field(
-        "statistic" if several else "per_example",
+        "statistic" if several_images else "per_example",
         "each",
         guarded=guarded,
         shape=lambda method, examples: (range(most + 1), method.width),
@@ -67,9 +107,9 @@ def _centroids(method: Orchestra) -> Field:
 
 
 CLUSTERED: dict[str, Field | FromSettings] = {
-    "centroids": _centroids,
-    "anonymity": scalar(),
-}  # anonymity 0: nothing was sent
+    "centroids": _centroids_field,
+    "anonymity": scalar(),  # 0: no centroids were sent, or they have noise
+}
 
 
 @methods("orchestra")
@@ -113,90 +153,117 @@ class Orchestra(Method):
 
     @property
     def width(self) -> int:
-        """How many numbers a centroid is: as many as a projection."""
+        """The size of a centroid, which is that of a projection."""
         return cast(nn.Linear, self.blueprint["rotation"]).in_features
 
+    # ---- server (Algorithm 2) ------------------------------------------------------------------
     def suits(self, cohort: int) -> None:
-        """Refuse more global clusters than there can be local ones."""
-        least = self.k_min if self.epsilon is None else 1
-        clustering.check(self.clusters, cohort, self.local_clusters, least, self.memory)
+        """Refuse more global clusters than there can be local centroids."""
+        k_min = self.k_min if self.epsilon is None else 1
+        anonymity.check_enough_centroids(
+            self.clusters, cohort, self.local_clusters, k_min, self.memory
+        )
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """First centroids, of what the network as first drawn makes of images."""
+        """Line 2: first global centroids, by the networks at initialisation (section C.2)."""
         got = yield Ask("cluster", cohort, {"model": server.model})
         if not any(len(sent) for sent in got.centroids.values()):
             raise ConfigError(f"no client has {self.k_min} images for a cluster (method.k_min)")
-        return self.regroup(server, got, torch.randn(self.clusters, self.width))
+        return self.with_global_centroids(server, got, torch.randn(self.clusters, self.width))
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Networks are averaged; centroids of those who answered are clustered."""
-        held = server.memory["centroids"]
-        got = yield Ask("train", cohort, {"model": server.model, "centroids": held})
-        return self.regroup(self.merge(server, got.model), got, held)
+        """Lines 4 to 8: average the networks, and cluster the centroids of those who answered."""
+        global_centroids = server.memory["centroids"]
+        got = yield Ask("train", cohort, {"model": server.model, "centroids": global_centroids})
+        averaged = self.merge(server, got.model)  # line 6
+        return self.with_global_centroids(averaged, got, global_centroids)
 
-    def regroup(self, server: Server, got: SimpleNamespace, start: Tensor) -> Server:
-        """The server with new global centroids, and the smallest cluster that they rest on."""
-        rows = clustering.gathered(got.centroids.values(), start.shape[1])
-        found = clustering.regrouped(rows, start, self.global_balance, self.global_steps)
+    def with_global_centroids(self, server: Server, got: SimpleNamespace, start: Tensor) -> Server:
+        """The server with new global centroids, and the smallest cluster that stands behind them.
+
+        Local centroids are never averaged, and those of earlier rounds are not used again.
+        """
+        none = torch.zeros(0, start.shape[1])
+        local_centroids = torch.cat([none, *got.centroids.values()])  # line 7
+        global_centroids = global_clustering(  # line 8
+            local_centroids, start, self.global_balance, self.global_steps
+        )
         fewest = min((int(k) for k in got.anonymity.values() if k), default=0)
-        return replace(server, memory={**server.memory, "centroids": found, "anonymity": fewest})
+        memory = {**server.memory, "centroids": global_centroids, "anonymity": fewest}
+        return replace(server, memory=memory)
 
+    # ---- client (Algorithm 1) ------------------------------------------------------------------
     @exchange(down={"model": weights()}, up=CLUSTERED)
     def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Cluster what the target makes of some images; nothing is trained."""
-        parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
+        """Cluster what the target makes of some images; nothing is trained.
+
+        BatchNorm is in training mode, as when the memory is filled later; its statistics move in
+        the client's copy of the model alone, which is not sent back.
+        """
+        parts = self.pull(client, got.model)
         if self.epsilon is not None:
-            return self.private(client, parts)
-        hear = cast(Assignments, self.objective).hear
+            return self.private_local_centroids(client, parts)
+        memory = ProjectionMemory(self.memory, distinct=self.distinct)
+        target_projections = cast(Assignments, self.objective).hear
         for batch in client.batches(1, self.local.batch, drop_last=self.local.drop_last):
-            if len(recent) < self.memory:
-                recent.push(batch.index, hear(parts.train(), batch))
-        if not len(recent):
+            if len(memory) < self.memory:
+                memory.push(batch.index, target_projections(parts.train(), batch))
+        if not len(memory):
             raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to cluster")
-        return self.centroids(client, recent)
+        return self.local_centroids(client, memory)
 
     @exchange(down={"model": weights(), "centroids": statistic()}, up={**TRAINED, **CLUSTERED})
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Predict assignments and turns, then cluster the target's newest projections."""
-        parts, recent = self.pull(client, got.model), Recent(self.memory, distinct=self.distinct)
-        sent = {} if self.epsilon is None else self.private(client, parts)  # before training
+        parts = self.pull(client, got.model)
+        memory = ProjectionMemory(self.memory, distinct=self.distinct)
+        clustered: dict[str, Value] = {}
+        if self.epsilon is not None:
+            # Before training: a target that was trained on all images carries each of them into
+            # every row, and the noise is counted for one row an image.
+            clustered = self.private_local_centroids(client, parts)
         context = Clustered(me=client.id, anchor=got.model, centroids=got.centroids)
 
         def remember(seen: Seen) -> None:
-            recent.push(seen.batch.index, seen.t[0])
+            memory.push(seen.batch.index, seen.t[0])
 
-        done = self.fit(parts, client, context=context, watch=remember)
-        sent = sent or self.centroids(client, recent)
-        return {"model": self.push(client, parts), "loss": done.loss, **sent}
+        done = self.fit(parts, client, context=context, watch=remember)  # lines 2 to 17
+        clustered = clustered or self.local_centroids(client, memory)  # line 18
+        return {"model": self.push(client, parts), "loss": done.loss, **clustered}
 
-    def centroids(self, client: Client, recent: Recent) -> dict[str, Value]:
+    def local_centroids(self, client: Client, memory: ProjectionMemory) -> dict[str, Value]:
         """What a client sends of its memory: centroids, and images in the smallest cluster."""
-        limits = (self.local_clusters, self.k_min, self.balance)
-        found, fewest = clustering.anonymous(recent, *limits, client.rng)
-        return {"centroids": found, "anonymity": fewest}
+        centroids, fewest = anonymity.anonymous_centroids(
+            memory, self.local_clusters, self.k_min, self.balance, client.rng
+        )
+        return {"centroids": centroids, "anonymity": fewest}
 
-    def private(self, client: Client, parts: Parts) -> dict[str, Value]:
-        """What it sends with noise: centroids of what a target makes of all images, unit rows."""
+    def private_local_centroids(self, client: Client, parts: Parts) -> dict[str, Value]:
+        """Centroids with noise, of the unit projections of all images by the target (section D.4).
+
+        In evaluation mode and without augmentation, so that a row follows from its image alone.
+        """
         target: Any = parts.eval()["target"]
         rows = functional.normalize(client.features(nn.Sequential(*target.values())))
         budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
         budget |= {"noise": client.noise, "rng": client.rng}
-        found, told = private_centroids(rows, self.local_clusters, **budget)
-        unit = functional.normalize(found)
-        return {"centroids": client.released("centroids", unit, told), "anonymity": 0}
+        noisy, made_with = private_centroids(rows, self.local_clusters, **budget)
+        centroids = client.released("centroids", functional.normalize(noisy), made_with)
+        return {"centroids": centroids, "anonymity": 0}
 
+    # ---- what the framework asks of a method ---------------------------------------------------
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
         """Centroids are unit rows, and each of as many images as the client says."""
-        why = None
+        fault = None
         if step in ("cluster", "train"):
-            least = None if self.epsilon is not None else self.k_min if self.local_clusters else 1
-            why = clustering.odd_centroids(up["centroids"], up["anonymity"], examples, least)
-        return why or super().reply_fault(step, down, up, examples)
+            k_min = None if self.epsilon is not None else self.k_min if self.local_clusters else 1
+            fault = anonymity.centroids_fault(up["centroids"], up["anonymity"], examples, k_min)
+        return fault or super().reply_fault(step, down, up, examples)
 
     def passes_of(self, step: str) -> float:
-        """Private centroids are of one more pass."""
+        """Private centroids take one more pass."""
         more = 1 if step == "train" and self.epsilon is not None else 0
         return super().passes_of(step) + more
 
@@ -206,22 +273,22 @@ class Orchestra(Method):
         return releases("centroids", multiplier(budget, self.delta)) if budget else ()
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
-        """The encoder of the network that is to be judged."""
+        """The encoder of f_O or f_T, as `evaluated` says."""
         if self.evaluated == "online":
             return super().represent(server, state)
         target: Any = self.blueprint.copy_from(server.model).eval()["target"]
         return cast(nn.Module, target["encoder"])
 
     def revealed(self) -> tuple[str, ...]:
-        """What leaves, by how many images are behind it."""
-        return (clustering.in_words(self.local_clusters, self.k_min, self.epsilon),)
+        """What leaves, by how many images stand behind it."""
+        return (anonymity.disclosure(self.local_clusters, self.k_min, self.epsilon),)
 
     def noted(self, server: Server) -> dict[str, float]:
         """Images in the smallest cluster of all whose centroids were sent; 0: none were."""
         return {"anonymity": server.memory["anonymity"]}
 
     def remark(self, step: str, up: Mapping[str, Any]) -> str:
-        """A word where a client kept its centroids back."""
+        """A note in the ledger where a client kept its centroids back."""
         if step not in ("cluster", "train") or up.get("anonymity") or self.epsilon is not None:
             return ""
         return f"kept its centroids back: fewer than {self.k_min} images to a cluster"
