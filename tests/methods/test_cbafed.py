@@ -222,7 +222,7 @@ def test_it_passes_the_contract_with_few_labels_and_under_masks() -> None:
 def test_other_objectives_views_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="objective is simclr; set objective=supervised"):
         CBAFed(**COMMON | {"objective": SimCLR()})
-    with pytest.raises(ConfigError, match="2 views, but these are 3: set views=fedsimclr"):
+    with pytest.raises(ConfigError, match="views=fedsimclr"):
         CBAFed(**COMMON | {"views": preset("semifed")})
     with pytest.raises(ConfigError, match=r"method.base is 1.5; it must lie between 0 and 1"):
         CBAFed(**COMMON, base=1.5)

@@ -27,7 +27,7 @@ from harmonium.learning.objectives.simclr import SimCLR
 from harmonium.learning.objectives.supervised import Supervised
 from harmonium.learning.training import Local
 from harmonium.learning.world import World
-from harmonium.methods.featarc import Aligned, FeatARC, FeatARCClustered, alignment
+from harmonium.methods.featarc import AlignmentContext, FeatARC, FeatARCClustered, alignment
 from harmonium.methods.fedavg import FedAvg
 from harmonium.privacy.mechanisms import Noise
 from harmonium.testing import check_method
@@ -99,7 +99,7 @@ def test_the_loss_is_the_equation(target: Any) -> None:
     phi = made.features(parts, client)
     index = torch.tensor([5, 0, 3, 2])
     batch = Batch(index, client.examples, client.views, torch.Generator().manual_seed(4))
-    got = made.loss(parts, Aligned(me=0, targets=phi))(batch)
+    got = made.loss(parts, AlignmentContext(me=0, targets=phi))(batch)
     plain = made.views.plain(client.examples.pixels(index))
     h = parts["encoder"](plain)
     wanted_phi = functional.normalize(parts["projector"](h) if target == "projector" else h)
@@ -117,7 +117,7 @@ def test_at_the_start_and_without_augmentation_the_alignment_is_complete() -> No
     phi = made.features(parts, client)
     batch = Batch(torch.arange(8), client.examples, client.views, torch.Generator())
     seen = made.see(parts, batch)
-    aligned, plain = Aligned(me=0, targets=phi), Aligned(me=0, targets=None)
+    aligned, plain = AlignmentContext(me=0, targets=phi), AlignmentContext(me=0, targets=None)
     added = made.score(parts, seen, aligned) - made.score(parts, seen, plain)
     assert added.item() == pytest.approx(-0.5, abs=1e-6)
 

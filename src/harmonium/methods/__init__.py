@@ -1,4 +1,4 @@
-"""Who says what to whom: one file a published system, found by name."""
+"""Federated algorithms: one module or package for each published method, registered by name."""
 
 from harmonium.core.registry import Registry
 from harmonium.federation.method import Method

@@ -1,7 +1,10 @@
 """Alone: every client trains on its own images and no part of the model is ever sent.
 
-The reference that tells what federation is worth: the same local training, rounds and budget as
-FedAvg (McMahan et al., 2017) with the averaging left out. Each client ends with its own encoder.
+The reference that shows what federation is worth: the same local training, rounds and budget as
+FedAvg (McMahan et al., 2017) without the averaging. Each client ends with its own encoder.
+
+    ask     to        down       up
+    train   cohort    nothing    loss
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class Alone(Method):
     """Local training only."""
 
     paper = "a reference"
-    share = {"*": "local"}
+    share = {"*": "local"}  # every part of the model stays at the client
     personal = True
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
@@ -33,7 +36,7 @@ class Alone(Method):
 
     @exchange(up={"loss": scalar("mean", by=EXAMPLES)})
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Continue the client's own model."""
-        got.model = {}
+        """Continue to train the client's own model."""
+        got.model = {}  # nothing is received: `pull` takes all parts from the client's state
         up = super().train(client, got)
         return {"loss": up["loss"]}

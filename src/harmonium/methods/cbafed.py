@@ -1,22 +1,34 @@
-"""CBAFed: pseudo-labels whose threshold is lower for classes of which little was learned.
+"""CBAFed: pseudo-labels by thresholds that are lower for classes with few images so far.
 
 Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, 2023,
 without residual weight connections, as Louizos et al., A Mutual Information Perspective on
-Federated Contrastive Learning, 2024, appendix B.2, compares with it. With n_c images of class c,
+Federated Contrastive Learning, 2024, appendix B.2, compare with it.
 
-  p_c = n_c / sum(n) * C / 10,   T_c = min(p_c + base - std(p), upper),
+    C       number of classes
+    n_c     images of class c: labelled ones of all clients that answered before round 1, plus those
+            accepted in the last round by the clients that took part in it
+    p_c     n_c / sum(n) * C / 10, the class's share; 0.1 for all classes if they are balanced
+    T_c     min(p_c + base - std(p), upper), the class's threshold
+    q_c     the received model's probability of class c, in evaluation mode, without augmentation
 
-C classes in all, a client's image without a label is accepted as its likeliest class c if
-q_c > T_c, else as its second likeliest if that one is rare, p_c < lower. q is the received model's,
-in evaluation mode, on the image as it is: accepted labels are fixed for the round. The client
-then trains on labelled and accepted images alike, by cross-entropy summed over both views. Its
-model weighs by their number.
+An image without a label is accepted as its most probable class c if q_c > T_c, else as its second
+most probable class if that one is rare (p_c < lower). Accepted labels are fixed for the round. The
+client then trains on labelled and accepted images alike, by cross-entropy summed over both views,
+and its model is weighted in the average by their number.
 
-n_c are the labelled images of all clients that answered before round 1, plus those accepted in
-the last round by the clients that took part in it: with few of them, labels count for more. The
-standard deviation divides by C - 1, and images are accepted above T_c and not at it, as in the
-released code. That code trains on one weak view; here, as for the other methods compared, there are
-two. It also has clients that are labelled wholly or not at all; here each has some labels.
+Messages:
+
+    ask     to                     down                               up
+    count   all, before round 1    nothing                            labelled: counts by class
+    train   cohort                 model; shares: p; thresholds: T    model; loss; used: number of
+                                                                      images; accepted: counts
+
+The server remembers `labelled` and the last round's `accepted`; a client keeps nothing.
+
+As in the released code, std divides by C - 1, and images are accepted above T_c and not at it.
+Differences from it: the code trains on one weak view, here there are two as for the other methods
+compared. The code has clients with all or no labels, here each has some. In a small cohort,
+labelled images count for more in n_c, as they are those of all clients.
 
 The server learns how many labelled and accepted images of each class there are. Without secure
 aggregation it learns this of every client: a label distribution, which says what a client has.
@@ -50,9 +62,9 @@ COUNTS = statistic("sum", shape=lambda method, examples: (method.world.classes,)
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled(Context):
-    """The label of every image, known or accepted."""
+    """The label of each of the client's images, known or accepted."""
 
-    target: Tensor  # (n,), by place; unknown ones are -1
+    target: Tensor  # (n,); -1: neither
 
 
 @methods("cbafed")
@@ -66,9 +78,9 @@ class CBAFed(Method):
     remembers = {"labelled": "statistic", "accepted": "statistic"}
     reveals = "How many labelled and accepted images of each class a client has leaves it."
 
-    base: float = 0.84  # threshold before a class's share is added, their spread taken off
-    upper: float = 0.95  # greatest threshold; 0.9 for SVHN
-    lower: float = 0.03  # a class with a smaller share is rare: second choices count
+    base: float = 0.84  # threshold before p_c is added and std(p) subtracted
+    upper: float = 0.95  # largest threshold; published 0.9 for SVHN
+    lower: float = 0.03  # classes with a smaller p_c are rare: second choices count
 
     def __post_init__(self) -> None:
         need(self, 2, "fedsimclr")
@@ -80,19 +92,20 @@ class CBAFed(Method):
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Count the labelled images of all clients."""
-        got = yield Ask("count", server.everyone)
-        if not got.labelled.sum() > 0:
+        replies = yield Ask("count", server.everyone)
+        if not replies.labelled.sum() > 0:
             raise ConfigError("cbafed needs labels, but no client that answered has any")
-        counts = {"labelled": got.labelled, "accepted": torch.zeros_like(got.labelled)}
+        counts = {"labelled": replies.labelled, "accepted": torch.zeros_like(replies.labelled)}
         return replace(server, memory={**server.memory, **counts})
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Send the model and the thresholds; average by the number of images used."""
+        # Counts of accepted images are the last round's alone, and not summed over rounds.
         p = shares(server.memory["labelled"] + server.memory["accepted"])
         down = {"shares": p, "thresholds": thresholds(p, self.base, self.upper)}
-        got = yield Ask("train", cohort, {"model": server.model, **down})
-        memory = {**server.memory, "accepted": got.accepted}
-        return replace(self.merge(server, got.model), memory=memory)
+        replies = yield Ask("train", cohort, {"model": server.model, **down})
+        memory = {**server.memory, "accepted": replies.accepted}
+        return replace(self.merge(server, replies.model), memory=memory)
 
     @exchange(up={"labelled": COUNTS})
     def count(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
@@ -109,7 +122,7 @@ class CBAFed(Method):
         },
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Accept labels once with the received model, then train on all that have one."""
+        """Accept labels once with the received model, then train on all images with a label."""
         parts = self.pull(client, got.model)
         labels = client.examples.labels()
         q = class_probabilities(parts, client, self.world.classes)
@@ -127,7 +140,7 @@ class CBAFed(Method):
         }
 
     def passes_of(self, step: str) -> float:
-        """One more accepts labels."""
+        """Beside training, one pass accepts labels."""
         return super().passes_of(step) + (1 if step == "train" else 0)
 
     def score(self, parts: Parts, seen: Seen, context: Labelled) -> Tensor:
@@ -139,7 +152,7 @@ class CBAFed(Method):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """No class has fewer than 0 images, and all together no more than the client."""
+        """Refuse counts below 0, and counts of more images than the client has."""
         for name in {"labelled", "accepted"} & set(up):
             if up[name].min() < 0 or up[name].sum() > examples:
                 return f"`{name}` does not count some of the client's {examples} images"
@@ -152,7 +165,7 @@ class CBAFed(Method):
 
 
 def shares(counts: Tensor) -> Tensor:
-    """p_c of the classes' counts; 0.1 for each where all have as many, whatever their number.
+    """p_c by class, given n_c; 0.1 for each if classes are balanced, whatever their number.
 
     >>> shares(torch.tensor([3.0, 1.0])), shares(torch.ones(100))[:2]
     (tensor([0.1500, 0.0500]), tensor([0.1000, 0.1000]))
@@ -161,14 +174,14 @@ def shares(counts: Tensor) -> Tensor:
 
 
 def thresholds(p: Tensor, base: float, upper: float) -> Tensor:
-    """T_c of the classes' shares p_c.
+    """T_c by class, given the shares p_c.
 
     >>> thresholds(torch.tensor([0.1, 0.1, 0.1]), base=0.84, upper=0.95)
     tensor([0.9400, 0.9400, 0.9400])
     >>> thresholds(torch.tensor([0.01, 0.09, 0.2]), base=0.84, upper=0.9)  # std(p) = 0.0954
     tensor([0.7546, 0.8346, 0.9000])
     """
-    spread = p.std(correction=min(1, len(p) - 1))
+    spread = p.std(correction=min(1, len(p) - 1))  # C - 1, but 0 and not nan for a single class
     return (p + base - spread).clamp(max=upper)
 
 
@@ -176,15 +189,16 @@ def accept(q: Tensor, thresholds: Tensor, rare: Tensor) -> Tensor:
     """The accepted label of each row of q, `(n, classes)`, or -1; `(n,)`.
 
     Args:
-        q: how likely each class is.
-        thresholds: what the likeliest class must exceed, `(classes,)`.
-        rare: whether a class counts as second choice, bool `(classes,)`.
+        q: class probabilities.
+        thresholds: T_c, what the most probable class must exceed, `(classes,)`.
+        rare: whether a class is accepted as second choice, bool `(classes,)`.
 
     >>> q = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.6, 0.1, 0.3]])
     >>> accept(q, torch.full((3,), 0.8), torch.tensor([False, True, False])).tolist()
     [0, 1, -1]
     """
-    likely, first = q.max(1)
-    second = q.scatter(1, first[:, None], -1.0).argmax(1)
-    other = torch.where(rare[second] & (second != first), second, UNKNOWN)
-    return torch.where(likely > thresholds[first], first, other)
+    probability, first = q.max(1)
+    second = q.scatter(1, first[:, None], -1.0).argmax(1)  # the most probable without the first
+    # With a single class the second choice is the first again, which is no second choice.
+    second_choice = torch.where(rare[second] & (second != first), second, UNKNOWN)
+    return torch.where(probability > thresholds[first], first, second_choice)

@@ -1,7 +1,8 @@
 """Centralised: all images in one place, the reference for every federated method.
 
-Plain training as one client of FedAvg (McMahan et al., 2017) that holds what all clients of the
-recipe would hold. `clients=10` keeps its meaning: the shares of ten clients are drawn, then merged.
+Training as a federation (FedAvg, McMahan et al., 2017) of one client that has the images of all
+clients of the recipe. `clients=10` keeps its meaning: the images of ten clients are drawn by the
+split and then merged, so that a centralised run sees exactly what the federated one would see.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from harmonium.methods import methods
 @methods("centralised")
 @dataclass(frozen=True)
 class Centralised(Method):
-    """One client that holds everything."""
+    """One client that has the images of all clients."""
 
     paper = "a reference"
 
     def __post_init__(self) -> None:
+        # The recipe merges the clients, not the method: built by hand for several, it is an error.
         if self.world.clients != 1:
             raise ConfigError(
                 f"centralised has one client, not {self.world.clients}: make it from a recipe, "

@@ -1,15 +1,31 @@
-"""Ditto: beside the shared model every client trains one of its own, held near the shared one.
+"""Ditto: each client trains, beside the shared model, a personal one that is kept near it.
 
-Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 2021, Algorithm 1. The
-shared model w goes the way of FedAvg, bit for bit. Then the client's own model v, which never
-leaves, minimises loss + (mu / 2) ||v - w||^2; the paper's lambda is `mu` here. With mu = 0 that is
-training alone, bit for bit: it draws the same batches and views as the shared model did.
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 2021, Algorithm 1.
 
-In the paper v is pulled towards w as received this round (`towards: received`), in FedStyle's
-adaptation (Yang et al., 2022; mu = 2) towards the client's updated copy of it, which then stays
-put. Its listing has epochs around both paths and inside them; only the inner ones count. v begins
-as the common first draw and has BatchNorm statistics of its own. What a run judges is the shared
-encoder, which is FedAvg's; v is for tasks of the client's own.
+    w     shared model, trained and averaged as in FedAvg, bit for bit
+    v     the client's personal model (v_k in the paper), which never leaves it
+    mu    strength of the pull, lambda in the paper
+
+After w, the client trains v on its loss L plus a pull towards w:
+
+    L(v) + (mu / 2) ||v - w||^2.
+
+With mu = 0 that is training alone, bit for bit: v sees the same batches and augmentations as w did.
+
+    ask     to        down       up
+    train   cohort    model: w   model: w, trained; loss
+
+The server remembers nothing else; a client keeps v (`mine` in its state). A run is evaluated by the
+shared encoder, which is FedAvg's; v serves the client's own tasks.
+
+Where the sources differ or are unclear:
+
+- In the paper and its code, v is pulled towards w as received in this round (`towards: received`).
+  In FedStyle's adaptation (Yang et al., 2022, appendix, mu = 2) it is pulled towards w_{k,g} after
+  the client has trained it, constant while v is trained (`towards: updated`).
+- FedStyle's listing has epoch loops inside LocalTraining, which its Algorithm 1 calls in another
+  loop of E_l epochs. Only the inner loops count here.
+- v has the same initialisation at every client, that of w, and BatchNorm statistics of its own.
 """
 
 from __future__ import annotations
@@ -38,23 +54,23 @@ from harmonium.methods import methods
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled(Context):
-    """What a client's own model is pulled towards."""
+    """What the personal model is pulled towards."""
 
-    near: Weights | None = None  # none: the shared model is trained
+    near: Weights | None = None  # w; none: the shared model is in training, which is not pulled
 
 
 @methods("ditto")
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and beside it a model of each client's own that is pulled towards the shared one."""
+    """FedAvg, and at each client a personal model that is pulled towards the shared one."""
 
     paper = "Li et al., 2021"
     context = Pulled
     keeps = {"mine": "weights"}
 
-    mu: float = 1.0  # strength of the pull on the client's own model; 0: it trains alone
+    mu: float = 1.0  # strength of the pull on the personal model (lambda); 0: it trains alone
     towards: Literal["received", "updated"] = "received"  # shared model before or after training
-    personal_epochs: int | None = None  # passes that train it; none: as many as local.epochs
+    personal_epochs: int | None = None  # epochs of the personal model; none: local.epochs
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
@@ -63,36 +79,38 @@ class Ditto(Method):
 
     @property
     def workload(self) -> float:
-        """Those of the shared model, and those of the client's own."""
+        """Epochs of the shared and of the personal model, in units of local.epochs."""
         return 1 + (self.personal_epochs or self.local.epochs) / self.local.epochs
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Train the received model, then the client's own; only the former is sent."""
-        drawn, drawn_by_torch = client.rng.get_state(), torch.get_rng_state()
-        parts = self.pull(client, got.model)
-        done = self.fit(parts, client, context=Pulled(me=client.id, anchor=got.model))
-        near = got.model
-        if self.towards == "updated":  # whole tables, of which an answer has a row
-            near = {k: value for k, value in parts.state_dict().items() if k in got.model}
-        client.rng.set_state(drawn)
-        torch.set_rng_state(drawn_by_torch)
-        mine = resumed(self, client.state.get("mine"))
+        """Train the received model, then the personal one; only the former is sent."""
+        rng_state, torch_rng_state = client.rng.get_state(), torch.get_rng_state()
+        shared = self.pull(client, got.model)
+        done = self.fit(shared, client, context=Pulled(me=client.id, anchor=got.model))
+        w = got.model
+        if self.towards == "updated":
+            # From the model in training and not from the reply: of a table with a row for each
+            # client the reply has one row, and v has them all.
+            w = {key: value for key, value in shared.state_dict().items() if key in got.model}
+        # v draws the same batches and augmentations as w has drawn.
+        client.rng.set_state(rng_state)
+        torch.set_rng_state(torch_rng_state)
+        personal = resumed(self, client.state.get("mine"))
         local = replace(self.local, epochs=self.personal_epochs or self.local.epochs)
-        context = Pulled(me=client.id, anchor=near, near=near)
-        self.fit(mine, client, local=local, context=context)
-        client.state["mine"] = whole(mine)
-        return {"model": self.push(client, parts), "loss": done.loss}
+        self.fit(personal, client, local=local, context=Pulled(me=client.id, anchor=w, near=w))
+        client.state["mine"] = whole(personal)
+        return {"model": self.push(client, shared), "loss": done.loss}
 
     def score(self, parts: Parts, seen: Seen, context: Pulled) -> Tensor:
-        """The objective, and for the client's own model the pull, of gradient mu (v - w)."""
+        """The objective's loss; for the personal model also the pull, of gradient mu (v - w)."""
         loss = super().score(parts, seen, context)
         if not self.mu or context.near is None:
             return loss
         return loss + self.mu / 2 * squared_distance(parts, context.near)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """By the client's own model; whoever has none yet, by the one it sent."""
+        """The personal encoder; before the client has one, the encoder it sent, as FedAvg's."""
         if "mine" not in state:
             return super().own(model, state)
         return Own(self.blueprint.copy_from(state["mine"]).eval()["encoder"])

@@ -1,17 +1,26 @@
-"""Divergence-aware FedAvg: where a round moves the model far, the predictor stays as it was.
+"""Divergence-aware FedAvg: the predictor is not updated in rounds that move the model far.
 
 Lubana et al., Orchestra, 2022, section 6, follow Zhuang et al., Collaborative Unsupervised Visual
 Representation Learning from Decentralized Data, 2021 (FedU) in their cross-silo baselines BYOL and
-SimSiam: clients keep their targets, and the predictor is averaged only where the encoder has moved
-little. Orchestra's code has the rule at the server, for the average of all clients: beyond a
-threshold of 0.5 the predictor keeps its previous value.
+SimSiam: clients keep their targets, and the predictor is averaged only if the encoder has moved
+little. Orchestra's released code applies the rule at the server, to the average of all clients:
 
-How far a round went is the mean length over convolutions of what the average changed, the distance
-that FedU defines and its code computes (threshold 0.4 there, for single clients). Orchestra's code
-adds up the lengths over all entries of the state instead, among them BatchNorm's counters and a
-counter of rounds. The latter alone adds 1 in every round, so that the sum is never below 0.5 and
-the predictor stays at its initialisation for ever, which is no rule at all. `released` does that;
-`sum` adds up what is trained, a number that grows with the depth of the network.
+    w' = average of the clients' models
+    if divergence(w, w') > threshold:  predictor of w' <- predictor of w
+
+`method.divergence` is how that is measured:
+
+    mean       mean over the encoder's convolutions of the norm of their change: the distance that
+               FedU defines and its code computes (with a threshold of 0.4, for single clients)
+    sum        sum of these norms over all trained tensors, which grows with the network's depth
+    released   what Orchestra's code computes: the sum over all entries of the state, among them
+               BatchNorm's counters and a counter of rounds. The latter changes by 1 in every round,
+               so the sum always exceeds 0.5 and the predictor stays at its initialisation.
+
+    ask     to        down       up
+    train   cohort    model      model, trained; loss
+
+The server remembers, for the log, the last `divergence` and whether the predictor was `held` (1).
 """
 
 from __future__ import annotations
@@ -44,31 +53,32 @@ class DivergenceAware(Method):
         check(self, "0 or more", lambda distance: distance >= 0, "threshold")
 
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Refuse models without a predictor that is averaged; nobody is asked."""
+        """Refuse models without a predictor that is averaged; no client is asked."""
         if self.blueprint.rules.get("predictor") != "mean":
             raise ConfigError(
                 f"divergence-aware holds predictors back: objective {self.objective.name} has "
                 "none; set objective=byol or objective=simsiam"
             )
         return replace(server, memory={**server.memory, "divergence": 0.0, "held": 0})
-        yield
+        yield  # never reached: makes this function a generator, as plans are
 
     def round(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """FedAvg, and the predictor as it was if that is too far."""
-        got = yield Ask("train", cohort, {"model": server.model})
-        moved = self.merge(server, got.model)
-        far = self.distance(server.model, moved.model)
-        held = far > self.threshold
-        before = {k: v for k, v in server.model.items() if k.startswith("predictor.") and held}
-        memory = {**moved.memory, "divergence": far, "held": int(held)}
-        return replace(moved, model={**moved.model, **before}, memory=memory)
+        """FedAvg; the predictor keeps its value if the divergence exceeds the threshold."""
+        replies = yield Ask("train", cohort, {"model": server.model})
+        updated = self.merge(server, replies.model)
+        divergence = self.distance(server.model, updated.model)
+        hold = divergence > self.threshold
+        predictor = {k: v for k, v in server.model.items() if k.startswith("predictor.")}
+        model = {**updated.model, **predictor} if hold else updated.model
+        memory = {**updated.memory, "divergence": divergence, "held": int(hold)}
+        return replace(updated, model=model, memory=memory)
 
     def distance(self, before: Weights, after: Weights) -> float:
-        """How far a round moved the model."""
+        """The divergence between the models before and after a round."""
         if self.divergence == "mean":
             return distance(before, after)
         if self.divergence == "released":
-            counter = 1.0  # of rounds, an entry of the released code's state
+            counter = 1.0  # the change of the released code's counter of rounds
             return counter + sum(float((after[k].double() - before[k]).norm()) for k in before)
         trained = {key for key, p in self.blueprint.named_parameters() if p.requires_grad}
         return float(sum((after[k] - before[k]).norm() for k in before if k in trained))

@@ -1,20 +1,34 @@
-"""FedEMA: clients mix the average into their own model, the less of it the more they drift.
+"""FedEMA: clients mix the average into their own model, the less of it the more they diverge.
 
 Zhuang et al., Divergence-aware Federated Self-Supervised Learning, 2022. As in FedU, clients train
-by BYOL and targets stay with them; but a client goes on from
+with BYOL and keep their target networks. Where FedU starts a round from the average, a client here
+starts from
 
-  W <- m W + (1 - m) W_average,   m = min(1, lambda d),
+    W_k <- m W_k + (1 - m) W_g,    m = min(1, lambda_k d_k):
 
-W being its encoder, projector and predictor, and d its divergence. Without a given lambda
-(`scaler`) each client finds its own at its first mix, so that m is tau there: lambda = tau / d. A
-client that has not moved at all takes the average, and finds its lambda later.
+    W_k         its online network (encoder, projector) and predictor, as it last trained them
+    W_g         the received average of the same
+    d_k         its divergence, see `harmonium.methods.fedu`: the more, the more it keeps of W_k
+    lambda_k    `scaler`; if none is given, autoscaled once, at the client's first mix, to
+                tau / d_k, so that m is tau there. If d_k is 0 then, the client takes the average
+                and scales at a later mix.
 
-The paper has d between the received encoder and the client's own (`divergence: received`); the
-released code between the client's before and after its last training (`train`). The code's default
-of tau is 0.8, its page has 0.7. BatchNorm's statistics are the average's: the code mixes parameters
-alone, and takes statistics of predictors from either side. `selective` is for federations in which
-not all take part: who did not train in the round before begins anew with the received model, as
-target too. The code of FedSC has it the other way round, that clients who drift keep less.
+Messages are FedU's. The server remembers nothing but the model. A client keeps its target
+(`parts`), W_k (`online`), d_k (`divergence`), the `round` it trained in last, and lambda_k
+(`scaler`).
+
+Where paper and released code (EasyFL) differ:
+
+- The paper measures d_k between the received encoder and the client's own (`divergence: received`);
+  the code between the client's encoder before and after its last training (`train`, the default).
+- The code's default of tau is 0.8, its documentation has 0.7, which is the default here.
+- BatchNorm statistics are the average's here. The code mixes parameters only; it takes the
+  encoder's statistics from the average, and the predictor's from the side with the larger share.
+- `selective` is the code's option for partial participation: a client that did not train in the
+  previous round starts from the received model, target included.
+
+FedSC's re-implementation has m the other way round, so that clients that diverge keep less. That is
+not what FedEMA's paper says, and is not offered.
 """
 
 from __future__ import annotations
@@ -34,14 +48,14 @@ from harmonium.methods.fedu import OwnTargets
 @methods("fedema")
 @dataclass(frozen=True)
 class FedEMA(OwnTargets):
-    """BYOL with targets that stay at the client, and models that are mixed by their divergence."""
+    """BYOL with targets that stay at the client, and models mixed according to their divergence."""
 
     paper = "Zhuang et al., 2022"
     keeps = {**OwnTargets.keeps, "scaler": "scalar"}
 
-    tau: float = 0.7  # own share at a client's first mix, where scaler is none
-    scaler: float | None = None  # own share per divergence (lambda); none: by tau; inf: all
-    selective: bool = False  # mix only at clients that trained in the round before
+    tau: float = 0.7  # m at a client's first mix, if scaler is none
+    scaler: float | None = None  # lambda, m per divergence; none: by tau; inf: m is 1
+    selective: bool = False  # mix only at clients that trained in the previous round
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,21 +65,22 @@ class FedEMA(OwnTargets):
             raise ConfigError(f"method.scaler is {self.scaler}; it must be 0 or more, or none")
 
     def begins_anew(self, client: Client) -> bool:
-        """At first; with `selective` also after a round without the client."""
+        """The first time; with `selective` also after a round without the client."""
         away = self.selective and client.state.get("round") != client.round - 1
         return away or super().begins_anew(client)
 
     def sync(self, client: Client, model: Weights) -> Weights:
-        """The client's own parameters and the average's, mixed; all else is the average's."""
-        share, own = self.own_share(client, model), client.state["online"]
-        return {**model, **{key: torch.lerp(model[key], own[key], share) for key in own}}
+        """The mixture m W_k + (1 - m) W_g; BatchNorm's statistics are the average's."""
+        m, own = self.own_share(client, model), client.state["online"]
+        return {**model, **{key: torch.lerp(model[key], own[key], m) for key in own}}
 
     def own_share(self, client: Client, model: Weights) -> float:
-        """How much of itself the client keeps; its lambda is found at the first mix."""
-        far = self.drift(client, model)
+        """The share m of its own model that the client keeps."""
+        divergence = self.drift(client, model)
         scaler = client.state.get("scaler") if self.scaler is None else self.scaler
-        if scaler is None:
-            if not far:
+        if scaler is None:  # the autoscaler, at the client's first mix
+            if not divergence:
                 return 0.0
-            scaler = client.state["scaler"] = self.tau / far
-        return 1.0 if math.isinf(scaler) else min(1.0, scaler * far)
+            scaler = client.state["scaler"] = self.tau / divergence
+        # An infinite lambda is tested by itself, as inf * 0 would be no number.
+        return 1.0 if math.isinf(scaler) else min(1.0, scaler * divergence)

@@ -1,13 +1,22 @@
 """FedProx: FedAvg whose clients are pulled back towards the model they received.
 
-Li et al., Federated Optimization in Heterogeneous Networks, 2020, Algorithm 2: a client minimises
-its loss plus (mu / 2) ||w - w_received||^2, starting from w_received. With mu = 0 it is FedAvg, bit
-for bit. The same pull is there for every other method as `terms=proximal`.
+Li et al., Federated Optimization in Heterogeneous Networks, 2020, Algorithm 2. A client starts from
+the received model w^t and minimises
 
-FedStyle (Yang et al., 2022) compares with a form in which clients never load the received model:
-each keeps its own, goes on from it, is pulled towards the received one, and sends its own
-(`init_from_global: false`, mu = 0.2). With mu = 0 that is training alone, of which the server has
-an average. A client's own model begins as the common first draw.
+    L(w) + (mu / 2) ||w - w^t||^2.
+
+With mu = 0 this is FedAvg, bit for bit. The paper asks clients for a gamma-inexact
+solution only; here they train for `local.epochs`. The same pull is available to every other method
+as `terms=proximal`.
+
+    ask     to        down         up
+    train   cohort    model: w^t   model: w, trained; loss
+
+FedStyle's adaptation (Yang et al., 2022, appendix, mu = 0.2) is `init_from_global: false`. Its
+LocalUpdate stores the received model as w_{k,g} but never loads it into w_k, so each client goes on
+from its own model, is pulled towards w_{k,g} and sends its own. Then a client keeps w_k (`mine` in
+its state), which starts from the common initialisation. With mu = 0 that is training alone, and the
+server has the average of such models. The server remembers nothing but the model in either form.
 """
 
 from __future__ import annotations
@@ -42,37 +51,35 @@ class FedProx(Method):
     keeps = {"mine": "weights"}
 
     mu: float = 0.01  # strength of the pull; 0: FedAvg
-    init_from_global: bool = (
-        True  # begin with the received model; else clients go on from their own
-    )
+    init_from_global: bool = True  # start from the received model; else from the client's own
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
             raise ConfigError(f"method.mu is {self.mu}; it must be 0 or more")
 
     def keeping(self) -> Mapping[str, Kind]:
-        """The client's own model, if it goes on from that."""
+        """The client's own model, if it starts from that."""
         return {} if self.init_from_global else self.keeps
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Train the received model, or the client's own, near the received one."""
+        """Train the received model, or the client's own, with a pull towards the received one."""
         if self.init_from_global:
-            return super().train(client, got)
-        mine = resumed(self, client.state.get("mine"))
-        done = self.fit(mine, client, context=Context(me=client.id, anchor=got.model))
-        client.state["mine"] = whole(mine)
-        return {"model": self.push(client, mine), "loss": done.loss}
+            return super().train(client, got)  # the pull is in `score`
+        personal = resumed(self, client.state.get("mine"))  # w_k; got.model is w_{k,g}
+        done = self.fit(personal, client, context=Context(me=client.id, anchor=got.model))
+        client.state["mine"] = whole(personal)
+        return {"model": self.push(client, personal), "loss": done.loss}
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """The objective and the pull, whose gradient is mu (w - w_received)."""
+        """The objective's loss and the pull, whose gradient is mu (w - w^t)."""
         loss = super().score(parts, seen, context)
-        if not self.mu:
+        if not self.mu:  # not even 0 * distance is added: the bits are FedAvg's
             return loss
         return loss + self.mu / 2 * squared_distance(parts, context.received_model)
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """By the encoder as it was sent, with the statistics of a model that is kept."""
+        """The encoder as it was sent; a model that is kept has its own BatchNorm statistics."""
         if self.init_from_global or "mine" not in state:
             return super().own(model, state)
         return Own(self.blueprint.copy_from(state["mine"]).eval()["encoder"])

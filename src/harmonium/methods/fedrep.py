@@ -1,16 +1,25 @@
 """FedRep: first a client's own heads learn on the shared encoder, then the encoder under them.
 
 Collins et al., Exploiting Shared Representations for Personalized Federated Learning, 2021,
-Algorithm 1. Encoders are shared and heads stay as in FedPer; but a client first trains its heads
-with the received encoder held still, then the encoder with its heads held still. With no head the
-first phase falls away and it is FedAvg, bit for bit.
+Algorithm 1. The encoder is shared and heads stay at the client, as in FedPer, but they are trained
+in turn: first the heads with the received encoder frozen, then the encoder with the heads frozen.
+With no head there is no first phase, and this is FedAvg, bit for bit.
 
-The released code has ten epochs for heads and one for the encoder, FedStyle's adaptation (Yang et
-al., 2022) as many for either, which is the default. Its listing has epochs inside both phases and
-around them; taken as printed, E epochs would be E times E. A held encoder normalises by the
-statistics that came with it, where the released code leaves it in training mode. With
-`batch_norm=recalibrate` none come, so the client measures them on its own images first. Slow
-copies and queues are moved by no gradient and go along in both phases.
+    ask     to        down              up
+    train   cohort    model: encoder    model: encoder, trained; loss
+
+The server remembers nothing else; a client keeps its heads (`parts` in its state).
+
+Where the sources differ or are unclear:
+
+- Epochs. The released code trains heads for ten epochs and the encoder for one. FedStyle's
+  adaptation (Yang et al., 2022, appendix) takes E_l for both, which is the default here. Its
+  listing has epoch loops inside LocalTraining, which its Algorithm 1 calls in another loop of E_l
+  epochs; taken as printed, that would be E_l^2 epochs. Only the inner loops count here.
+- BatchNorm. A frozen encoder normalises by the statistics that it was sent with. The released code
+  leaves it in training mode. With `batch_norm=recalibrate` no statistics are sent, so the client
+  first measures them on its own images.
+- EMA copies and queues have no gradient. They follow the training in both phases.
 """
 
 from __future__ import annotations
@@ -31,12 +40,12 @@ from harmonium.methods.fedper import HEADS_STAY, refuse_tables
 @methods("fedrep")
 @dataclass(frozen=True)
 class FedRep(Method):
-    """FedAvg of encoders that learn under heads of the clients' own, after those have learned."""
+    """FedAvg of the encoder; clients first train their own heads, then the encoder below them."""
 
     paper = "Collins et al., 2021"
     share = HEADS_STAY
 
-    head_epochs: int | None = None  # passes that train heads; none: as many as local.epochs
+    head_epochs: int | None = None  # epochs that train the heads; none: local.epochs
 
     def __post_init__(self) -> None:
         check(self, "at least 1, or none", lambda epochs: epochs >= 1, "head_epochs")
@@ -44,26 +53,30 @@ class FedRep(Method):
 
     @property
     def workload(self) -> float:
-        """Those of the heads, and those of the encoder."""
+        """Epochs of the heads and of the encoder, in units of local.epochs."""
         return 1 + (self.head_epochs or self.local.epochs) / self.local.epochs
 
     def passes_of(self, step: str) -> float:
-        """One more measures BatchNorm's statistics."""
+        """Beside training, one pass measures BatchNorm's statistics if they are recalibrated."""
         return super().passes_of(step) + (1 if step == "train" and self.recalibrates else 0)
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Train the heads, then the encoder; the loss is the latter's."""
+        """Train the heads, then the encoder; the loss reported is the second phase's."""
         parts = self.pull(client, got.model)
-        rest = [name for name in parts if name != "encoder"]
-        heads = [name for name in rest if any(p.requires_grad for p in parts[name].parameters())]
-        along = [name for name in rest if name not in heads]
+        not_encoder = [name for name in parts if name != "encoder"]
+        heads = [
+            name for name in not_encoder if any(p.requires_grad for p in parts[name].parameters())
+        ]
+        # EMA copies and queues: in neither phase frozen, in neither phase reached by a gradient.
+        untrained = [name for name in not_encoder if name not in heads]
         context = Context(me=client.id, anchor=got.model)
-        if heads:
+        if heads:  # phase 1: all but the encoder, which `fit` freezes in evaluation mode
             if self.recalibrates:
                 batches = client.batches(1, self.local.batch)
                 measure(parts["encoder"], (batch.plain for batch in batches))
-            first = replace(self.local, epochs=self.head_epochs or self.local.epochs)
-            self.fit(parts, client, train=rest, local=first, context=context)
-        done = self.fit(parts, client, train=["encoder", *along], context=context)
+            head_local = replace(self.local, epochs=self.head_epochs or self.local.epochs)
+            self.fit(parts, client, train=not_encoder, local=head_local, context=context)
+        # Phase 2: the encoder, with frozen heads. Each call of `fit` starts a fresh optimiser.
+        done = self.fit(parts, client, train=["encoder", *untrained], context=context)
         return {"model": self.push(client, parts), "loss": done.loss}

@@ -1,16 +1,36 @@
-"""FedU: BYOL whose targets stay at home, and whose predictors do where the client has drifted.
+"""FedU: BYOL with targets that stay at the client, as do predictors of clients that diverged.
 
 Zhuang et al., Collaborative Unsupervised Visual Representation Learning from Decentralized Data,
-2021. Online encoders, projectors and predictors are averaged. A client's target is its own: it
-starts as the first model that the client receives and follows what the client trains from then on,
-whatever `objective.target` says. A client takes the average's predictor if its divergence is below
-a threshold (mu), and goes on with its own otherwise.
+2021. Online networks (encoder and projector) and predictors are averaged as in FedAvg. What differs
+is how a client starts a round:
 
-The paper compares the received encoder with the client's own (`divergence: received`); the released
-code compares the client's before and after its last training (`train`), and 0.4 is its threshold.
-Either is the mean length of the difference over convolutions, shortcuts aside. A predictor that
-stays does so with its parameters; BatchNorm's statistics are the average's. In the code's first
-round target and online network are one object, so that the target does not lag; here it is a copy.
+    online      <- the average
+    target      stays the client's own; a copy of the first model it received, then an EMA of its
+                online network, whatever `objective.target` says
+    predictor   <- the average's if d_k < mu, else the client's own (divergence-aware predictor
+                update, DAPU)
+
+    mu          `threshold`
+    d_k         divergence: the mean over the encoder's convolutions, shortcuts not counted, of the
+                norm of the difference between two encoders
+
+Messages:
+
+    ask     to        down                                  up
+    train   cohort    model: online network, predictor      model: the same, trained; loss
+
+The server remembers nothing but the model. A client keeps its target (`parts`), what it needs of
+its last model (`online`), d_k (`divergence`) and the `round` it trained in last.
+
+Where paper and released code (EasyFL) differ:
+
+- The paper measures d_k between the received encoder and the client's own (`divergence: received`);
+  the code between the client's encoder before and after its last training (`train`, the default),
+  to which its threshold of 0.4 belongs.
+- In the code's first round, target and online network are one object, so the target does not lag
+  behind. Here it is a copy.
+- The code uploads the targets as well, which no client uses. Here they stay.
+- A predictor that stays keeps its parameters; its BatchNorm statistics are the average's.
 """
 
 from __future__ import annotations
@@ -38,15 +58,16 @@ ONLINE = ("encoder", "projector", "predictor")
 
 @dataclass(frozen=True)
 class OwnTargets(Method):
-    """FedAvg of BYOL with targets that stay, for methods that mind how far a client has drifted."""
+    """FedAvg of BYOL with targets that stay; base of methods that measure a client's divergence."""
 
     share = {"target": "local"}
     keeps = {"online": "weights", "divergence": "scalar", "round": "scalar"}
 
-    divergence: Source = "train"  # before and after the last training, or own and received
+    divergence: Source = "train"  # before to after the last training, or own to received
 
     def __post_init__(self) -> None:
-        if type(self).sync is OwnTargets.sync:  # else it would show in the second round only
+        # Refused now, because `sync` is first called in a client's second round.
+        if type(self).sync is OwnTargets.sync:
             raise undefined(self, "sync")
         if not isinstance(self.objective, BYOL):
             raise ConfigError(
@@ -56,33 +77,34 @@ class OwnTargets(Method):
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Begin where `sync` says, train, and remember the result and how far it went."""
+        """Start from what `sync` returns, train, and keep the result and its divergence."""
         anew = self.begins_anew(client)
         start = got.model if anew else self.sync(client, got.model)
-        parts = self.pull(client, start)
+        parts = self.pull(client, start)  # the client's own target comes with it
         if anew:
-            restart(parts, first=True)
+            restart(parts, first=True)  # target <- copy of the received online network
         done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         sent = self.push(client, parts)
-        shared, kept = self.blueprint.layouts()["parameters"], self.remembered()
-        client.state["online"] = {k: sent[k] for k in shared if k.partition(".")[0] in kept}
+        # Parameters only: BatchNorm's statistics are always the average's.
+        parameters, kept = self.blueprint.layouts()["parameters"], self.remembered()
+        client.state["online"] = {k: sent[k] for k in parameters if k.partition(".")[0] in kept}
         client.state |= {"divergence": distance(start, sent), "round": client.round}
         return {"model": sent, "loss": done.loss}
 
     def sync(self, client: Client, model: Weights) -> Weights:
-        """The model to begin with, given the average and what the client remembers."""
+        """The model to start from, given the average and what the client kept."""
         raise undefined(self, "sync")
 
     def remembered(self) -> tuple[str, ...]:
-        """Parts that `sync` wants of the client's last model."""
+        """Names of the parts of the client's last model that `sync` needs."""
         return ONLINE
 
     def begins_anew(self, client: Client) -> bool:
-        """Whether the client takes all of the received model, as target too."""
+        """Whether the client starts from the received model alone, target included."""
         return "online" not in client.state
 
     def drift(self, client: Client, model: Mapping[str, Tensor]) -> float:
-        """The client's divergence, from one source or the other."""
+        """d_k, measured as `divergence` says."""
         if self.divergence == "received":
             return distance(client.state["online"], model)
         return float(client.state["divergence"])
@@ -91,11 +113,11 @@ class OwnTargets(Method):
 @methods("fedu")
 @dataclass(frozen=True)
 class FedU(OwnTargets):
-    """BYOL with targets that stay at the client, and predictors that stay where it has drifted."""
+    """BYOL with targets that stay at the client, and predictors that stay if it has diverged."""
 
     paper = "Zhuang et al., 2021"
 
-    threshold: float = 0.4  # divergence from which on a predictor stays (mu); inf: none ever does
+    threshold: float = 0.4  # divergence from which a predictor stays (mu); inf: none ever does
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,11 +125,11 @@ class FedU(OwnTargets):
             raise ConfigError(f"method.threshold is {self.threshold}; it must be 0 or more")
 
     def remembered(self) -> tuple[str, ...]:
-        """The predictor, and the encoder where it is compared."""
+        """The predictor, and the encoder if it is compared with the received one."""
         return ("predictor",) if self.divergence == "train" else ("encoder", "predictor")
 
     def sync(self, client: Client, model: Weights) -> Weights:
-        """The average, with the client's own predictor if it has drifted."""
+        """DAPU: the average, with the client's own predictor unless d_k < mu."""
         if self.drift(client, model) < self.threshold:
             return model
         own = client.state["online"]
@@ -115,9 +137,10 @@ class FedU(OwnTargets):
 
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """How far two encoders are apart: the mean over convolutions of their differences' lengths.
+    """The divergence of two encoders: mean over convolutions of the norm of their difference.
 
-    Shortcuts do not count; in an encoder without convolutions all matrices do.
+    Shortcuts are left out, because the released code selects weights with "conv" in their name. In
+    an encoder without convolutions all matrices count.
 
     >>> import torch
     >>> weight = torch.zeros(1, 1, 2, 2)
@@ -126,5 +149,5 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     """
     matrices = [k for k in first if k.startswith("encoder.") and first[k].ndim > 1 and k in second]
     layers = [k for k in matrices if first[k].ndim == 4 and ".shortcut." not in k] or matrices
-    lengths = [float((first[k].double() - second[k].double()).norm()) for k in layers]
-    return sum(lengths) / len(lengths) if lengths else 0.0
+    norms = [float((first[k].double() - second[k].double()).norm()) for k in layers]
+    return sum(norms) / len(norms) if norms else 0.0

@@ -1,4 +1,4 @@
-"""What methods share that give labels to images without one: pseudo-labels."""
+"""Helpers shared by methods with pseudo-labels: SemiFed and CBAFed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def need(method: Method, views: int, preset: str) -> None:
-    """Refuse an objective without a classifier, and another number of views."""
+    """Refuse objectives without a classifier and presets with another number of views."""
     if not isinstance(method.objective, Supervised):
         raise ConfigError(
             f"method={method.name} needs a classifier: objective is {method.objective.name}; set "
@@ -26,23 +26,23 @@ def need(method: Method, views: int, preset: str) -> None:
         )
     if (count := len(method.views.pipelines)) != views:
         raise ConfigError(
-            f"method={method.name} looks at {views} views, but these are {count}: set "
-            f"views={preset}"
+            f"method={method.name} needs {views} views, but there are {count}: set views={preset}"
         )
 
 
 def class_probabilities(parts: Parts, client: Client, classes: int) -> Tensor:
-    """How likely each class is for the images without a label, seen as they are.
+    """Class probabilities q of the images without a label, without augmentation.
 
-    The model is put into evaluation mode. Rows of labelled images are zeros.
+    The model is put into evaluation mode and left in it. Rows of labelled images are zeros: their
+    labels are known, so no method asks for predictions of them.
 
     Returns:
         `(n, classes)`, one row for each of the client's examples; no gradient flows through it.
     """
     parts.eval()
-    made = torch.zeros(len(client.examples), classes)
+    q = torch.zeros(len(client.examples), classes)
     unlabelled = (client.examples.labels() == UNKNOWN).nonzero().flatten()
     if len(unlabelled):
         logits = client.features(lambda x: parts["classifier"](parts["encoder"](x)), unlabelled)
-        made[unlabelled] = logits.softmax(1)
-    return made
+        q[unlabelled] = logits.softmax(1)
+    return q

@@ -1,20 +1,27 @@
-"""SemiFed: images without a label learn from what the received model is sure of.
+"""SemiFed: images without a label get pseudo-labels where the received model is confident.
 
 Lin et al., SemiFed: Semi-supervised Federated Learning with Consistency and Pseudo-Labeling, 2021,
 in the form in which Louizos et al., A Mutual Information Perspective on Federated Contrastive
-Learning, 2024, appendix B.2, compares with it: the received model alone gives the pseudo-labels,
-not several clients' models that agree. The latter text has no formula and no settings. Here
+Learning, 2024, appendix B.2, compare with it: pseudo-labels come from the received model alone, and
+not from several clients' models that agree. Neither text has formulas or settings for that form,
+and no code was found. Here
 
-  q(x) = softmax of the received model, in evaluation mode, on the image as it is,
-  loss = CE(labelled, first view) + CE(labelled, second view)
-         + CE(those with max q >= threshold, strong view; label: argmax q)
-         + consistency * KL(q || p(strong view)) on all without a label,
+    q(x) = softmax of the received model, in evaluation mode, on the image without augmentation,
+    loss = CE(labelled, first view) + CE(labelled, second view)
+           + CE(images with max q >= threshold, strong view; label: argmax q)
+           + consistency * KL(q || p(strong view)) on all images without a label,
 
-each a mean over its images in the batch. q is found once, before training, so pseudo-labels stay
-the same for the whole round. The labelled part is the sum over both views, as equation 13 of the
-latter paper has it; `objective=supervised` takes their mean, so there the same step has twice the
-learning rate. The threshold, the weight 1 and the strong view (RandAugment, then an ordinary view)
-are our choice.
+with p the model in training; each summand is a mean over its images in the batch. q is computed
+once, before training, so pseudo-labels are fixed for the round.
+
+    ask     to        down                          up
+    train   cohort    model: encoder, classifier    model: the same, trained; loss
+
+Nothing else is kept on either side.
+
+The labelled part is the sum over both views, as in equation 13 of Louizos et al. The objective
+`supervised` takes their mean, which gives half the gradient. The threshold, the weight 1 of the
+consistency and the strong view (RandAugment, then an ordinary view) are choices made here.
 """
 
 from __future__ import annotations
@@ -44,30 +51,30 @@ from harmonium.methods.pseudo_labels import class_probabilities, need
 
 @dataclass
 class SeenStrongly(Seen):
-    """The two ordinary views of all images, and apart from them the strong one of some."""
+    """The two ordinary views of all images, and the strong view of those without a label."""
 
     strong: Tensor | None = None  # features of the images without a label, (m, dim), if any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted(Context):
-    """What the received model predicts of the client's images."""
+    """What the received model predicts for the client's images."""
 
-    q: Tensor  # how likely each class is, (n, classes)
-    guess: Tensor  # the pseudo-label, (n,); none: -1
+    q: Tensor  # class probabilities, (n, classes); zeros for labelled images
+    guess: Tensor  # pseudo-labels, (n,); -1: none
 
 
 @methods("semifed")
 @dataclass(frozen=True)
 class SemiFed(Method):
-    """FedAvg with pseudo-labels and consistency where labels are missing."""
+    """FedAvg with pseudo-labels and consistency for images without a label."""
 
     paper = "Lin et al., 2021"
     context = Predicted
     uses_labels: ClassVar[bool] = True
 
-    threshold: float = 0.95  # least probability that makes a pseudo-label; above 1: none
-    consistency: float = 1.0  # weight of the distance between predictions
+    threshold: float = 0.95  # smallest probability that gives a pseudo-label; above 1: none
+    consistency: float = 1.0  # weight of the KL divergence between predictions
 
     def __post_init__(self) -> None:
         need(self, 3, "semifed")
@@ -77,17 +84,18 @@ class SemiFed(Method):
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Predict once with the received model, then train on all images."""
+        """Predict labels once with the received model, then train on all images."""
         parts = self.pull(client, got.model)
         q = class_probabilities(parts, client, self.world.classes)
         guess = pseudo_labels(q, self.threshold)
+        # The supervised objective would train on labelled images only.
         everything = torch.arange(len(client.examples))
         context = Predicted(me=client.id, anchor=got.model, q=q, guess=guess)
         done = self.fit(parts, client, among=everything, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
 
     def passes_of(self, step: str) -> float:
-        """One more predicts labels."""
+        """Beside training, one pass predicts labels."""
         return super().passes_of(step) + (1 if step == "train" else 0)
 
     def see(self, parts: Parts, batch: Batch) -> SeenStrongly:
@@ -101,22 +109,22 @@ class SemiFed(Method):
         return SeenStrongly(batch, h[:2], [], strong=h[2] if len(h) == 3 else None)
 
     def score(self, parts: Parts, seen: Seen, context: Predicted) -> Tensor:
-        """Labels, pseudo-labels and consistency."""
-        loss = len(seen.h) * super().score(parts, seen, context)
+        """The losses of labels, pseudo-labels and consistency."""
+        loss = len(seen.h) * super().score(parts, seen, context)  # mean over views to their sum
         if not isinstance(seen, SeenStrongly) or seen.strong is None:
             return loss
         index = seen.batch.index[seen.batch.labels == UNKNOWN]
         logits = parts["classifier"](seen.strong)
-        loss = loss + known_cross_entropy(logits, context.guess[index])
-        apart = functional.kl_div(logits.log_softmax(1), context.q[index], reduction="batchmean")
-        return loss + self.consistency * apart
+        loss = loss + known_cross_entropy(logits, context.guess[index])  # labels of -1 are left out
+        kl = functional.kl_div(logits.log_softmax(1), context.q[index], reduction="batchmean")
+        return loss + self.consistency * kl
 
 
 def pseudo_labels(q: Tensor, threshold: float) -> Tensor:
-    """The likeliest class where it is likely enough, else -1; `(n, classes)` to `(n,)`.
+    """The most probable class if it reaches the threshold, else -1; `(n, classes)` to `(n,)`.
 
     >>> pseudo_labels(torch.tensor([[0.04, 0.96], [0.5, 0.5]]), threshold=0.95).tolist()
     [1, -1]
     """
-    likely, label = q.max(1)
-    return torch.where(likely >= threshold, label, UNKNOWN)
+    probability, label = q.max(1)
+    return torch.where(probability >= threshold, label, UNKNOWN)
