@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.learning.objectives.sinkhorn import scaled, scaling
 from harmonium.learning.optimisers import SGD
 
@@ -246,7 +246,7 @@ def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
     centroids, factors = nn.Parameter(start.clone()), None
     optimiser = SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
     for step in range(steps):
-        tell("clustering at the server", step, steps, "steps")
+        emit("clustering at the server", step, steps, "steps")
         scores = rows @ centroids.T
         kernel = (SHARPNESS * scores.detach().double()).softmax(1)
         factors, across = scaling(kernel, 100, factors)
@@ -258,7 +258,7 @@ def _descended(rows: Tensor, start: Tensor, steps: int) -> Tensor:
         optimiser.step()
         with torch.no_grad():
             centroids.copy_(functional.normalize(centroids))
-    tell("clustering at the server", steps, steps, "steps")
+    emit("clustering at the server", steps, steps, "steps")
     return centroids.detach()
 
 
