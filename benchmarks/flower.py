@@ -36,7 +36,7 @@ from harmonium.federation.wire import exchange, scalar, weights
 from harmonium.learning.client import Client
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.runs.open_run import open_host
+from harmonium.runs.open_run import open_runtime
 from harmonium.runs.start import _begin
 from harmonium.sites.rehearsal import rehearsal
 
@@ -58,7 +58,7 @@ def rounds(recipe: Recipe, folder: Path, stack: ExitStack) -> tuple[Iterator[flo
     """Wall seconds of one round after another, and the bytes of the model."""
     folder.mkdir()
     _begin(folder, recipe)
-    host = open_host(folder)
+    host = open_runtime(folder)
     kind, clients = recipe.engine.kind, recipe.clients
     engine: Any = (
         LocalEngine(host, folder, os.cpu_count() or 1)

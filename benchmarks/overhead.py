@@ -35,7 +35,7 @@ from harmonium.federation.wire import exchange, scalar, weights
 from harmonium.learning.client import Client
 from harmonium.methods import methods
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import open_host
+from harmonium.runs.open_run import open_runtime
 from harmonium.runs.start import _begin
 
 LIMITS = {128: 1.10, 16: 1.20}
@@ -57,7 +57,7 @@ def host_of(folder: Path, *words: str, method: str = "fedavg") -> ClientRuntime:
     recipe = Recipe.of("fedavg", "data=shapes", "data.validation=0", *words)
     folder.mkdir()
     _begin(folder, recipe)
-    host = open_host(folder)
+    host = open_runtime(folder)
     if method != "fedavg":
         kept = ("world", "encoder", "objective", "views")
         idle = Idle(**{field: getattr(host.method, field) for field in kept})

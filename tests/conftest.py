@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def undrawn() -> Iterator[None]:
     """Runs draw no plot, which takes most of the time of small ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harmonium.runs.loop.RunLoop._plot", lambda life: None)
+        patch.setattr("harmonium.runs.loop.RunLoop._plot", lambda loop: None)
         yield
 
 

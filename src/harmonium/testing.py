@@ -40,7 +40,7 @@ from harmonium.federation.wire import MASKS, STEPS, Ask, Exchange, Field
 from harmonium.privacy.account import Account
 from harmonium.recipe.presets import load_tree
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import load_public, make_host
+from harmonium.runs.open_run import load_public, make_runtime
 
 if TYPE_CHECKING:
     from harmonium.sites.flower_pair import FlowerPair
@@ -88,7 +88,7 @@ class Trial:
     split: Split
     wrap: Callable[[Any], Any] = field(default=lambda engine: engine)
     engine: Callable[[Recipe, ClientRuntime, Path], Any] = field(
-        default=lambda recipe, host, folder: LocalEngine(host, folder, workers=0)
+        default=lambda recipe, runtime, folder: LocalEngine(runtime, folder, workers=0)
     )
     reload: bool = False  # throw everything away between the rounds and read it back
     server: Server = field(init=False)
@@ -101,20 +101,20 @@ class Trial:
         """Run setup and the rounds."""
         with tempfile.TemporaryDirectory() as folder:
             public = load_public(self.recipe, self.dataset.train.shape)
-            host = make_host(self.recipe, self.dataset, self.split, Path(folder), public)
+            runtime = make_runtime(self.recipe, self.dataset, self.split, Path(folder), public)
             server = Server(
                 self.split.examples,
-                host.method.blueprint.shared(),
-                public=host.public,
+                runtime.method.blueprint.shared(),
+                public=runtime.public,
                 account=self._account(),
             )
-            engine = self.engine(self.recipe, host, Path(folder))
-            server = self._drive(host, engine, server, 0)
+            engine = self.engine(self.recipe, runtime, Path(folder))
+            server = self._drive(runtime, engine, server, 0)
             for number in range(1, self.recipe.rounds + 1):
-                server = self._drive(host, engine, replace(server, round=number), number)
+                server = self._drive(runtime, engine, replace(server, round=number), number)
                 if self.reload:
-                    host, engine, server = self._again(host, engine, server, Path(folder))
-            self.server, self.method = server, host.method
+                    runtime, engine, server = self._again(runtime, engine, server, Path(folder))
+            self.server, self.method = server, runtime.method
             self.states = {client: engine.state_of(client) for client in server.everyone}
         return self
 
@@ -123,33 +123,37 @@ class Trial:
         kept = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
         return Trial(**{**kept, **changes}).go()
 
-    def _drive(self, host: ClientRuntime, engine: Any, server: Server, number: int) -> Server:
+    def _drive(self, runtime: ClientRuntime, engine: Any, server: Server, number: int) -> Server:
         ledger = Ledger()
         masks = self.recipe.privacy.masks
         hearing = _Hearing(self.wrap(engine), server, self.heard)
-        driver = Driver(host.method, hearing, ledger, masks=masks)
+        driver = Driver(runtime.method, hearing, ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
-        server = driver.drive(host.method.play(server, cohort), server)
+        server = driver.drive(runtime.method.play(server, cohort), server)
         if number == 0:
-            server = driver.drive(host.method.begin(server, cohort), server)
+            server = driver.drive(runtime.method.begin(server, cohort), server)
         if number == self.recipe.rounds:
-            server = driver.drive(host.method.settle(server, cohort), server)
+            server = driver.drive(runtime.method.settle(server, cohort), server)
         self.lines += ledger.lines
         return server
 
     def _again(
-        self, host: ClientRuntime, engine: Any, server: Server, folder: Path
+        self, runtime: ClientRuntime, engine: Any, server: Server, folder: Path
     ) -> tuple[ClientRuntime, Any, Server]:
         """What a new process would have after reading the checkpoint."""
         kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
         snapshot = codec.decode(codec.encode(engine.snapshot()))
         method = self.recipe.build_method(self.dataset)
-        host = replace(host, method=method)
-        engine = self.engine(self.recipe, host, folder)
+        runtime = replace(runtime, method=method)
+        engine = self.engine(self.recipe, runtime, folder)
         engine.restore(snapshot)
         entries = map(json.loads, self.lines)
         account = recount(self._account(), method, server.examples, entries)
-        return host, engine, Server(server.examples, public=server.public, account=account, **kept)
+        return (
+            runtime,
+            engine,
+            Server(server.examples, public=server.public, account=account, **kept),
+        )
 
     def _account(self) -> Account:
         return Account(self.recipe.privacy.epsilon, self.recipe.privacy.delta)

@@ -14,7 +14,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.data.splits.styles import Styles
 from harmonium.federation.method import Method
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import load_public, make_host
+from harmonium.runs.open_run import load_public, make_runtime
 
 
 def make_images(labels) -> Images:
@@ -130,7 +130,7 @@ def found_by_a_task(method, tmp_path, **sections):
     recipe = recipe.changed(method=method, clients=2, **sections)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, 2, 0)
-    host = make_host(recipe, dataset, split, tmp_path, load_public(recipe, dataset.train.shape))
+    host = make_runtime(recipe, dataset, split, tmp_path, load_public(recipe, dataset.train.shape))
     found = []
     for images in filter(None, (host.images, host.public)):
         found += [images.labels, *images.factors.values()]

@@ -8,7 +8,7 @@ from harmonium.data.partition import Shares, SplitRule, make_split
 from harmonium.data.shift import as_held, turned
 from harmonium.data.splits.iid import IID
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 
 RNG = np.random.default_rng(0)
 
@@ -60,7 +60,7 @@ def test_client_tasks_see_the_turned_images(tmp_path, home):
     recipe = Recipe.of("fedavg", "clients=3", "split=rotation", "split.alpha=0.1")
     data = recipe.data.load()
     split = make_split(recipe.split, data, None, 3, 0)
-    host = make_host(recipe, data, split, tmp_path)
+    host = make_runtime(recipe, data, split, tmp_path)
     angles = np.zeros(len(data.train), np.float32)
     for rows, own in zip(split.indices, split.angles, strict=True):
         angles[rows] = own

@@ -13,7 +13,7 @@ from harmonium.runs.loop import RunLoop
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test draw no plot of themselves; studies do."""
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
 
 
 @pytest.fixture

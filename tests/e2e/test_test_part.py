@@ -65,7 +65,7 @@ def test_a_run_is_the_same_whatever_its_test_part(
         return probes[-1]
 
     monkeypatch.setattr(evaluator, "linear_probe", spied)
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)  # it is of metrics.jsonl
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)  # it is of metrics.jsonl
     data = {"name": "npz", "path": str(tmp_path / "data.npz")}
     results = []
     for wrong in (False, True):

@@ -30,7 +30,7 @@ from harmonium.federation.whitening import whitening_of
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, statistic, weights
 from harmonium.learning.client import Decline
 from harmonium.methods import methods
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.sites import certificates as made
 from harmonium.sites.flower_pair import FlowerPair
 from harmonium.testing import ContractError, check_parity, first_trial
@@ -322,7 +322,7 @@ def test_a_lost_answer_leaves_the_state_as_it_was(together: FlowerPair) -> None:
 def test_replayed_and_edited_asks_are_refused(together: FlowerPair, tmp_path: Path) -> None:
     """Whoever holds the SuperLink can push any message; the site answers none but the server's."""
     trial = first_trial("fedavg")
-    host = make_host(trial.recipe, trial.dataset, trial.split, tmp_path)
+    host = make_runtime(trial.recipe, trial.dataset, trial.split, tmp_path)
     engine, sent = together.engine(trial.recipe, host, tmp_path), []
     messenger = engine._messenger
     push = messenger.push

@@ -18,7 +18,7 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, scalar, weights
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import open_host
+from harmonium.runs.open_run import open_runtime
 from harmonium.runs.start import _begin, run
 from harmonium.testing import TINY
 
@@ -83,7 +83,7 @@ def digest(
     name = f"{__name__}:{method.__name__}"
     recipe = Recipe.from_tree({**TINY, "method": {"name": name, **settings}})
     _begin(folder, recipe)
-    host = open_host(folder)
+    host = open_runtime(folder)
     examples = {client: len(index) for client, index in enumerate(host.indices)}
     server = Server(examples, host.method.blueprint.shared())
     with LocalEngine(host, folder, workers) as engine:
@@ -129,7 +129,7 @@ def test_what_methods_print_does_not_disturb_the_frames(tmp_path: Path) -> None:
 
 def test_errors_of_workers_arrive_as_what_they_are_and_end_no_worker(tmp_path: Path) -> None:
     _begin(tmp_path, Recipe.from_tree({**TINY, "method": f"{__name__}:Faulty"}))
-    host = open_host(tmp_path)
+    host = open_runtime(tmp_path)
     with LocalEngine(host, tmp_path, workers=1) as engine:
 
         def ask(client: int) -> list[Reply]:
@@ -166,7 +166,7 @@ class Slow(Method):
 
 def test_leaving_ends_tasks_under_way_and_starts_no_workers(tmp_path: Path) -> None:
     _begin(tmp_path, Recipe.from_tree({**TINY, "method": f"{__name__}:Slow"}))
-    host = open_host(tmp_path)
+    host = open_runtime(tmp_path)
     model = host.method.blueprint.shared()
     engine = LocalEngine(host, tmp_path, workers=2)
     asked = engine.deliver(Ask("train", [0, 1, 2, 3], {"model": model}), Turn(1, 0))

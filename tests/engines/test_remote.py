@@ -32,8 +32,9 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, statistic, weights
 from harmonium.learning.client import Decline
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.loop import Ground, RunLoop
-from harmonium.runs.open_run import make_host
+from harmonium.runs.loop import RunLoop
+from harmonium.runs.open_run import make_runtime
+from harmonium.runs.rounds import RunInputs
 from harmonium.runs.start import register
 from harmonium.sites.policy import Policy
 from harmonium.sites.site import Identity, Site
@@ -249,7 +250,7 @@ def pictures() -> tuple[Dataset, Split]:
 
 
 def host_of(recipe: Recipe, folder: Path) -> ClientRuntime:
-    return make_host(recipe, *pictures(), folder)
+    return make_runtime(recipe, *pictures(), folder)
 
 
 class Federation:
@@ -309,8 +310,8 @@ class Federation:
         named: dict[str, Any] = {"data": None, "split": None, "public": None, "notes": []}
         register(folder, self.recipe, self.method, cache={"data": None, "public": None}, **named)
         self.engine.keep(there)
-        ground = Ground(self.method, dict.fromkeys(there, 12), None)
-        RunLoop(folder, self.recipe, Callback()).play(ground, self.engine, simulate=False)
+        inputs = RunInputs(self.method, dict.fromkeys(there, 12), None)
+        RunLoop(folder, self.recipe, Callback()).run(inputs, self.engine, simulate=False)
         return folder
 
     def deliver(
@@ -1035,7 +1036,7 @@ def test_a_site_joins_at_the_beginning_of_a_round(
     name: str, build: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With states, start-ups and masks: it is like one whose answers were lost until then."""
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     fed = build(RECIPES[name].changed(rounds=3))
     rounds = iter([{}, {3: 12}, {}])
     fed.engine.newcomers = lambda round: next(rounds)

@@ -19,7 +19,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import EXAMPLES, Ask, exchange, scalar, weights
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.storage import state_store
 from harmonium.storage.run_folder import RunFolder
 from harmonium.testing import TINY
@@ -181,7 +181,7 @@ def federation(folder: Path, participation: Participation) -> tuple[Driver, Serv
     recipe = Recipe.from_tree({**TINY, "clients": 6, "method": Counting})
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, 6, 0)
-    host = make_host(recipe, dataset, split, folder)
+    host = make_runtime(recipe, dataset, split, folder)
     examples = {client: len(index) for client, index in enumerate(split.indices)}
     engine = LocalEngine(host, folder, workers=0)
     wrapped = Unreliable(engine, participation, 0, examples)

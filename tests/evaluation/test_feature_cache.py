@@ -16,7 +16,7 @@ from torch import nn
 from harmonium.data.augment.views import plain
 from harmonium.data.images import Images
 from harmonium.evaluation import feature_cache
-from harmonium.evaluation.feature_cache import Kept, encoder_digest, features_folder
+from harmonium.evaluation.feature_cache import FeatureCache, encoder_digest, features_folder
 from harmonium.evaluation.features import embed
 
 HOW: dict[str, Any] = {"size": None}
@@ -38,11 +38,11 @@ def files() -> list[Path]:
 
 @pytest.mark.usefixtures("home")
 def test_they_are_computed_once_for_the_same_weights_images_and_preparation() -> None:
-    first = Kept()
+    first = FeatureCache()
     made = first.features(network(), pictures(), plain, HOW)
     assert torch.equal(made, embed(network(), pictures(), plain))
     assert (first.computed, first.found) == (10, 0) and len(files()) == 1
-    later = Kept()
+    later = FeatureCache()
     relabelled = Images(pictures().pixels, np.arange(10))
     assert torch.equal(later.features(network(), relabelled, plain, HOW), made)
     assert (later.computed, later.found) == (0, 10)
@@ -57,7 +57,7 @@ def test_they_are_computed_once_for_the_same_weights_images_and_preparation() ->
         (network(), pictures(count=9), HOW),
         (network(), pictures(), {"size": 4}),
     ):
-        new = Kept()
+        new = FeatureCache()
         assert torch.equal(new.features(encoder, images, plain, how), embed(encoder, images, plain))
         assert new.found == 0
     assert len(files()) == 6
@@ -68,38 +68,40 @@ def test_they_are_computed_once_for_the_same_weights_images_and_preparation() ->
 
 @pytest.mark.usefixtures("home")
 def test_they_are_for_their_owner_and_a_damaged_or_deleted_file_is_made_anew() -> None:
-    made = Kept().features(network(), pictures(), plain, HOW)
+    made = FeatureCache().features(network(), pictures(), plain, HOW)
     (path,) = files()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(features_folder().stat().st_mode) == 0o700
     whole = path.read_bytes()
     for damage in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:50], b"", b"nothing"):
         path.write_bytes(damage)
-        again = Kept()
+        again = FeatureCache()
         assert torch.equal(again.features(network(), pictures(), plain, HOW), made)
         assert again.computed == 10 and path.read_bytes() == whole
     path.unlink()
-    assert torch.equal(Kept().features(network(), pictures(), plain, HOW), made)
+    assert torch.equal(FeatureCache().features(network(), pictures(), plain, HOW), made)
 
 
 @pytest.mark.usefixtures("home")
 def test_those_used_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     for seed in range(3):
-        Kept().features(network(), pictures(seed), plain, HOW)
+        FeatureCache().features(network(), pictures(seed), plain, HOW)
         paths += [path for path in files() if path not in paths]
         os.utime(paths[-1], (1e9 + seed, 1e9 + seed))
-    Kept().features(network(), pictures(0), plain, HOW)  # used: now it is the newest
+    FeatureCache().features(network(), pictures(0), plain, HOW)  # used: now it is the newest
     torn = features_folder() / "x.safetensors.ab12.part"
     torn.write_bytes(b"half")
     os.utime(torn, (1, 1))
     size = paths[0].stat().st_size
     monkeypatch.setattr(feature_cache, "MOST", 3 * size)
-    Kept().features(network(), pictures(7), plain, HOW)
+    FeatureCache().features(network(), pictures(7), plain, HOW)
     assert [path.exists() for path in paths] == [True, False, True] and not torn.exists()
     monkeypatch.setattr(feature_cache, "MOST", size - 1)
     before = files()
-    Kept().features(network(), pictures(8), plain, HOW)  # never fits: nothing is deleted for it
+    FeatureCache().features(
+        network(), pictures(8), plain, HOW
+    )  # never fits: nothing is deleted for it
     assert files() == before
 
 
@@ -109,7 +111,7 @@ def test_a_disk_that_cannot_be_written_is_a_note(
     (tmp_path / "home").write_text("in the way")
     monkeypatch.setenv("HARMONIUM_HOME", str(tmp_path / "home"))
     told: list[str] = []
-    made = Kept(note=told.append).features(network(), pictures(), plain, HOW)
+    made = FeatureCache(note=told.append).features(network(), pictures(), plain, HOW)
     assert torch.equal(made, embed(network(), pictures(), plain))
     assert len(told) == 1 and "not kept" in told[0]
 
@@ -136,5 +138,5 @@ class Mine(nn.Module):
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         torch.manual_seed(0)
         made = importlib.import_module("mine").Mine()
-        found = Kept().features(made, pictures(), plain, HOW)
+        found = FeatureCache().features(made, pictures(), plain, HOW)
         assert torch.equal(found, embed(made, pictures(), plain))

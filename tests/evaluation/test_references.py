@@ -12,7 +12,7 @@ from harmonium.cli.terminal import probe_rows
 from harmonium.data.augment.views import preset
 from harmonium.data.images import Dataset, Images
 from harmonium.data.sets.digits import Digits
-from harmonium.evaluation import evaluator as judging
+from harmonium.evaluation import evaluator
 from harmonium.evaluation.evaluator import Evaluation, Evaluator, figures_of
 from harmonium.evaluation.metrics import Answers
 from harmonium.evaluation.references import (
@@ -27,7 +27,7 @@ from harmonium.runs.start import run
 SETTINGS = Evaluation(k=10, labels_per_class=(3,), draws=2)
 
 
-def judge(data: Dataset, seed: int = 0, **settings: object) -> Evaluator:
+def evaluator_for(data: Dataset, seed: int = 0, **settings: object) -> Evaluator:
     chosen = replace(SETTINGS, **settings)  # type: ignore[arg-type]
     return Evaluator(chosen, data, preset("digits"), seed, nn.Flatten())
 
@@ -44,11 +44,11 @@ def two_classes(share: float = 0.8) -> Dataset:
 
 
 def test_references_are_judged_by_the_same_probes(home: Path) -> None:
-    made = judge(Digits().load())
+    made = evaluator_for(Digits().load())
     found = {name: figures_of(one) for name, one in references(made).items()}
     assert list(found) == ["commonest class", "raw pixels", "whitened pixels"]
     assert found["commonest class"]["balanced"]["knn"] == pytest.approx(0.1)
-    flat = made.verdict(nn.Flatten())  # of 8 x 8 pixels, nothing is averaged away
+    flat = made.test(nn.Flatten()).figures  # of 8 x 8 pixels, nothing is averaged away
     for probe in ("knn", "linear", "linear_3"):
         assert found["raw pixels"][probe] == flat[probe]
         assert found["raw pixels"]["balanced"][probe] == flat["balanced"][probe]
@@ -59,71 +59,76 @@ def test_they_are_computed_once_for_images_and_settings(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Digits().load()
-    first = {name: figures_of(one) for name, one in references(judge(data)).items()}
+    first = {name: figures_of(one) for name, one in references(evaluator_for(data)).items()}
     calls: list[int] = []
-    probe = judging.few_label_probe
+    probe = evaluator.few_label_probe
     with monkeypatch.context() as patch:
-        patch.setattr(judging, "knn_answers", None)
-        patch.setattr(judging, "linear_probe", None)
-        patch.setattr(judging, "few_label_probe", lambda *a, **k: calls.append(1) or probe(*a, **k))
-        again = {name: figures_of(one) for name, one in references(judge(data)).items()}
+        patch.setattr(evaluator, "knn_answers", None)
+        patch.setattr(evaluator, "linear_probe", None)
+        patch.setattr(
+            evaluator, "few_label_probe", lambda *a, **k: calls.append(1) or probe(*a, **k)
+        )
+        again = {name: figures_of(one) for name, one in references(evaluator_for(data)).items()}
         assert again == first and not calls
-        references(judge(data, seed=1))  # other labels are known: that probe alone is run again
+        references(
+            evaluator_for(data, seed=1)
+        )  # other labels are known: that probe alone is run again
         assert len(calls) == 2
         with pytest.raises(TypeError):
-            references(judge(data, k=5))
+            references(evaluator_for(data, k=5))
     for number, path in enumerate(sorted(references_folder().iterdir())):
         held = path.read_bytes()
         path.write_bytes(held[:-1] + bytes([held[-1] ^ 1]) if number % 2 else b"damaged")
-    assert {name: figures_of(one) for name, one in references(judge(data)).items()} == first
+    assert {name: figures_of(one) for name, one in references(evaluator_for(data)).items()} == first
 
 
 def test_other_labels_are_other_references(home: Path) -> None:
     data = Digits().load()
-    known = references(judge(data))
+    known = references(evaluator_for(data))
     turned = replace(data, test=data.test.relabelled((data.test.labels + 1) % 10))
-    assert references(judge(turned))["raw pixels"]["knn"].accuracy < 0.1
+    assert references(evaluator_for(turned))["raw pixels"]["knn"].accuracy < 0.1
     assert known["raw pixels"]["knn"].accuracy > 0.9
 
 
 def test_two_classes_have_an_auroc_and_the_commonest_one_half(home: Path) -> None:
     data = two_classes()
-    made = judge(data)
+    made = evaluator_for(data)
     found = {name: figures_of(one) for name, one in references(made).items()}
     always = found["commonest class"]
     assert always["knn"] == pytest.approx(float((data.test.labels == 0).mean()))
     assert always["knn"] > 0.7 and always["balanced"]["knn"] == 0.5 == always["auroc"]["knn"]
     assert set(found["raw pixels"]["auroc"]) == {"knn", "linear", "linear_3"}
-    tested = made.tested(nn.Flatten())
+    tested = made.test(nn.Flatten())
     assert set(tested.figures["auroc"]) == set(tested.answers)
-    assert "auroc" not in judge(Digits().load()).verdict(nn.Flatten())
+    assert "auroc" not in evaluator_for(Digits().load()).test(nn.Flatten()).figures
 
 
 def test_levels_are_the_validation_knn_of_the_references(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = judge(Digits().load(), bank=300, queries=100)
+    made = evaluator_for(Digits().load(), bank=300, queries=100)
     found = validation_levels(made)
     assert list(found) == ["commonest class", "raw pixels", "whitened pixels"]
-    assert found["raw pixels"] == made.validated(nn.Flatten())["knn"]
+    assert found["raw pixels"] == made.validation_accuracy(nn.Flatten())["knn"]
     asked = made.data.validation.labels[:100]
     common = int(np.bincount(made.data.train.labels).argmax())
     assert found["commonest class"] == pytest.approx(float((asked == common).mean()))
     white = whitened_pixels(made.data.train, made.views.plain)
-    assert found["whitened pixels"] == made.validated(white)["knn"]
-    monkeypatch.setattr(judging, "knn_answers", None)  # the second time they come from disk
+    assert found["whitened pixels"] == made.validation_accuracy(white)["knn"]
+    monkeypatch.setattr(evaluator, "knn_answers", None)  # the second time they come from disk
     assert validation_levels(made) == found
     assert (
-        validation_levels(judge(replace(made.data, train=made.data.train.without_labels()))) == {}
+        validation_levels(evaluator_for(replace(made.data, train=made.data.train.without_labels())))
+        == {}
     )
 
 
 def test_constant_images_are_not_whitened(home: Path) -> None:
     data = two_classes()
     blank = replace(data, train=Images(np.zeros_like(data.train.pixels), data.train.labels))
-    assert list(references(judge(blank))) == ["commonest class", "raw pixels"]
+    assert list(references(evaluator_for(blank))) == ["commonest class", "raw pixels"]
     bare = replace(data, test=data.test.without_labels())
-    assert references(judge(bare)) == {}
+    assert references(evaluator_for(bare)) == {}
 
 
 def right(share: float, count: int = 200, draws: int = 1, seed: int = 0) -> Answers:
@@ -199,19 +204,19 @@ def test_few_seeds_do_not_make_a_large_difference_level() -> None:
 
 def test_reasons_follow_from_figures_without_labels() -> None:
     well = {"warnings": [], "view_distance": 0.2, "finite": True}
-    settled = [3.0, 1.0, *[0.5] * 10]
-    (views,) = reasons(well, settled, 5000)
+    converged = [3.0, 1.0, *[0.5] * 10]
+    (views,) = reasons(well, converged, 5000)
     assert "views" in views
-    (steps,) = reasons(well, settled, 20)
+    (steps,) = reasons(well, converged, 20)
     assert "steps" in steps and "20" in steps
     (falling,) = reasons(well, [float(12 - i) for i in range(12)], 5000)
     assert "loss" in falling
-    (far,) = reasons({**well, "view_distance": 0.9}, settled, 5000)
+    (far,) = reasons({**well, "view_distance": 0.9}, converged, 5000)
     assert "0.90" in far
-    assert reasons({**well, "warnings": ["collapsed"]}, settled, 5000) == ("collapsed",)
+    assert reasons({**well, "warnings": ["collapsed"]}, converged, 5000) == ("collapsed",)
     assert reasons({}, [None, None], None) != ()
     for health in (well, {**well, "view_distance": 0.9}):
-        assert reasons(health, settled, 5000, compares_views=False) == ()
+        assert reasons(health, converged, 5000, compares_views=False) == ()
 
 
 @pytest.mark.parametrize("name", ["supervised", "simclr"])

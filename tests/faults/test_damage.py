@@ -54,13 +54,13 @@ def unjudged() -> Iterator[None]:
             parsed[name] = parse(tree)
         return parsed[name]
 
-    def judged(life: RunLoop, judge: Any, encoders: Any, *_: Any) -> dict[str, Any]:
+    def tested(loop: RunLoop, evaluator: Any, encoders: Any, *_: Any) -> dict[str, Any]:
         sums = [float(value.double().sum()) for value in encoders[0].state_dict().values()]
         return {"figures": {"sums": sums}, "untrained": {}}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunLoop, "_judged", judged)
-        patch.setattr(Evaluator, "look", lambda *_: {})
+        patch.setattr(RunLoop, "_test", tested)
+        patch.setattr(Evaluator, "validate", lambda *_: {})
         patch.setattr(
             "harmonium.runs.open_run.Recipe.from_tree", known
         )  # recipes that were read before

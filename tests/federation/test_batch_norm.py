@@ -28,7 +28,7 @@ from harmonium.learning.world import World
 from harmonium.methods.alone import Alone
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import load_encoder
-from harmonium.runs.loop import as_drawn
+from harmonium.runs.loop import initial_encoder
 from harmonium.runs.start import run
 from harmonium.testing import TINY, check_method
 
@@ -265,7 +265,7 @@ def test_a_variance_is_never_negative() -> None:
 def test_the_untrained_encoder_is_judged_with_statistics_of_its_images() -> None:
     recipe = Recipe.from_tree({**TINY, "encoder": {"name": "cnn-small", "norm": "batch"}})
     dataset = recipe.data.load()
-    encoder = as_drawn(recipe.build_method(dataset), dataset)
+    encoder = initial_encoder(recipe.build_method(dataset), dataset)
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms and all(norm.running_mean.abs().sum() > 0 for norm in norms)  # type: ignore[union-attr]
 

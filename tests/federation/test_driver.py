@@ -20,7 +20,7 @@ from harmonium.learning.client import Decline
 from harmonium.learning.context import Context
 from harmonium.learning.training import fit
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.testing import TINY
 
 
@@ -35,7 +35,7 @@ def drive(
     recipe = Recipe.from_tree({**TINY, "method": cls, "split": "iid", "objective": floats})
     dataset = recipe.data.load()
     split = make_split(IID(), dataset, None, recipe.clients, 0)
-    host = make_host(recipe, dataset, split, folder)
+    host = make_runtime(recipe, dataset, split, folder)
     engine, ledger = LocalEngine(host, folder, workers=0), Ledger()
     server = Server(
         {k: len(i) for k, i in enumerate(split.indices)}, host.method.blueprint.shared()

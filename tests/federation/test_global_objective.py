@@ -177,11 +177,10 @@ RUN: dict[str, Any] = {
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts, which take most time, are left out."""
+    """Validation, which takes most time, is left out."""
     health = {"spread": 1.0, "effective_rank": 1.0, "uniformity": 1.0, "alignment": 1.0}
     figures = {"health": {**health, "warnings": []}, "knn": 0.5}
-    monkeypatch.setattr(Evaluator, "verdict", lambda judge, *of, **how: figures)
-    monkeypatch.setattr(Evaluator, "look", lambda judge, *of, **how: figures)
+    monkeypatch.setattr(Evaluator, "validate", lambda evaluator, *of, **how: figures)
 
 
 @pytest.mark.usefixtures("quick")
@@ -190,7 +189,7 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
 ) -> None:
     off = {**RUN, "evaluate": {**RUN["evaluate"], "objective": False}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunLoop, "_plot", lambda life: None)
+        patch.setattr(RunLoop, "_plot", lambda loop: None)
         measured = harmonium.run("fedsc", out=tmp_path / "on", **RUN)
         plain = harmonium.run("fedsc", out=tmp_path / "off", **off)
     rows = {row["round"]: row.get("global_objective") for row in measured.rounds}
@@ -224,7 +223,7 @@ def test_a_run_tells_it_at_every_evaluation_and_ends_with_the_same_model(
 def test_a_run_that_is_stopped_and_resumed_tells_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
 
     class Stop(Callback):
         def round(self, row: Any, seconds: float) -> None:
@@ -243,7 +242,7 @@ def test_a_run_that_is_stopped_and_resumed_tells_the_same(
 def test_a_run_that_is_killed_before_round_1_tells_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
 
     class Stop(Callback):
         def __init__(self, answers: int) -> None:
@@ -283,7 +282,7 @@ def test_a_run_that_is_killed_before_round_1_tells_the_same(
 def test_before_round_1_it_leaves_no_trace_in_later_rounds(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     encoder = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
     base = {**RUN, "method": {}, "rounds": 1, "encoder": encoder, **settings}
     name = base.pop("method").get("name", "fedavg")
@@ -310,7 +309,7 @@ def test_before_round_1_it_leaves_no_trace_in_later_rounds(
 def test_clients_that_drop_out_on_purpose_are_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     lossy = {**RUN, "participation": {"dropout": 0.5}}
     found = harmonium.run("fedsc", out=tmp_path / "run", **lossy)
     assert found.global_objective["clients"] == 4

@@ -38,8 +38,8 @@ CLUSTERED = {"name": "featarc-clustered", "clusters": 2}
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run's folder, opened; verdicts and images, which take most time, are left out."""
-    monkeypatch.setattr(RunLoop, "_judged", lambda *given: {"figures": {}, "untrained": {}})
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_test", lambda *given: {"figures": {}, "untrained": {}})
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
 
     def play(name: str = "fedavg", folder: str = "run", **settings: Any) -> Run:
         path = tmp_path / folder
@@ -164,7 +164,7 @@ def test_simulated_dropouts_leave_nobody_out_of_the_score(played):
 
 
 def test_a_server_without_images_has_the_scores_of_all_looks(played, monkeypatch):
-    monkeypatch.setattr("harmonium.runs.start.judged_on", lambda dataset, split: None)
+    monkeypatch.setattr("harmonium.runs.start.evaluation_data", lambda dataset, split: None)
     run = played(evaluate={**SMALL["evaluate"], "every": 1})
     rows = RunFolder(run.path).read_log("metrics.jsonl")
     assert [row["round"] for row in rows if "align" in row.get("reported", {})] == [1, 2]

@@ -40,8 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             folders[key] = tmp_path_factory.mktemp(name) / "run"
             with pytest.MonkeyPatch.context() as patch:  # verdicts and images take most time
                 nothing = {"figures": {}, "untrained": {}}
-                patch.setattr(RunLoop, "_judged", lambda *given: nothing)
-                patch.setattr(RunLoop, "_plot", lambda life: None)
+                patch.setattr(RunLoop, "_test", lambda *given: nothing)
+                patch.setattr(RunLoop, "_plot", lambda loop: None)
                 harmonium.run(name, out=folders[key], **{**SMALL, **settings})
         return folders[key]
 

@@ -126,7 +126,7 @@ def test_a_run_of_an_earlier_version_is_judged_but_its_clients_do_not_train(
     del tree["local"]["joint_views"], tree["local"]["drop_last"]
     (old / "recipe.yaml").write_text(json.dumps(tree))
     about = {key: value for key, value in RunFolder(old).about().items() if key != "files"}
-    RunFolder(old).tell({**about, "recipe": "0" * 64})
+    RunFolder(old).write_about({**about, "recipe": "0" * 64})
     monkeypatch.setattr(ClientRuntime, "perform", None)  # nobody trains
     lacking = r"local\.drop_last, local\.joint_views: .*measures that do not train"
     for name in ("angles", "geometry"):

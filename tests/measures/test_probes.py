@@ -16,7 +16,7 @@ from PIL import Image
 import harmonium
 from harmonium.core import files, seeds
 from harmonium.core.errors import ConfigError, DataError
-from harmonium.core.progress import listening
+from harmonium.core.progress import send_events_to
 from harmonium.data.decoding.conversion import shaped
 from harmonium.data.images import UNKNOWN, Images
 from harmonium.data.sets.digits import Digits
@@ -41,8 +41,8 @@ from harmonium.measures.run_reader import Run
 from harmonium.measures.semi import Semi
 from harmonium.measures.transfer import Transfer
 from harmonium.recipe.overrides import changes_of
-from harmonium.runs.loop import as_drawn
-from harmonium.runs.start import judged_on
+from harmonium.runs.loop import initial_encoder
+from harmonium.runs.start import evaluation_data
 
 from .conftest import SMALL
 
@@ -124,15 +124,16 @@ def test_the_figures_are_those_that_runs_report(
     which: str, request: pytest.FixtureRequest, opened: Opened
 ) -> None:
     run = opened(request.getfixturevalue(which))
-    data, recipe = judged_on(run.dataset, run.split), run.recipe
-    untrained = as_drawn(run.method, data)
-    judge = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, untrained)
+    data, recipe = evaluation_data(run.dataset, run.split), run.recipe
+    untrained = initial_encoder(run.method, data)
+    evaluator = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, untrained)
     represent, server = run.method.represent, run.server
     if which == "alone":
         encoders = [represent(server, run.state(client)) for client in (0, 1)]
     else:
         encoders = [represent(server)]
-    wanted, before = average([judge.verdict(one) for one in encoders]), judge.verdict(untrained)
+    wanted = average([evaluator.test(one).figures for one in encoders])
+    before = evaluator.test(untrained).figures
     for name, measure in (("knn", NearestNeighbours()), ("linear", Linear())):
         found = measure.look(run).plain["sets"]["own"]
         assert found["accuracy"] == wanted[name] and found["untrained"] == before[name]
@@ -144,7 +145,7 @@ def test_the_figures_are_those_that_runs_report(
 
 def test_references_are_those_that_runs_report(plain: Path, opened: Opened, home: Path) -> None:
     run = opened(plain, finished=ResultCache(home / "draws"))
-    data, recipe = judged_on(run.dataset, run.split), run.recipe
+    data, recipe = evaluation_data(run.dataset, run.split), run.recipe
     judge = Evaluator(recipe.evaluate, data, run.method.views, recipe.seed, run.untrained)
     wanted = {name: figures_of(one) for name, one in references(judge).items()}
     for name, measure in (("knn", NearestNeighbours()), ("linear", Linear())):
@@ -491,7 +492,7 @@ def test_long_work_is_told_from_first_to_last(plain: Path, home: Path, tmp_path:
     words = ["semi", "semi.fractions=[0.3]", "semi.draws=1", "semi.epochs=2", "knn", "linear"]
     words += ["linear.protocol=lp_fedca", "linear.epochs=3", "geometry", "geometry.clients=2"]
     words += ["personal", "tsne", "tsne.perplexity=3"]
-    with listening(lambda *heard: told.append(heard)):
+    with send_events_to(lambda *heard: told.append(heard)):
         found = harmonium.evaluate_run(plain, *words, out=tmp_path / "out")
     labels = 2 * found.figures["semi"][plain.name]["sets"]["own"]["fractions"][0]["labels"]
     clients = found.figures["personal"][plain.name]["personalisation"]["clients"]

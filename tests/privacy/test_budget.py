@@ -216,7 +216,7 @@ def test_unlike_neighbours_are_not_added_as_they_are() -> None:
     assert epsilon([release(0.0, 1.0), removed], 1e-5) == twice  # which says nothing: replace
     moved = [release(1.0, 4.0), counts(30.0, 10, sensitivity=2) | {"neighbours": "replace"}]
     assert epsilon([replaced, counts(30.0, 10)], 1e-5) == epsilon(moved, 1e-5)
-    with pytest.raises(ConfigError, match="cannot be told for `add-remove`"):
+    with pytest.raises(ConfigError, match="`replace`.*`add-remove`"):
         epsilon([replaced], 1e-5, neighbours="add-remove")
 
 

@@ -102,7 +102,7 @@ def test_a_library_says_the_same(seed: int) -> None:
         ([], "there is none of them"),
         (["epsilon=-3"], "epsilon is -3.0; it must be above 0"),
         (["sigma=1"], "give examples and mu, too"),
-        (["epsilon=3", "round=4"], "'round=4' is no setting of a plan: did you mean 'rounds'"),
+        (["epsilon=3", "round=4"], "'round=4' is not a setting of a plan: did you mean 'rounds'"),
         (["epsilon=three"], "epsilon=three: should be a number"),
         (["epsilon=3", "rounds=1.5"], "rounds=1.5"),
         (["epsilon=3", "neighbours=both"], "neighbours=both"),

@@ -23,7 +23,7 @@ from harmonium.federation.card import card
 from harmonium.recipe.initial_weights import COPY, Init, digest_of
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Callback, Result
-from harmonium.runs.open_run import open_host, read_recipe
+from harmonium.runs.open_run import open_runtime, read_recipe
 from harmonium.sites.flower_pair import FlowerPair
 from harmonium.sites.plan import frame_of, method_of, planned
 from harmonium.sites.policy import Policy
@@ -208,7 +208,7 @@ def test_a_run_shows_where_it_started_beside_a_random_initialisation(
     about = json.loads((tmp_path / "run" / "about.json").read_text())
     digest = digest_of(load_file(file))
     assert about["init"] == {"file": str(file), "digest": digest}
-    assert digest in card(open_host(tmp_path / "run").method).text()
+    assert digest in card(open_runtime(tmp_path / "run").method).text()
     assert any(digest in line for line in about["card"])
     assert read_recipe(tmp_path / "run").digest == found.recipe.digest
 
@@ -258,7 +258,7 @@ def test_a_run_goes_on_whatever_became_of_the_run_it_started_from(
     assert found.recipe.digest == recipe.digest
     harmonium.resume(tmp_path / "run", rounds=3)  # its recipe still says where it started
     assert f"file: {first}" in (tmp_path / "run" / "recipe.yaml").read_text()
-    assert open_host(tmp_path / "run").method.blueprint
+    assert open_runtime(tmp_path / "run").method.blueprint
 
 
 def test_a_run_that_is_killed_while_it_begins_begins_again(
@@ -289,7 +289,7 @@ def test_a_copy_of_weights_that_changed_does_not_continue_a_run(
     save_file({**held, first: held[first] + 1}, file)
     for refused in (
         lambda: harmonium.resume(tmp_path / "run"),
-        lambda: open_host(tmp_path / "run"),
+        lambda: open_runtime(tmp_path / "run"),
     ):
         with pytest.raises(DataError, match="changed") as error:
             refused()

@@ -19,7 +19,7 @@ from harmonium.data.sets.arrays import Arrays, keep_arrays
 from harmonium.data.sets.digits import Digits
 from harmonium.learning.encoders import given
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import open_host, read_recipe
+from harmonium.runs.open_run import open_runtime, read_recipe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FAST: dict[str, Any] = {
@@ -125,9 +125,9 @@ def test_labels_do_not_reach_tasks_that_do_not_declare_them(tmp_path: Path) -> N
     settings = {**SMALL, "rounds": 1}
     data = (images(60, 8, 8), LABELS)
     harmonium.run("fedavg", data=data, out=tmp_path / "a", **settings)
-    assert not open_host(tmp_path / "a").images.labelled
+    assert not open_runtime(tmp_path / "a").images.labelled
     harmonium.run("fedavg", data=data, objective="supervised", out=tmp_path / "b", **settings)
-    assert open_host(tmp_path / "b").images.labelled
+    assert open_runtime(tmp_path / "b").images.labelled
 
 
 def test_a_split_by_column_says_how_arrays_are_given_clients(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from harmonium.methods.fedavg import FedAvg
 from harmonium.methods.fedprox import FedProx
 from harmonium.recipe.presets import read_yaml, shipped_recipes
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import load_public, make_host, open_host
+from harmonium.runs.open_run import load_public, make_runtime, open_runtime
 from harmonium.runs.start import _begin, run
 from harmonium.storage.run_folder import RunFolder
 
@@ -178,10 +178,10 @@ def test_shipped_recipes_are_valid(name: str) -> None:
         (["fedavg", "participation.number=11"], "participation.number is 11, but there are 10"),
         (["fedavg", "participation.fraction=2"], "above 0 and at most 1"),
         (["fedavg", "objective.temperature=0"], "it must be positive"),
-        (["fedavg", "rounds"], "'rounds' is no setting: write key=value"),
+        (["fedavg", "rounds"], "write key=value"),
         (["no/such.yaml"], "cannot read recipe no/such.yaml"),
         (["nowhere.module:Thing"], "cannot import method"),
-        (["harmonium.core.errors:ConfigError"], "is no method"),
+        (["harmonium.core.errors:ConfigError"], "extends Method"),
     ],
 )
 def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: str) -> None:
@@ -321,7 +321,7 @@ def test_public_images_come_without_labels_unless_declared(tmp_path: Path) -> No
         data = recipe.data.load()
         split = make_split(recipe.split, data, None, recipe.clients, recipe.seed)
         public = load_public(recipe, data.train.shape)
-        host = make_host(recipe, data, split, tmp_path, public)
+        host = make_runtime(recipe, data, split, tmp_path, public)
         assert host.public is not None and host.public.labelled is labelled
         assert not host.public.factors
 
@@ -334,10 +334,10 @@ def test_public_images_can_be_taken_back_by_a_word() -> None:
 def test_public_images_that_changed_are_noticed(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "public=digits")
     _begin(tmp_path, recipe)
-    open_host(tmp_path)
-    RunFolder(tmp_path).tell({**RunFolder(tmp_path).about(), "public": "another digest"})
+    open_runtime(tmp_path)
+    RunFolder(tmp_path).write_about({**RunFolder(tmp_path).about(), "public": "another digest"})
     with pytest.raises(DataError, match="public images of .* have changed"):
-        open_host(tmp_path)
+        open_runtime(tmp_path)
 
 
 def test_orchestras_rules_scale_local_training() -> None:

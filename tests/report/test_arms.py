@@ -6,7 +6,7 @@ import pytest
 from harmonium.core.errors import ConfigError
 from harmonium.report import arms
 from harmonium.report.arms import arms_plot
-from harmonium.report.figure import picture
+from harmonium.report.figure import saved_figure
 
 ARMS = {
     "FedAvg": {"kNN": (40.0, 2.0), "linear": (50.0, 1.0)},
@@ -26,11 +26,11 @@ def figures(monkeypatch):
 
     @contextmanager
     def watched(*words):
-        with picture(*words) as figure:
+        with saved_figure(*words) as figure:
             yield figure
             held.append(figure)
 
-    monkeypatch.setattr(arms, "picture", watched)
+    monkeypatch.setattr(arms, "saved_figure", watched)
     return held
 
 

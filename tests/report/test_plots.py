@@ -6,7 +6,7 @@ import pytest
 
 from harmonium.core.errors import ConfigError
 from harmonium.report import tuning_plots
-from harmonium.report.figure import brief_names, formats, picture
+from harmonium.report.figure import brief_names, formats, saved_figure
 from harmonium.report.plots import bars, curves, plot_run
 
 SERIES = {
@@ -85,11 +85,11 @@ def drawn(monkeypatch, call):
 
     @contextmanager
     def watched(*words):
-        with picture(*words) as figure:
+        with saved_figure(*words) as figure:
             yield figure
             held.append(figure)
 
-    monkeypatch.setattr(f"{call.__module__}.picture", watched)
+    monkeypatch.setattr(f"{call.__module__}.saved_figure", watched)
     return held
 
 
@@ -217,11 +217,11 @@ def test_long_names_of_settings_leave_room_for_what_is_drawn(count, tmp_path, mo
 
     @contextmanager
     def watched(*words):
-        with picture(*words) as figure:
+        with saved_figure(*words) as figure:
             yield figure
             held.append(figure)
 
-    monkeypatch.setattr(tuning_plots, "picture", watched)
+    monkeypatch.setattr(tuning_plots, "saved_figure", watched)
     much = " objective.momentum=0.99 method.style_epochs=10 local.optimiser=adam encoder.out=128"
     names = [f"local.lr={0.1 / (k + 1):.3g}{much} local.schedule=cosine" for k in range(count)]
     rows = [{"score": -k, "knn": 0.5, "state": "complete"} for k in range(count)]

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from harmonium.core import codec
-from harmonium.core import progress as telling
+from harmonium.core import codec, progress
 from harmonium.data.catalogue import overview
 from harmonium.data.heterogeneity import heterogeneity
 from harmonium.data.partition import make_split
@@ -119,8 +118,8 @@ def decode(count, seconds, passed, total=None):
     """A made-up decoding of `count` images, one every `seconds`."""
     for done in range(1, count + 1):
         passed(seconds)
-        telling.tell("decoding photos", done, total)
-    telling.tell("decoding photos", count, count)
+        progress.emit("decoding photos", done, total)
+    progress.emit("decoding photos", count, count)
 
 
 def test_long_work_is_told_in_plain_lines_every_few_seconds(passed):
@@ -134,12 +133,12 @@ def test_long_work_is_told_in_plain_lines_every_few_seconds(passed):
 
 def test_work_within_work_is_told_with_what_it_is_a_part_of(passed):
     console = Console(file=StringIO(), width=100)
-    with run_progress.long_work(console), telling.work("setup"), telling.work("server step"):
-        with telling.work("training at the server", 1000, "images") as at:
+    with run_progress.long_work(console), progress.work("setup"), progress.work("server step"):
+        with progress.work("training at the server", 1000, "images") as at:
             passed(3.0)
             at(250)
         passed(6.0)
-        with telling.work("clustering", 500, "steps"):
+        with progress.work("clustering", 500, "steps"):
             pass
     assert console.file.getvalue().splitlines() == [
         "setup; training at the server: 250 of 1,000 images",
@@ -151,7 +150,7 @@ def test_work_that_says_nothing_is_told_all_the_same(monkeypatch):
     monkeypatch.setattr(display, "PATIENCE", 0.05)
     monkeypatch.setattr(display, "TICK", 0.01)
     console = Console(file=StringIO(), width=100)
-    with run_progress.long_work(console), telling.work("drawing run.png"):
+    with run_progress.long_work(console), progress.work("drawing run.png"):
         end = time.monotonic() + 10
         while not console.file.getvalue() and time.monotonic() < end:
             time.sleep(0.01)
@@ -161,10 +160,10 @@ def test_work_that_says_nothing_is_told_all_the_same(monkeypatch):
 def test_work_that_fails_is_over(passed):
     console = Console(file=StringIO(), width=100)
     with run_progress.long_work(console):
-        with pytest.raises(ValueError), telling.work("clustering", 9, "steps"):
+        with pytest.raises(ValueError), progress.work("clustering", 9, "steps"):
             raise ValueError
         passed(60.0)
-        telling.tell("features", 1, 2)
+        progress.emit("features", 1, 2)
     assert console.file.getvalue() == ""
 
 
@@ -198,7 +197,7 @@ def test_a_terminal_names_a_command_until_there_is_work_to_show(passed):
     console = Console(file=StringIO(), force_terminal=True, width=100, _environ={})
     with run_progress.long_work(console, command="evaluating"):
         assert "evaluating  0:00" in console.file.getvalue()
-        with telling.work("fine-tuning", 10, "images") as at:
+        with progress.work("fine-tuning", 10, "images") as at:
             passed(0.1)
             at(4)
             display.display_of(console).tick(at_once=True)
@@ -232,27 +231,27 @@ def test_the_line_of_a_run_takes_the_place_of_the_command(passed):
 
 
 def told_by(listener):
-    with telling.listening(listener), telling.work("client 3", 100, "images") as at:
+    with progress.send_events_to(listener), progress.work("client 3", 100, "images") as at:
         at(50)
 
 
 def test_seldom_passes_on_what_lasts_and_its_end():
     events = []
-    told_by(telling.seldom(lambda *event: events.append(event), spacing=0.0))
+    told_by(progress.throttled(lambda *event: events.append(event), spacing=0.0))
     assert events == [("client 3", n, 100, "images") for n in (0, 50, 100)]
     events.clear()
-    told_by(telling.seldom(lambda *event: events.append(event)))
+    told_by(progress.throttled(lambda *event: events.append(event)))
     assert events == []
 
 
 def test_a_worker_process_passes_progress_on_before_its_answer(monkeypatch):
-    def perform(host, message):
-        told_by(telling.listener())
+    def perform(runtime, message):
+        told_by(progress.current_listener())
         return {"answer": 1}
 
-    monkeypatch.setattr(worker, "_host", lambda folder: None)
+    monkeypatch.setattr(worker, "_runtime", lambda folder: None)
     monkeypatch.setattr(worker, "_perform", perform)
-    monkeypatch.setattr(worker, "seldom", lambda listener: listener)
+    monkeypatch.setattr(worker, "throttled", lambda listener: listener)
     tasks, results = BytesIO(), BytesIO()
     local.write_frame(tasks, codec.encode({}))
     tasks.seek(0)
@@ -268,7 +267,7 @@ def test_a_worker_process_passes_progress_on_before_its_answer(monkeypatch):
 
 def test_real_decoding_is_told_from_first_to_last(home):
     told = []
-    with telling.listening(lambda *words: told.append(words)):
+    with progress.send_events_to(lambda *words: told.append(words)):
         Shapes(count=600, test_count=5, size=8).load()
         Shapes(count=600, test_count=5, size=8).load()  # decoded already
     what, unit = "decoding shapes", "images"
@@ -291,7 +290,7 @@ def test_a_run_tells_of_setup_clients_evaluation_and_probes(home, undrawn):
     """FedCA trains at the server before its first round, Orchestra clusters there."""
     heard = set()
     words = ["clients=2", "rounds=1", "data.limit=120", "encoder.width=4", "engine.workers=0"]
-    with telling.listening(lambda what, done, total, unit: heard.add((what, unit))):
+    with progress.send_events_to(lambda what, done, total, unit: heard.add((what, unit))):
         run("fedca", *words, "public=shapes", "public.count=64", "method.align_epochs=1")
         run("orchestra", *words, "method.clusters=4", "method.global_steps=3")
     assert {
@@ -312,7 +311,7 @@ def test_a_run_tells_of_setup_clients_evaluation_and_probes(home, undrawn):
 
 def test_looking_at_data_and_at_clients_is_told_in_images(home):
     heard = set()
-    with telling.listening(lambda what, done, total, unit: heard.add((what, total, unit))):
+    with progress.send_events_to(lambda what, done, total, unit: heard.add((what, total, unit))):
         dataset = Shapes(count=90, test_count=10, size=8).load()
         overview(dataset)
         split = make_split(Recipe.of("fedavg").split, dataset, None, 2, 0)

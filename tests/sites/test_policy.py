@@ -28,7 +28,7 @@ from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.privacy import Privacy
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.sites.plan import frame_of, method_of, planned
 from harmonium.sites.policy import MOST_DEPTH, TEMPLATE, Policy, changes_of
 from harmonium.testing import TINY
@@ -499,7 +499,7 @@ def test_no_answer_takes_more_passes_than_its_method_says(
         **{key: value for key, value in settings.items() if key == "method"},
     )
     dataset = recipe.data.load()
-    host = make_host(recipe, dataset, make_split(IID(), dataset, None, 4, 0), tmp_path)
+    host = make_runtime(recipe, dataset, make_split(IID(), dataset, None, 4, 0), tmp_path)
     model = host.method.blueprint.shared()
     if step == "calibrate":
         down = {"encoder": {k: v for k, v in model.items() if k.startswith("encoder.")}}

@@ -202,7 +202,7 @@ def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federa
         resume(tmp_path / "here")
     about = RunFolder(tmp_path / "here").about()
     about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
-    RunFolder(tmp_path / "here").tell(about)
+    RunFolder(tmp_path / "here").write_about(about)
     with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
         resume_here(tmp_path / "here")
 
@@ -223,7 +223,7 @@ def test_a_damaged_run_fails_before_it_is_announced(tmp_path: Path, federation) 
     run("fedavg", *SMALL, *few, out=path)
     about = RunFolder(path).about()
     about["federation"] = _Participants.new(federation).plain(federation)
-    RunFolder(path).tell(about)
+    RunFolder(path).write_about(about)
     (path / "result.json").unlink()
     for commit in (path / "commits").glob("*.json"):
         commit.write_text("damaged")

@@ -29,7 +29,7 @@ from harmonium.learning.client import Decline
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.initial_weights import Init
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.sites.log import LEFT, totals
 from harmonium.sites.policy import Policy
 from harmonium.sites.site import Identity, Site
@@ -127,7 +127,7 @@ class Bench:
         self.opened.append(recipe.method.name)
         if self.open_host is not None:
             return self.open_host(recipe, folder, client)
-        return make_host(recipe, *pictures(), folder)
+        return make_runtime(recipe, *pictures(), folder)
 
     @property
     def states(self) -> Path:
@@ -614,7 +614,7 @@ def test_noise_that_can_be_subtracted_does_not_leave(tmp_path: Path) -> None:
     """Also if a host draws other noise than its plan says."""
 
     def other(recipe: Recipe, folder: Path, client: int) -> ClientRuntime:
-        return replace(make_host(recipe, *pictures(), folder), noise="simulated")
+        return replace(make_runtime(recipe, *pictures(), folder), noise="simulated")
 
     bench = Bench(tmp_path, open_host=other)
     assert "noise can be subtracted" in bench.refusal()

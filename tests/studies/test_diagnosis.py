@@ -24,7 +24,7 @@ from harmonium.methods.diagnosis import Diagnosis
 from harmonium.methods.diagnosis.features import CONTENT, described
 from harmonium.methods.diagnosis.scatter import Spread, Sums, group_sums, spread
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.runs.start import run
 from harmonium.studies.diagnosis import CHANCE, Finding, diagnose, diagnose_run, find, judge
 from harmonium.testing import CHECKS, check_method
@@ -252,10 +252,10 @@ def test_labels_do_not_reach_it_whatever_the_recipe(monkeypatch: pytest.MonkeyPa
     hosts = []
 
     def watched(*given: Any) -> ClientRuntime:
-        hosts.append(make_host(*given))
+        hosts.append(make_runtime(*given))
         return hosts[-1]
 
-    monkeypatch.setattr("harmonium.studies.diagnosis.make_host", watched)
+    monkeypatch.setattr("harmonium.studies.diagnosis.make_runtime", watched)
     words = ["data=digits", "split=dirichlet", "clients=4"]
     assert diagnose(*words, "objective=supervised") == diagnose("fedprox", *words)
     for host in hosts:

@@ -1,4 +1,4 @@
-"""What the registries hold, read from the source without importing it: lists need no torch.
+"""The registered classes, read from the source without importing it, so that lists need no torch.
 
 Filling a table imports every module of its package, and with them torch, which takes seconds. A
 list shows only names, first lines of docstrings and papers, and these are literals in the source.

@@ -1,4 +1,4 @@
-"""The commands. Each is thin: it reads words, calls one function and shows what came back.
+"""The `harmonium` command. Each subcommand calls one function and shows what it returns.
 
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -38,6 +38,10 @@ from harmonium.cli.terminal import (
 from harmonium.cli.tune import tune
 from harmonium.core.errors import ConfigError, HarmoniumError
 
+if TYPE_CHECKING:
+    from harmonium.recipe.paper_tables import Entry
+    from harmonium.recipe.schema import Recipe
+
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
 
 app = typer.Typer(
@@ -55,7 +59,7 @@ app.add_typer(client, name="client")
 
 
 def main() -> None:
-    """Run a command; a mistake of the user's is one line and exit code 2."""
+    """Run a command; a user's mistake is reported in one line, with exit code 2."""
     sys.path.append(os.getcwd())  # `harmonium run mymodule:MyMethod` finds what python -m would
     try:
         if code := app(standalone_mode=False):
@@ -114,35 +118,42 @@ def run(
 
     with long_work(err, as_json, "loading"):
         from harmonium.recipe.schema import Recipe
-        from harmonium.runs.estimate import estimated
-        from harmonium.runs.open_run import missing
-        from harmonium.runs.start import run as run_recipe
+        from harmonium.runs import start
 
         check_formats(formats)
         recipe = Recipe.of(what, *(changes or []))
     if dry_run:
-        with long_work(err, as_json, "estimating"):
-            recipe.check()
-            expected = estimated(recipe)
-            lacking = missing(recipe)
-        if as_json:
-            shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
-            told = {"unknown": expected} if isinstance(expected, str) else expected.plain()
-            shown |= {"estimate": told, "notes": recipe.notes}
-            print(json.dumps(shown))
-            return
-        out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
-        for text in lacking:
-            say_prose(f"missing  {text}", err)
-        for text in recipe.notes:
-            say_prose(f"note     {text}", err)
-        why = [f"time     not known: {expected}"]
-        for text in why if isinstance(expected, str) else expected.lines():
-            say_prose(text, err)
+        _show_estimate(recipe, as_json)
         return
     with watched(as_json) as watcher:
-        result = run_recipe(recipe, out=folder, callbacks=watcher)
+        result = start.run(recipe, out=folder, callbacks=watcher)
     show_result(result, as_json, formats)
+
+
+def _show_estimate(recipe: Recipe, as_json: bool) -> None:
+    """Print a resolved recipe, and how long it would take and what it would send."""
+    from harmonium.report.display import long_work
+    from harmonium.runs.estimate import estimated
+    from harmonium.runs.open_run import missing
+
+    with long_work(err, as_json, "estimating"):
+        recipe.check()
+        estimate = estimated(recipe)
+        lacking = missing(recipe)
+    if as_json:
+        shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
+        plain = {"unknown": estimate} if isinstance(estimate, str) else estimate.plain()
+        shown |= {"estimate": plain, "notes": recipe.notes}
+        print(json.dumps(shown))
+        return
+    out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
+    for text in lacking:
+        say_prose(f"missing  {text}", err)
+    for text in recipe.notes:
+        say_prose(f"note     {text}", err)
+    why = [f"time     not known: {estimate}"]
+    for text in why if isinstance(estimate, str) else estimate.lines():
+        say_prose(text, err)
 
 
 @app.command()
@@ -155,9 +166,9 @@ def resume(
     """
     check_formats(formats)
     with watched(as_json) as watcher:
-        from harmonium.runs.start import resume as resume_run
+        from harmonium.runs import start
 
-        result = resume_run(folder, *(changes or []), callbacks=watcher)
+        result = start.resume(folder, *(changes or []), callbacks=watcher)
     show_result(result, as_json, formats)
 
 
@@ -203,7 +214,7 @@ def explain(
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """List the methods, and the short cuts to baselines of the papers."""
+    """List the methods, and the names of the papers' baselines."""
     from harmonium.cli.listing import listed
     from harmonium.recipe.presets import about, baselines
 
@@ -246,48 +257,63 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes that come with Harmonium, or those of a paper's tables."""
-    from harmonium.recipe.paper_tables import FIGURES
-    from harmonium.recipe.presets import about, shipped_recipes, tables
-    from harmonium.recipe.presets import table as entries
-    from harmonium.report.tables import MISSING
+    from harmonium.recipe import presets
 
     if table is None:
-        found = {name: {"what": about(file)[0]} for name, file in shipped_recipes().items()}
-        for name, file in tables().items():
-            found[f"{name}/SETTING/ROW"] = {"what": f"{about(file)[0]} (harmonium recipes {name})"}
-        _list(found, as_json)
+        shipped, tables = presets.shipped_recipes(), presets.tables()
+        listed = {name: {"what": presets.about(file)[0]} for name, file in shipped.items()}
+        for name, file in tables.items():
+            what = f"{presets.about(file)[0]} (harmonium recipes {name})"
+            listed[f"{name}/SETTING/ROW"] = {"what": what}
+        _list(listed, as_json)
         return
-    rows = [one for one in entries(table.partition("/")[0]) if one.name.startswith(table)]
+    paper = table.partition("/")[0]
+    rows = [row for row in presets.table(paper) if row.name.startswith(table)]
     if not rows:
-        listed = f"harmonium recipes {table.partition('/')[0]}"
-        raise ConfigError(f"no recipe begins with '{table}': `{listed}` lists them")
-    shown = [key for key in FIGURES if any(getattr(one, key) is not None for one in rows)]
+        raise ConfigError(
+            f"no recipe begins with '{table}': `harmonium recipes {paper}` lists them"
+        )
+    _show_rows(rows, table, as_json)
+
+
+def _show_rows(rows: Sequence[Entry], table: str, as_json: bool) -> None:
+    """Print rows of a paper's tables with the published figures."""
+    from harmonium.recipe.paper_tables import FIGURES
+
+    shown = [key for key in FIGURES if any(getattr(row, key) is not None for row in rows)]
     shown = shown or ["published"]
     if as_json:
         more = ("deviation", "by_style", "note")
-        keys = ["what", *shown, *(k for k in more if any(getattr(one, k) for one in rows))]
-        print(json.dumps({one.name: {key: getattr(one, key) for key in keys} for one in rows}))
+        keys = ["what", *shown, *(k for k in more if any(getattr(row, k) for row in rows))]
+        print(json.dumps({row.name: {key: getattr(row, key) for key in keys} for row in rows}))
         return
     lines = list[dict[str, Any]]()
-    for one in rows:
-        figures = {key: getattr(one, key) for key in shown}
-        if one.published is not None and one.deviation is not None:
-            figures["published"] = (one.published, one.deviation)
-        lines.append({"name": one.name, **figures, "what": one.what})
-    exact = [one.published for one in rows if one.published is not None and not one.by_style]
+    for row in rows:
+        figures = {key: getattr(row, key) for key in shown}
+        if row.published is not None and row.deviation is not None:
+            figures["published"] = (row.published, row.deviation)
+        lines.append({"name": row.name, **figures, "what": row.what})
+    exact = [row.published for row in rows if row.published is not None and not row.by_style]
     digits = 2 if any(figure != round(figure, 1) for figure in exact) else 1  # as papers print them
     show_table(lines, digits=digits, unbroken=["name"])
+    _explain_rows(rows, table, has_personal="personal" in shown)
+
+
+def _explain_rows(rows: Sequence[Entry], table: str, *, has_personal: bool) -> None:
+    """Print what the figures of a paper's tables mean, and how to run a row."""
+    from harmonium.report.tables import MISSING
+
     say_prose(f"published: test accuracy in percent, of the full size; {MISSING}: no figure known")
-    if any(one.deviation is not None for one in rows):
-        say_prose("±: over seeds, as the paper has it")
-    for note in dict.fromkeys(one.note for one in rows if one.note):
+    if any(row.deviation is not None for row in rows):
+        say_prose("±: over seeds, as the paper reports it")
+    for note in dict.fromkeys(row.note for row in rows if row.note):
         say_prose(f"note: {note}")
-    if "personal" in shown:
-        say_prose("personal: the same of clients' own features; both are means over styles")
+    if has_personal:
+        say_prose("personal: the same for clients' own features; both are means over styles")
     if "/" not in table:
         some = rows[0].name.rpartition("/")[0]
         say_prose(f"the beginning of a name lists fewer: harmonium recipes {some}")
-    say_prose(f"@cpu behind a name makes it small: harmonium run {rows[0].name}@cpu")
+    say_prose(f"@cpu after a name makes the run small: harmonium run {rows[0].name}@cpu")
 
 
 def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

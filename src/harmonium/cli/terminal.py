@@ -1,4 +1,4 @@
-"""What all commands share: where they print, and the words that mean the same everywhere."""
+"""What all commands share: consoles, common options, and the output of results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_bounded(console: Console) -> bool:
 
 
 class _Console(Console):
-    """A console that is wide where its output goes to no terminal."""
+    """A console that is wide where its output does not go to a terminal."""
 
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
@@ -111,7 +111,7 @@ def say_plots(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback]:
-    """A watcher for a run; when the run fails, say how to go on with it."""
+    """A watcher for a run; when the run fails, it says how to continue."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
@@ -133,7 +133,7 @@ def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback
 
 
 def show_result(result: Result, as_json: bool, formats: str | None = None) -> None:
-    """Show what a run came to: its figures, if anything could judge it, and where it lies."""
+    """Show the results of a run: its figures, if it could be evaluated, and where its files are."""
     from harmonium.report.display import long_work
     from harmonium.runs.privacy_report import summary
 
@@ -141,22 +141,7 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         private = summary(result.folder)
         plots = _plotted(result, formats)
     if as_json:
-        shown = {
-            "folder": str(result.folder),
-            "recipe": result.recipe.digest,
-            "figures": dict(result.figures),
-            "untrained": dict(result.untrained),
-            "references": {name: dict(one) for name, one in result.references.items()},
-            "verdict": result.verdict,
-            "against": dict(result.against),
-            "whitened": dict(result.whitened),
-            "notes": list(result.notes),
-            "batch_norm": result.batch_norm,
-            "stopped": result.stopped,
-            "privacy": private,
-            "rounds": list(result.rounds),
-        }
-        print(json.dumps(shown))
+        print(json.dumps(_result_tree(result, private)))
         return
     if result.figures:
         _show_figures(result)
@@ -164,15 +149,8 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         _show_bounds(result.bounds)
     if result.global_objective:
         _show_objective(result.global_objective)
-    told = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
-    if sent := [k for k in told if k]:
-        say_prose(f"k        every centroid that left a client is of at least {min(sent)} images")
-    if result.batch_norm:
-        say_prose(f"BatchNorm {result.batch_norm}")
-    if private:
-        say_prose(f"privacy  {private}")
-    if result.stopped:
-        say_prose(f"stopped  {result.stopped}")
+    for text in _remarks(result, private):
+        say_prose(text)
     if result.recipe.method.name == "diagnosis":
         say(f"finding  harmonium diagnose {result.folder}")
     encoder = result.folder / "encoder.safetensors"
@@ -182,8 +160,40 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         say(f"encoder  {encoder}")
 
 
+def _result_tree(result: Result, private: str) -> dict[str, Any]:
+    """A result as `--json` prints it; `private` is the summary of its privacy."""
+    return {
+        "folder": str(result.folder),
+        "recipe": result.recipe.digest,
+        "figures": dict(result.figures),
+        "untrained": dict(result.untrained),
+        "references": {name: dict(one) for name, one in result.references.items()},
+        "verdict": result.verdict,
+        "against": dict(result.against),
+        "whitened": dict(result.whitened),
+        "notes": list(result.notes),
+        "batch_norm": result.batch_norm,
+        "stopped": result.stopped,
+        "privacy": private,
+        "rounds": list(result.rounds),
+    }
+
+
+def _remarks(result: Result, private: str) -> Iterator[str]:
+    """Lines on anonymity, BatchNorm, privacy and why a run stopped, where there is anything."""
+    reported = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
+    if least := [k for k in reported if k]:
+        yield f"k        every centroid that left a client is of at least {min(least)} images"
+    if result.batch_norm:
+        yield f"BatchNorm {result.batch_norm}"
+    if private:
+        yield f"privacy  {private}"
+    if result.stopped:
+        yield f"stopped  {result.stopped}"
+
+
 def _show_bounds(bounds: Mapping[str, Any]) -> None:
-    """Least mutual informations of a run with user verification, none of them clipped."""
+    """Lower bounds of mutual information of a run with user verification, none of them clipped."""
     meaning = {
         "total": ("two views, over all clients", None),
         "local": ("two views, within a client", None),
@@ -221,7 +231,7 @@ def _show_objective(found: Mapping[str, Any]) -> None:
 
 
 def _show_figures(result: Result) -> None:
-    """Probes beside their references, label-free figures, and the verdict in a sentence."""
+    """Probes beside their references, label-free figures, and the comparison in a sentence."""
     after, before = result.figures, result.untrained
     title = "Test accuracy in percent; encoder frozen"
     columns = {"trained": after}
@@ -283,12 +293,12 @@ def _whitening_words(changes: Mapping[str, Mapping[str, Any]]) -> str:
     from harmonium.evaluation.verdict import by
 
     said = {"better": "better", "worse": "worse", "tie": "no clear difference"}
-    told = [
+    texts = [
         f"{said[one['outcome']]} {by(probe)} "
         f"({100 * one['whitened']:.1f} against {100 * one['plain']:.1f} %)"
         for probe, one in changes.items()
     ]
-    return f"Against plain features: {'; '.join(told)}." if told else ""
+    return f"Against plain features: {'; '.join(texts)}." if texts else ""
 
 
 REFERENCE_LEGEND = (

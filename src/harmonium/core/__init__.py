@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, seeds, files, settings, progress events."""
+"""The foundation of all other packages: errors, seeds, files, settings, progress events."""

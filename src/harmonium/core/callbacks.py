@@ -1,4 +1,4 @@
-"""Callbacks: the class to override to follow a run, and how several of them are called."""
+"""Callbacks: the class to extend to follow a run, and how several of them are called."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ Callbacks = Callback | Sequence[Callback] | Callable[[str], Callback] | None
 
 @contextmanager
 def called(callbacks: Callbacks, label: str = "") -> Iterator[Callback]:
-    """One callback that stands for all that were given, closed at the end whatever happens."""
-    if isinstance(callbacks, _Every):  # whoever made it closes it
+    """One callback that calls all that were given, and is closed at the end whatever happens."""
+    if isinstance(callbacks, _Every):  # closed by its creator
         yield callbacks
         return
     every = _Every(_listed(callbacks, label))
@@ -168,14 +168,14 @@ class _Every(Callback):
             except Exception as error:
                 kind = type(one)
                 if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-                    raise  # a fault of ours keeps its traceback
+                    raise  # a bug of Harmonium keeps its traceback
                 raise CallbackError(
                     f"{kind.__name__}.{name} raised {type(error).__name__}: {error}{self._left()}"
                 ) from error
 
     def _left(self) -> str:
-        """How to go on with the run."""
+        """How to continue the run."""
         if self._folder is None:
             return ""
         rounds = f"{self._done} rounds are" if self._done != 1 else "1 round is"
-        return f". {rounds} committed: go on with harmonium.resume('{self._folder}')"
+        return f". {rounds} committed: continue with harmonium.resume('{self._folder}')"

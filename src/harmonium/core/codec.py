@@ -39,23 +39,25 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a frame from elsewhere may hold."""
+    """The largest sizes that a frame from elsewhere may have."""
 
     frame: int  # bytes of all of it
     header: int  # bytes of its tree and the shapes of its tensors
 
     def check(self, frame: bytes | bytearray | memoryview) -> None:
-        """Refuse a frame that is larger, by its length and what it says of its header."""
+        """Refuse a frame that is larger, by its length or the stated length of its header."""
         header = int.from_bytes(frame[:8], "little")
         for part, size, most in (
             ("frame", len(frame), self.frame),
             ("header", header, self.header),
         ):
             if size > most:
-                raise WireError(f"its {part} of {size:,} bytes is too large: {most:,} are the most")
+                raise WireError(
+                    f"its {part} of {size:,} bytes is too large: at most {most:,} are allowed"
+                )
 
 
-LIMITS = Limits(frame=2**31, header=2**24)  # of a frame of which nothing else is known
+LIMITS = Limits(frame=2**31, header=2**24)  # for frames with no limits of their own
 
 
 def encode(tree: Tree) -> bytes:
@@ -105,7 +107,9 @@ def decode(frame: bytes | bytearray | memoryview, limits: Limits | None = None) 
         # The parser has checked lengths and offsets by now; it does not hand out the metadata.
         tree = _fill(json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"]), tensors)
         if tensors:
-            raise WireError(f"not a Harmonium frame: tensor {next(iter(tensors))} is in no place")
+            raise WireError(
+                f"not a Harmonium frame: tensor {next(iter(tensors))} is not in its tree"
+            )
         return tree
     except (
         safetensors.SafetensorError,
@@ -129,7 +133,7 @@ def outline(path: Path) -> Tree:
 
 
 def payload_bytes(tree: Tree) -> int:
-    """Bytes of a value by the accounting rule: its tensors' own bytes, 8 for a plain number."""
+    """The size of a value as the ledger counts it: its tensors' bytes, 8 for a plain number."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, Mapping):
@@ -142,16 +146,9 @@ def payload_bytes(tree: Tree) -> int:
 def _strip(value: Tree, tensors: list[Tensor]) -> Any:
     """Plain JSON of a tree: tensors become {"$": number}, integer keys become {"#": pairs}."""
     if isinstance(value, Tensor):
-        if value.dtype not in _NAMES:
-            raise WireError(f"cannot encode a tensor of {value.dtype}; use one of {list(_NAMES)}")
-        tensors.append(value)
-        return {"$": len(tensors) - 1}
+        return _strip_tensor(value, tensors)
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value) and not {"$", "#"} & set(value):
-            return {key: _strip(item, tensors) for key, item in value.items()}
-        if all(isinstance(key, str | int) for key in value):
-            return {"#": [[key, _strip(item, tensors)] for key, item in value.items()]}
-        raise WireError("only text and whole numbers can be keys")
+        return _strip_mapping(value, tensors)
     if isinstance(value, list | tuple):
         return [_strip(item, tensors) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -164,8 +161,23 @@ def _strip(value: Tree, tensors: list[Tensor]) -> Any:
     )
 
 
+def _strip_tensor(tensor: Tensor, tensors: list[Tensor]) -> dict[str, int]:
+    if tensor.dtype not in _NAMES:
+        raise WireError(f"cannot encode a tensor of {tensor.dtype}; use one of {list(_NAMES)}")
+    tensors.append(tensor)
+    return {"$": len(tensors) - 1}
+
+
+def _strip_mapping(mapping: Mapping[Any, Tree], tensors: list[Tensor]) -> dict[str, Any]:
+    if all(isinstance(key, str) for key in mapping) and not {"$", "#"} & set(mapping):
+        return {key: _strip(item, tensors) for key, item in mapping.items()}
+    if all(isinstance(key, str | int) for key in mapping):
+        return {"#": [[key, _strip(item, tensors)] for key, item in mapping.items()]}
+    raise WireError("only text and whole numbers can be keys")
+
+
 def _fill(value: Any, tensors: dict[str, Tensor] | None) -> Tree:
-    """The tree of its plain JSON; tensors are taken out of `tensors`, so that none comes twice."""
+    """The tree of its plain JSON; tensors are taken out of `tensors`, so none is used twice."""
     if isinstance(value, dict):
         if "$" in value:
             number = value["$"]

@@ -1,7 +1,7 @@
-"""What can go wrong in a way the user can mend; each is one clear line, never a traceback.
+"""Errors that a user can correct; each is shown as one clear line, never a traceback.
 
-The command line prints the message and leaves with exit code 2. Anything that is not a
-`HarmoniumError` is a fault of ours and keeps its traceback.
+The command line prints the message and exits with code 2. Any other exception is a bug in Harmonium
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Key:
-    """A setting that a message names.
+    """The key of a setting in an error message.
 
-    It stays a value until the message is shown: the settings of a data set are those of `data`, of
-    `public`, or of a set to evaluate on, and who raises the error cannot know.
+    It is kept apart from the text until the message is shown: the settings of a data set may be
+    those of `data`, of `public` or of a set to evaluate on, which the code that raises the error
+    cannot know.
     """
 
     section: str
@@ -46,7 +47,7 @@ class HarmoniumError(Exception):
 
     @property
     def key(self) -> str | None:
-        """The first setting that the message names, if it says so."""
+        """The key of the first setting in the message, if there is one."""
         return next((str(part) for part in self.args if isinstance(part, Key)), None)
 
     def with_keys(self, rename: Callable[[Key], Key]) -> Self:
@@ -65,7 +66,7 @@ class ConfigError(HarmoniumError):
 
 
 class UnknownSetting(ConfigError):
-    """A key, a name or a kind of value that nothing reads: a slip, whatever the other settings."""
+    """A key, name or type of value that no setting has, whatever the other settings are."""
 
 
 class DataError(HarmoniumError):
@@ -85,11 +86,11 @@ class NotEnoughReplies(HarmoniumError):
 
 
 class Diverged(NotEnoughReplies):
-    """All answers hold numbers that are not finite: training again gives the same."""
+    """No answer has finite numbers only: training again would give the same."""
 
 
 class EngineError(HarmoniumError):
-    """A place where clients run failed in a way that trying again does not mend."""
+    """An engine failed in a way that trying again does not repair."""
 
 
 class BudgetSpent(HarmoniumError):
@@ -101,15 +102,15 @@ class CallbackError(HarmoniumError):
 
 
 class NoneFinished(HarmoniumError):
-    """No run of any method of a comparison came to its end."""
+    """No run of any method of a comparison finished."""
 
 
 class PolicyRefusal(HarmoniumError):
-    """A plan wants something of a site that the site's policy does not allow."""
+    """A plan asks a site for something that its policy does not allow."""
 
 
 def undefined(owner: object, name: str) -> ConfigError:
-    """The error of a class that lacks what it must define, with the head of it to write.
+    """The error for a class that does not define a required method, with its signature.
 
     >>> class Mine:
     ...     def build(self, dim): raise undefined(self, "build")
@@ -126,7 +127,7 @@ def undefined(owner: object, name: str) -> ConfigError:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """A closing sentence that names the nearest right word, or all of them when none is near.
+    """The end of an error message: the nearest valid word, or all of them if none is near.
 
     >>> suggest("dirichlit", ["iid", "dirichlet"])
     "did you mean 'dirichlet'?"
@@ -139,19 +140,19 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """A number with its word, one or several of them.
+    """A number and a noun, in the plural where it needs one.
 
-    >>> counted(1, "seed"), counted(2, "seed"), counted(1200, "picture")
+    >>> counted(1, "seed"), counted(2, "seed"), counted(1200, "image")
     ('1 seed', '2 seeds', '1,200 images')
     """
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-LONGEST = 1000  # letters of what a stranger said
+LONGEST = 1000  # characters of a text from another process or machine
 
 
 def one_line(words: object) -> str:
-    r"""What a stranger said: one short line, without anything that a terminal would obey.
+    r"""Text from another process or machine as one short line, without control characters.
 
     >>> one_line("no\x1b[2J\nsuch file")
     'no?[2J such file'

@@ -1,7 +1,7 @@
-"""Files that survive a kill at any instant: written beside, synced, renamed; read with a digest.
+"""Files that survive a kill at any instant: written to a temporary name, synced, then renamed.
 
-Whatever goes wrong with a file is one line with its path and what to do: `reading` and `writing`
-see to that for everyone who touches files of a run.
+They are read back with a digest. `reading` and `writing` turn every problem with a file into an
+error of one line with its path and what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harmonium.core import codec
 
 RESTORE = "restore it from a copy, or start a new run"
-SEAL = "sha256"  # key of a JSON file's digest of all else that it says
+SEAL = "sha256"  # key of the digest of everything else in a JSON file
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,16 +49,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "Make room" if error.errno in _FULL else "Mend that"
+        advice = "Free some space" if error.errno in _FULL else "Correct that"
         raise StoreError(
             f"cannot write {path}: {_reason(error)}. {advice} and try again."
         ) from None
 
 
 def _reason(error: Exception) -> str:
-    told = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-    bare = isinstance(error, LookupError) or not told  # a bare key explains nothing
-    return f"{type(error).__name__} {told}".strip() if bare else str(told)
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+    bare = isinstance(error, LookupError) or not text  # a bare key explains nothing
+    return f"{type(error).__name__} {text}".strip() if bare else str(text)
 
 
 def write_atomic(path: Path, data: bytes, *, private: bool = False) -> str:
@@ -124,19 +124,19 @@ def read_checked(path: Path, digest: str, remedy: str = RESTORE) -> bytes:
     return data
 
 
-def sealed(told: Mapping[str, Any]) -> bytes:
-    """A JSON file with a digest of what it says, for `read_sealed`."""
-    return json.dumps({**told, SEAL: digest_of(json.dumps(told).encode())}, indent=1).encode()
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a JSON file with a digest of its content, for `read_sealed`."""
+    return json.dumps({**content, SEAL: digest_of(json.dumps(content).encode())}, indent=1).encode()
 
 
 def read_sealed(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """What a sealed JSON file says; one without a seal is of an earlier version."""
+    """The content of a sealed JSON file; one without a seal is of an earlier version."""
     with reading(path, remedy):
-        told: dict[str, Any] = dict(json.loads(path.read_bytes()))
-        seal = told.pop(SEAL, None)
-        if seal is not None and seal != digest_of(json.dumps(told).encode()):
-            raise ValueError("it does not say what it said when it was written")
-    return told
+        content: dict[str, Any] = dict(json.loads(path.read_bytes()))
+        seal = content.pop(SEAL, None)
+        if seal is not None and seal != digest_of(json.dumps(content).encode()):
+            raise ValueError("its content has changed since it was written")
+    return content
 
 
 def write_tree(path: Path, tree: codec.Tree, *, private: bool = False) -> str:

@@ -10,9 +10,9 @@ from harmonium.core.errors import StoreError
 
 def home() -> Path:
     """The folder for everything Harmonium keeps between commands."""
-    told = os.environ.get("HARMONIUM_HOME")
-    if told:
-        return Path(told).expanduser().absolute()
+    chosen = os.environ.get("HARMONIUM_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
     import platformdirs
 
     return Path(platformdirs.user_data_dir("harmonium", appauthor=False))

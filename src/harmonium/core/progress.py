@@ -1,8 +1,9 @@
-"""Progress events: how far long work is, told to whoever listens, and to nobody else.
+"""Progress events: long work reports how far it is to a listener, if there is one.
 
-Work of any kind (a local training, an exchange with clients, an evaluation) tells what it is and
-how far it has come. It does not know who listens: a terminal (`report/progress.py`), a worker
-process that passes events on to the process that started it, or nobody, which costs nothing.
+An event says what is being done, how much of it is done, of how much, and in which unit. Work of
+any kind emits events: local training, an exchange with clients, an evaluation. It does not know who
+receives them: a terminal (`report/display.py`), a worker process that forwards them to the process
+that started it, or nobody, which costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 Listener = Callable[[str, int, int | None, str], None]
-"""Told what is done, how much of it so far, of how much where known (equal at the end), in what."""
+"""Called with what is done, how much of it so far, the total (none: not known) and the unit.
+
+The last event of any work has `done` equal to the total."""
 
 T = TypeVar("T")
 
@@ -24,8 +27,8 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Have a listener told of whatever is long meanwhile."""
+def send_events_to(listener: Listener) -> Iterator[None]:
+    """Send all progress events inside the block to a listener."""
     token = _listener.set(listener)
     try:
         yield
@@ -33,68 +36,69 @@ def listening(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def listener() -> Listener | None:
-    """Who listens now, for handing events of other threads and processes on; None: nobody."""
+def current_listener() -> Listener | None:
+    """The listener in effect, so that events of other threads and processes can be forwarded."""
     return _listener.get()
 
 
-def seldom(listener: Listener, spacing: float = 1.0) -> Listener:
-    """A listener that passes on an event each `spacing` seconds, and the ends of what it told of.
+def throttled(listener: Listener, spacing: float = 1.0) -> Listener:
+    """A listener that forwards at most one event in `spacing` seconds.
 
-    Work that is over before the first of them stays untold.
+    The last event of work is forwarded if an earlier one was, so that work which ends within the
+    first `spacing` seconds causes no events at all.
     """
-    told: set[str] = set()
+    forwarded: set[str] = set()
     last = time.monotonic()
 
-    def pass_on(what: str, done: int, total: int | None, unit: str) -> None:
+    def forward(what: str, done: int, total: int | None, unit: str) -> None:
         nonlocal last
         if done == total:
-            if what in told:
-                told.discard(what)
+            if what in forwarded:
+                forwarded.discard(what)
                 listener(what, done, total, unit)
         elif time.monotonic() - last >= spacing:
             last = time.monotonic()
-            told.add(what)
+            forwarded.add(what)
             listener(what, done, total, unit)
 
-    return pass_on
+    return forward
 
 
-def tell(what: str, done: int, total: int | None, unit: str = "images") -> None:
-    """Say how far something is."""
+def emit(what: str, done: int, total: int | None, unit: str = "images") -> None:
+    """Send one progress event."""
     if listener := _listener.get():
         listener(what, done, total, unit)
 
 
 @contextmanager
 def work(what: str, total: int | None = None, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Tell of work from its beginning to its end, also where it fails.
+    """Emit an event at the beginning and at the end of the block, also if it fails.
 
-    Yields a function to call with how much is done so far. `total` is none where nobody knows how
-    much there is to do; such work only shows for how long it has gone on.
+    Yields a function to call with how much is done so far. Without `total`, only the time that the
+    work has taken can be shown.
 
     >>> def printed(what, done, total, unit):
     ...     print(f"{what}: {done} of {total} {unit}")
-    >>> with listening(printed), work("clustering", 2, "steps") as at:
+    >>> with send_events_to(printed), work("clustering", 2, "steps") as at:
     ...     at(1)
     clustering: 0 of 2 steps
     clustering: 1 of 2 steps
     clustering: 2 of 2 steps
     """
-    tell(what, 0, total, unit)
+    emit(what, 0, total, unit)
     try:
-        yield lambda done: tell(what, done, total, unit) if done != total else None
+        yield lambda done: emit(what, done, total, unit) if done != total else None
     finally:
         end = total or 0
-        tell(what, end, end, unit)
+        emit(what, end, end, unit)
 
 
 def each(what: str, items: Sequence[T], unit: str) -> Iterator[T]:
-    """Items one after another; tells how many of them are done.
+    """Iterate over items, with an event after each of them.
 
     >>> def printed(what, done, total, unit):
     ...     print(f"{what}: {done} of {total} {unit}")
-    >>> with listening(printed):
+    >>> with send_events_to(printed):
     ...     order = list(each("measuring", [3, 1], "clients"))
     measuring: 0 of 2 clients
     measuring: 1 of 2 clients

@@ -1,8 +1,8 @@
-"""The one name table: what a recipe may call by name, in every room of the house.
+"""Registries: the classes that a recipe can choose by name.
 
 Registering is a decorator on a frozen dataclass whose fields are the settings of that choice. A
-class that is not ours needs no registration: a recipe calls it `package.module:Class`, which every
-worker process can import.
+user's own class needs no registration: a recipe names it `package.module:Class`, which every worker
+process can import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing; `package` is scanned once, so a new file needs no other edit."""
+    """The classes of one kind by name; `package` is scanned, so that a new file is enough."""
 
     def __init__(
         self,
@@ -31,7 +31,8 @@ class Registry(Generic[T]):
     ) -> None:
         """Make an empty table of `kind`; the modules of `package` fill it when first asked.
 
-        `adapt` makes a class of what a name `module:other` means, if it can; `also` says of what.
+        `adapt` makes a class of another object that `module:name` refers to, if it can; `also`
+        says in messages which objects those are.
         """
         self.kind = kind
         self._adapt, self._also = adapt, also
@@ -71,7 +72,7 @@ class Registry(Generic[T]):
             why = str(error) if plain else f"{type(error).__name__}: {error}"
             if module == "__main__":
                 why = (
-                    "other processes cannot find what a script or a notebook defines. Put it into "
+                    "other processes cannot import what a script or a notebook defines. Move it to "
                     "a module, or set engine.workers=0"
                 )
             raise ConfigError(f"cannot import {self.kind} '{path}': {why}") from None
@@ -80,7 +81,8 @@ class Registry(Generic[T]):
         if (adapted := self._adapt(found, path)) is not None:
             return adapted
         raise ConfigError(
-            f"'{path}' is no {self.kind}: that is a class that extends {self.base.__name__}"
+            f"'{path}' is not a valid {self.kind}: it must be a class that extends "
+            f"{self.base.__name__}"
             f"{self._also}"
         )
 
@@ -95,7 +97,7 @@ class Registry(Generic[T]):
 
 
 def recipe_name(cls: type) -> str | None:
-    """What a recipe calls a class: its registered name if it is ours, else how to import it.
+    """The name of a class in a recipe: its registered name, or how to import a user's own.
 
     None for classes that are not chosen by name.
     """

@@ -1,4 +1,4 @@
-"""Turning plain values into settings: a chosen dataclass, its fields checked one by one.
+"""Settings from plain values: a chosen dataclass, whose fields are checked one by one.
 
 Every error names the dotted key, what was seen and what would be right.
 """
@@ -50,22 +50,22 @@ def named(section: str, registry: Registry[T], value: Any) -> tuple[type[T], dic
 
 
 def check_dataclass(cls: type[Any], base: type[Any]) -> None:
-    """Refuse a class with settings that is not decorated: they would silently be none."""
+    """Refuse a class with settings that is not a dataclass: they would silently be ignored."""
     for one in cls.__mro__:
         if one is base or not issubclass(one, base) or "__dataclass_fields__" in vars(one):
             continue
         for name, hint in vars(one).get("__annotations__", {}).items():
             if "ClassVar" not in str(hint):
                 raise ConfigError(
-                    f"{one.__name__} has the setting `{name}` but is no dataclass: put "
+                    f"{one.__name__} has the setting `{name}` but is not a dataclass: put "
                     "@dataclass(frozen=True) above the class"
                 )
 
 
 def _brief(value: Any) -> str:
-    """A value in a message; one that takes many words is named by its kind."""
+    """A value in a message; a long one is named by its type."""
     text = repr(value)
-    return text if len(text) <= 200 and "\n" not in text else f"of the kind {type(value).__name__}"
+    return text if len(text) <= 200 and "\n" not in text else f"of type {type(value).__name__}"
 
 
 def make(cls: type[T], options: Mapping[str, Any], section: str, skip: Collection[str] = ()) -> T:
@@ -84,35 +84,42 @@ def check_fields(
 
     `others` are the choices that the section could name instead, for a better message.
     """
-    others = others or {}
     if not isinstance(options, Mapping):
         raise UnknownSetting(
             f"{section} is {options!r}; it takes settings such as {section}.key=value"
         )
-    kept: Any = cls  # mypy takes no class for hashable
-    hints = _hints(kept)
+    hashable: Any = cls  # mypy does not take a class for hashable
+    hints = _hints(hashable)
     known = [name for name in _names(cls) if name not in skip]
     checked = {}
     for key, value in options.items():
         if key not in known:
-            name = getattr(cls, "name", "") or "as chosen"
-            if elsewhere := [o for o in others if key in _names(others[o])]:
-                raise UnknownSetting(
-                    f"unknown key '{section}.{key}': {section}={name} does not have it, "
-                    f"{section}={elsewhere[0]} does"
-                )
-            everywhere = {name for other in others.values() for name in _names(other)}
-            if near := difflib.get_close_matches(key, everywhere - set(skip), n=1, cutoff=0.75):
-                known = [*known, *near]
-            if not known:
-                raise UnknownSetting(
-                    f"unknown key '{section}.{key}': {section}={name} has no settings"
-                )
-            raise UnknownSetting(
-                unknown(f"{section}.{key}", (f"{section}.{name}" for name in known))
-            )
-        checked[key] = _read(f"{section}.{key}", hints[key], _adapter(kept, key), value)
+            raise _unknown_field(cls, section, key, known, skip, others or {})
+        checked[key] = _read(f"{section}.{key}", hints[key], _adapter(hashable, key), value)
     return checked
+
+
+def _unknown_field(
+    cls: type[Any],
+    section: str,
+    key: str,
+    known: list[str],
+    skip: Collection[str],
+    others: Mapping[str, type[Any]],
+) -> UnknownSetting:
+    """The error for a key that a section does not have: where it is, or what was meant."""
+    name = getattr(cls, "name", "") or "as chosen"
+    if elsewhere := [other for other in others if key in _names(others[other])]:
+        return UnknownSetting(
+            f"unknown key '{section}.{key}': {section}={name} does not have it, "
+            f"{section}={elsewhere[0]} does"
+        )
+    everywhere = {name for other in others.values() for name in _names(other)}
+    near = difflib.get_close_matches(key, everywhere - set(skip), n=1, cutoff=0.75)
+    if not known and not near:
+        return UnknownSetting(f"unknown key '{section}.{key}': {section}={name} has no settings")
+    keys = (f"{section}.{field}" for field in (*known, *near))
+    return UnknownSetting(unknown(f"{section}.{key}", keys))
 
 
 @functools.cache
@@ -159,7 +166,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _counting(wanted: Any) -> Any:
-    """The wanted type with numbers that truth values are not: pydantic would read true as 1."""
+    """The wanted type, with numbers that refuse truth values: pydantic would read true as 1."""
     if wanted in (int, float):
         refused = PydanticKnownError("int_type" if wanted is int else "float_type")
 
@@ -184,24 +191,27 @@ def unknown(key: str, known: Iterable[str]) -> str:
     "unknown key 'semi.shares': semi has fractions, seed"
     """
     names = sorted(known)
-    # `alpha` should find `split.alpha`, so compare with the whole key and with its last word.
-    by_word: dict[str, list[str]] = {}
+    by_word: dict[str, list[str]] = {}  # by the last word of a key
     for name in names:
         by_word.setdefault(name.rpartition(".")[2], []).append(name)
     section, _, last = key.rpartition(".")
-    inside = [word for word, some in by_word.items() if section and f"{section}.{word}" in some]
+    inside = [word for word, keys in by_word.items() if section and f"{section}.{word}" in keys]
     near = [f"{section}.{word}" for word in difflib.get_close_matches(last, inside, n=1)]
     if inside and not near and last not in by_word:
         return f"unknown key '{key}': {section} has {', '.join(inside)}"
-    near = near or difflib.get_close_matches(key, names, n=1, cutoff=0.75)
-    if not near:
-        words = difflib.get_close_matches(key.rpartition(".")[2], by_word, n=1, cutoff=0.6)
-        near = [name for word in words for name in by_word[word]]
-    if near:
+    if near := near or _nearest(key, names, by_word):
         either = " or ".join(f"'{name}'" for name in near)
         return f"unknown key '{key}': did you mean {either}?"
     short = [name for name in names if "." not in name] or names
     return f"unknown key '{key}': {suggest(key, short)}"
+
+
+def _nearest(key: str, names: list[str], by_word: Mapping[str, list[str]]) -> list[str]:
+    """The keys like this one, or with a last word like its own: `alpha` finds `split.alpha`."""
+    if near := difflib.get_close_matches(key, names, n=1, cutoff=0.75):
+        return near
+    words = difflib.get_close_matches(key.rpartition(".")[2], by_word, n=1, cutoff=0.6)
+    return [name for word in words for name in by_word[word]]
 
 
 def plain(value: Any) -> Any:

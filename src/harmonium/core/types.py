@@ -9,7 +9,7 @@ from torch import Tensor
 ClientId = int
 Weights = dict[str, Tensor]
 Kind = Literal["weights", "statistic", "per_example", "scalar", "public"]  # what it reveals
-Rule = Literal["mean", "row", "local", "fresh"]  # what becomes of a part of the model
+Rule = Literal["mean", "row", "local", "fresh"]  # how a part of the model is shared
 Of = Literal[
     "model", "encoder", "parameters", "statistics"
 ]  # which tensors a `parts` fold is about

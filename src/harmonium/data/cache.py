@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from harmonium.core.errors import DataError, StoreError
 from harmonium.core.paths import home, make_folder
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.data.decoding.conversion import shaped
 from harmonium.data.images import Images, Integers, Pixels, check_pixels
 
@@ -150,7 +150,7 @@ class Writer:
             self._parts[part] = _Part(self._folder / f"{part}-pixels.npy", pixels.shape[1:])
         self._parts[part].append(pixels, labels, factors)
         self.count += len(pixels)
-        tell(f"decoding {self._name}", self.count, self.expected)
+        emit(f"decoding {self._name}", self.count, self.expected)
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Write the columns and `meta.json`, which completes the folder."""
@@ -253,7 +253,7 @@ def decoded(
             writer.finish({"name": name, "key": key, "identity": identity})
         finally:
             writer.close()
-            tell(f"decoding {name}", writer.count, writer.count)
+            emit(f"decoding {name}", writer.count, writer.count)
     stored = stored_in(folder, key)
     if stored is None:
         raise StoreError(f"{folder} was written but cannot be read back: check the disk")

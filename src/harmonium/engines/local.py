@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from harmonium.core import codec, files
 from harmonium.core.errors import EngineError, HarmoniumError
-from harmonium.core.progress import Listener, listener
+from harmonium.core.progress import Listener, current_listener
 from harmonium.core.types import ClientId, Weights
 from harmonium.engines.runtime import ClientRuntime, StateRef, Task
 from harmonium.engines.state_versions import StateVersions
@@ -78,7 +78,7 @@ class LocalEngine(StateVersions):
         results: Iterator[codec.Tree] = (
             (self._in_process(task, broadcast) for task in tasks)
             if self._pool is None
-            else self._pool.run(tasks, broadcast, listener() or _ignore)
+            else self._pool.run(tasks, broadcast, current_listener() or _ignore)
         )
         for result in results:
             state = result.get("state")

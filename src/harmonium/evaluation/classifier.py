@@ -2,11 +2,11 @@
 
 `linear.py` finds the best linear rule; these reproduce a published schedule instead: an optimiser,
 a rate, so many epochs. The classifier after the last epoch is the one that counts. There is nothing
-to choose, so it needs no validation images, and test images are only ever asked about.
+to choose, so no validation images are needed, and test images are only classified.
 
 Whether features are standardised belongs to a protocol. A fixed rate does the more in a step the
-larger features are, so without it encoders, or adapters, with large outputs learn faster, and an
-accuracy after so many epochs tells of size as well as of content. Protocols that other papers state
+larger features are, so without it encoders, or adapters, with large outputs learn faster, and the
+accuracy after so many epochs reflects size as well as content. Protocols that other papers state
 leave features as they are. FedStyle states no protocol beyond its rate and its batch; `lp_style`
 standardises, because it compares features of different make.
 
@@ -100,7 +100,7 @@ class Classifier:
 
     @property
     def finite(self) -> bool:
-        """Whether training went well; one that broke names any class."""
+        """Whether training stayed finite; a classifier that diverged predicts any class."""
         return bool(self.weights.isfinite().all())
 
     def predict(self, features: Tensor, chunk: int = 4096) -> Tensor:
@@ -147,30 +147,21 @@ def train(
     [7, 2, 5]
     """
     passes = [features] if isinstance(features, Tensor) else features
-    if adapter is not None and len(passes) > 1:
-        raise ConfigError("an adapter learns from one pass of features, not from several")
-    first = passes[0]
-    if first.ndim != 2 or len(first) != len(labels):
-        raise DataError(
-            f"a classifier needs features (images, dim) and a label each, got "
-            f"{tuple(first.shape)} and {len(labels)} labels"
-        )
+    _check(passes, labels, adapter)
     known = labels >= 0
-    if not bool(known.any()):
-        raise DataError("a classifier needs at least one labelled image; all labels are -1")
-    features, labels = first[known].float(), labels[known]
+    features, labels = passes[0][known].float(), labels[known]
     classes, columns = torch.unique(labels, return_inverse=True)
     learner = copy.deepcopy(adapter)
     with single_thread():
         if learner is not None:
             learner.eval().requires_grad_(True)
         with torch.no_grad():
-            begun = features if learner is None else learner(features)
-        shift, scale = torch.zeros(begun.shape[1]), torch.ones(begun.shape[1])
+            inputs = features if learner is None else learner(features)
+        shift, scale = torch.zeros(inputs.shape[1]), torch.ones(inputs.shape[1])
         if protocol.standardise:
-            shift, scale = (torch.from_numpy(part) for part in standard(begun.numpy()))
-        begin = torch.zeros(begun.shape[1] + 1, len(classes))
-        if len(classes) == 1:  # there is nothing to tell apart
+            shift, scale = (torch.from_numpy(part) for part in standard(inputs.numpy()))
+        begin = torch.zeros(inputs.shape[1] + 1, len(classes))
+        if len(classes) == 1:  # there is nothing to learn
             return Classifier(classes, begin, shift, scale, learner)
         if learner is None:
 
@@ -184,6 +175,20 @@ def train(
             weights = _beside(features, columns, begin, (shift, scale), learner, protocol, rng)
             learner.requires_grad_(False)
     return Classifier(classes, weights, shift, scale, learner)
+
+
+def _check(passes: Sequence[Tensor], labels: Tensor, adapter: nn.Module | None) -> None:
+    """Refuse features and labels that do not fit each other, or an adapter with several passes."""
+    if adapter is not None and len(passes) > 1:
+        raise ConfigError("an adapter learns from one pass of features, not from several")
+    first = passes[0]
+    if first.ndim != 2 or len(first) != len(labels):
+        raise DataError(
+            f"a classifier needs features (images, dim) and one label for each image, got "
+            f"{tuple(first.shape)} and {len(labels)} labels"
+        )
+    if not bool((labels >= 0).any()):
+        raise DataError("a classifier needs at least one labelled image; all labels are -1")
 
 
 def _scores(rows: Tensor, weights: Tensor) -> Tensor:
@@ -219,7 +224,7 @@ def _regression(
     weights = np.zeros((len(wanted), wide.shape[1]), np.float32)
     first, second, count = np.zeros_like(weights), np.zeros_like(weights), 0
     size, decay, (b, c) = protocol.batch, np.float32(protocol.weight_decay), BETAS
-    with threadpool_limits(1), np.errstate(all="ignore"):  # `finite` tells what broke
+    with threadpool_limits(1), np.errstate(all="ignore"):  # `finite` reports what diverged
         orders = _orders(len(wide), protocol, rng)
         for epoch, order in enumerate(each("a classifier", orders, "epochs")):
             rate = protocol.rate(epoch)

@@ -1,8 +1,7 @@
-"""Judging an encoder: what is measured during a run, and what is reported at its end.
+"""Evaluation of encoders: validation during a run, and the test at its end.
 
-During training only validation images are used, so that choosing a round or a setting never
-looks at the test part; the test part is read once, at the end. Data without labels get the
-label-free figures alone.
+During training only validation images are used, so that a round or a setting is never chosen by the
+test part, which is read once, at the end. Data without labels get the label-free figures alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError, UnknownSetting, suggest
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 from harmonium.data.augment.views import PRESETS, Views
 from harmonium.data.images import UNKNOWN, Dataset, Images
@@ -30,24 +29,24 @@ from harmonium.evaluation.linear import FEW_STRENGTH, few_label_probe, linear_pr
 from harmonium.evaluation.metrics import Answers
 from harmonium.evaluation.whitening import DIRECTIONS
 
-VALIDATION = "validation kNN"  # the probe of a look during training
-NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a verdict
-FEWEST = 64  # held-out images for label-free figures; labels are not in play, so any will do
+VALIDATION = "validation kNN"  # the probe that is used during training
+NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a test
+FEWEST = 64  # held-out images for label-free figures; below it, training images are used
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How and when encoders are judged."""
+    """How and when encoders are evaluated."""
 
     every: int | None = None  # rounds between evaluations; none: about ten in a run
     k: int = 200  # neighbours that vote
     temperature: float = 0.1  # of the votes' weights
     bank: int = 5000  # training images that vote during training; at the end all do
-    queries: int = 2000  # validation images judged during training
+    queries: int = 2000  # validation images classified during training
     health: int = 512  # images for the label-free figures
     labels_per_class: tuple[int, ...] = (10,)  # sizes of the few-label probe; []: none
     draws: int = 5  # choices of those few labels
-    clients: int = 10  # clients whose own encoders are judged, where each has one
+    clients: int = 10  # clients whose own encoders are evaluated, where each has one
     tuning: str | None = None  # views by which clients score the encoder without labels; none: no
     tuning_centre: bool = False  # take a client's mean feature away before; not of the paper
     tuning_over: Literal["clients", "images"] = "clients"  # what the tuning score averages
@@ -85,23 +84,27 @@ class Evaluation:
         return round % every == 0 or round == rounds
 
 
-class Tested(NamedTuple):
-    """What the test part says of an encoder."""
+class TestScores(NamedTuple):
+    """The evaluation of an encoder on the test part."""
 
-    figures: dict[str, Any]  # as JSON has them
-    answers: dict[str, Answers]  # by probe; empty without labels, or where it has diverged
+    figures: dict[str, Any]  # as JSON has them; None where the encoder has diverged
+    answers: dict[
+        str, Answers
+    ]  # to every test image, by probe; empty without labels or if diverged
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The images and rules by which encoders of one run are judged."""
+    """Evaluates the encoders of one run, on its validation part and on its test part."""
 
     settings: Evaluation
     data: Dataset
     views: Views
     seed: int
-    untrained: nn.Module  # the encoder at initialisation, to tell collapse from how it began
-    warns: bool = True  # of collapse; labels may rightly leave no more directions than classes
+    untrained: nn.Module  # the encoder at initialisation, for comparison
+    warns: bool = (
+        True  # of collapse; not with labels, which may leave only as many directions as classes
+    )
 
     @property
     def notes(self) -> list[str]:
@@ -115,27 +118,27 @@ class Evaluator:
             )
         return notes
 
-    def look(self, encoder: nn.Module, whitening: nn.Module | None = None) -> dict[str, Any]:
-        """Figures during training, from validation images only; also whitened where it is given."""
-        return {"health": self._health(encoder), **self.validated(encoder, whitening)}
+    def validate(self, encoder: nn.Module, whitening: nn.Module | None = None) -> dict[str, Any]:
+        """Figures during training, from validation images only; with `whitening` also whitened."""
+        return {"health": self._health(encoder), **self.validation_accuracy(encoder, whitening)}
 
-    def validated(
+    def validation_accuracy(
         self, encoder: nn.Module, whitening: nn.Module | None = None
     ) -> dict[str, float | None]:
-        """The kNN accuracy on validation images; empty where there is nothing to tell it by."""
+        """The kNN accuracy on validation images; empty where there are no labels or no images."""
         if self.bank is None or not len(self.queries):
             return {}
-        found = self._validated(encoder, whitening)
-        if found is None:
+        answers = self._validation_answers(encoder, whitening)
+        if answers is None:
             return {"knn": None}
-        return {key: one.accuracy for key, one in found.items()}
+        return {key: each.accuracy for key, each in answers.items()}
 
-    def validation(self, encoder: nn.Module) -> Answers | None:
-        """What kNN says of the validation images; none where the encoder has diverged."""
-        found = self._validated(encoder)
-        return None if found is None else found["knn"]
+    def validation_answers(self, encoder: nn.Module) -> Answers | None:
+        """The answers of kNN to the validation images; none where the encoder has diverged."""
+        answers = self._validation_answers(encoder)
+        return None if answers is None else answers["knn"]
 
-    def _validated(
+    def _validation_answers(
         self, encoder: nn.Module, whitening: nn.Module | None = None
     ) -> dict[str, Answers] | None:
         assert self.bank is not None  # asked only where there are labels
@@ -143,47 +146,43 @@ class Evaluator:
         known, asked = self._embed(encoder, bank), self._embed(encoder, self.queries)
         if not _finite(known, asked):
             return None
-        found = {"knn": self._knn(known, bank, asked, self.queries)}
+        answers = {"knn": self._knn(known, bank, asked, self.queries)}
         if whitening is not None:
-            found["knn_whitened"] = self._knn(
+            answers["knn_whitened"] = self._knn(
                 whitening(known), bank, whitening(asked), self.queries
             )
-        return found
+        return answers
 
     @property
     def queries(self) -> Images:
-        """The validation images that are asked about during training."""
+        """The validation images that are classified during training."""
         return _some(_known(self.data.validation), self.settings.queries)
 
-    def verdict(self, encoder: nn.Module) -> dict[str, Any]:
-        """Figures at the end of a run, from the test part; None where the encoder has diverged."""
-        return self.tested(encoder).figures
-
-    def tested(self, encoder: nn.Module) -> Tested:
-        """The same, with the answers of every probe to every test image."""
+    def test(self, encoder: nn.Module) -> TestScores:
+        """Figures at the end of a run, from the test part."""
         figures: dict[str, Any] = {"health": self._health(encoder)}
         if not self.has_labels:
-            return Tested(figures, {})
-        found = self.answers(encoder)
-        if found is None:
+            return TestScores(figures, {})
+        answers = self.answers(encoder)
+        if answers is None:
             lost = dict.fromkeys(self.probes)
             more = ("balanced", "auroc") if self._two_classes else ("balanced",)
-            return Tested({**figures, **lost, **dict.fromkeys(more, lost)}, {})
-        return Tested({**figures, **figures_of(found)}, found)
+            return TestScores({**figures, **lost, **dict.fromkeys(more, lost)}, {})
+        return TestScores({**figures, **figures_of(answers)}, answers)
 
     @property
     def has_labels(self) -> bool:
-        """Whether encoders can be judged by labels of the test part."""
+        """Whether the test part has labels, and the probes something to learn from."""
         return self.bank is not None and self.data.test.labelled
 
     @property
     def probes(self) -> list[str]:
-        """The probes of a verdict, in their order."""
+        """The probes of a test, in their order."""
         held = ["linear_labelled"] if self._labelled is not None else []
         few = [f"linear_{count}" for count in self.settings.labels_per_class]
         return ["knn", "linear", *held, *few]
 
-    def settles(self, probe: str) -> dict[str, Any]:
+    def settings_of(self, probe: str) -> dict[str, Any]:
         """The settings that a probe's answers depend on, beside features and labels."""
         if probe == "knn":
             return {"k": self.settings.k, "temperature": self.settings.temperature}
@@ -197,7 +196,7 @@ class Evaluator:
     def answers(
         self, encoder: nn.Module, probes: Sequence[str] | None = None
     ) -> dict[str, Answers] | None:
-        """What probes on frozen features say of the test images; none where it has diverged."""
+        """The answers of probes on frozen features to the test images; none if it has diverged."""
         probes = self.probes if probes is None else probes
         bank, validation, test = self.bank, self.data.validation, self.data.test
         assert bank is not None  # asked only where there are labels
@@ -270,7 +269,7 @@ class Evaluator:
     def bank(self) -> Images | None:
         """The images that probes learn from: the training part, else the labelled one.
 
-        None where there are no classes to tell apart: naming the only one is always right.
+        None where there are fewer than two classes to distinguish.
         """
         for images in (self.data.train, self.data.labelled):
             if images is not None and len(np.unique(images.labels[images.labels != UNKNOWN])) > 1:
@@ -280,10 +279,10 @@ class Evaluator:
     def _embed(self, encoder: nn.Module, images: Images) -> Tensor:
         if len(images) == 0:  # data without a validation part
             return torch.zeros(0, 1)
-        return embed(encoder, images, self.views.plain, watch=partial(tell, "features"))
+        return embed(encoder, images, self.views.plain, watch=partial(emit, "features"))
 
     def _health(self, encoder: nn.Module) -> dict[str, Any]:
-        """Label-free figures; a number that is not finite is left out of JSON's way as None."""
+        """Label-free figures; None stands for numbers that are not finite: JSON has none."""
         found = self._measure(encoder)
         figures = {
             key: value if math.isfinite(value) else None for key, value in asdict(found).items()
@@ -296,7 +295,7 @@ class Evaluator:
         return self._measure(self.untrained)
 
     def _measure(self, encoder: nn.Module) -> Health:
-        """Health from two views of held-out images, or of any where those are too few to tell."""
+        """Health from two views of held-out images; of training images if those are too few."""
         train, held = self.data.train, self.data.validation
         held = held if len(held) >= min(FEWEST, len(train)) else train
         pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
@@ -317,7 +316,7 @@ def figures_of(answers: Mapping[str, Answers]) -> dict[str, Any]:
 
 
 def probes_of(figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """The accuracies by probe among the figures of a verdict."""
+    """The accuracies by probe among the figures of a test."""
     return {key: value for key, value in figures.items() if key not in NOT_PROBES}
 
 

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harmonium.core import codec
-from harmonium.core import files as store
+from harmonium.core import codec, files
 from harmonium.core.errors import StoreError, WireError
 from harmonium.core.paths import home
-from harmonium.core.progress import tell, work
+from harmonium.core.progress import emit, work
 from harmonium.data.cache import digest_of
 from harmonium.data.images import Images
 from harmonium.evaluation.features import embed
@@ -42,7 +41,7 @@ Prepare = Callable[[Tensor], Tensor]
 
 
 def features_folder() -> Path:
-    """Where the files are; removing it loses nothing but time."""
+    """The folder of the cache; deleting it loses nothing but time."""
     return home() / "features"
 
 
@@ -69,8 +68,8 @@ def _code(module: str) -> bytes:
 
 
 @dataclass(eq=False)
-class Kept:
-    """Features by way of the disk, and a count of what that spared."""
+class FeatureCache:
+    """Computes features, or reads them from disk where they were computed before."""
 
     computed: int = 0  # images that went through an encoder
     found: int = 0  # images whose features were on disk
@@ -103,7 +102,7 @@ class Kept:
             encoder: the network.
             images: the images.
             prepare: what makes a network's input of them; see `embed`.
-            how: plain values that tell what `prepare`, or `views`, does from anything else.
+            how: plain values that identify what `prepare`, or `views`, does.
             views: see `embed`.
         """
         key = digest_of(
@@ -119,7 +118,7 @@ class Kept:
         if (held := _read(path, len(images))) is not None:
             self.found += len(images)
             return held
-        made = embed(encoder, images, prepare, views=views, watch=partial(tell, "features"))
+        made = embed(encoder, images, prepare, views=views, watch=partial(emit, "features"))
         self.computed += len(images)
         self._write(path, made)
         return made
@@ -132,7 +131,7 @@ class Kept:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _make_room(path.parent, len(frame)):
                 return
-            store.write_atomic(beside, frame, private=True)
+            files.write_atomic(beside, frame, private=True)
             os.replace(beside, path)
         except (OSError, StoreError) as error:
             with suppress(OSError):
@@ -161,16 +160,16 @@ def _make_room(folder: Path, size: int) -> bool:
     """Delete the files that were used longest ago until so many bytes fit; whether they do."""
     if size > MOST:
         return False
-    files = []
+    present = []
     for path in folder.iterdir():
         with suppress(OSError):  # another process may have deleted it
             about = path.stat()
             if path.suffix != ".safetensors" and time.time() - about.st_mtime > LEFTOVER:
                 path.unlink()
             else:
-                files.append((about.st_mtime, about.st_size, path))
-    total = size + sum(held for _, held, _ in files)
-    for _, held, path in sorted(files, key=lambda one: one[0]):
+                present.append((about.st_mtime, about.st_size, path))
+    total = size + sum(held for _, held, _ in present)
+    for _, held, path in sorted(present, key=lambda one: one[0]):
         if total <= MOST:
             break
         path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 
 TOLERANCE = 1e-5  # nats an image by which a further step would lower the objective: good enough
@@ -84,7 +84,7 @@ def regressions(
             weights = _solve(look, moments, weights, strength, tolerance)
             found.append(weights)
             if len(strengths) > 1:  # one alone is a part of something else
-                tell("linear probe", len(found), len(strengths), "penalties")
+                emit("linear probe", len(found), len(strengths), "penalties")
     if basis is not None:
         found = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in found]
     return found

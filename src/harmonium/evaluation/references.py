@@ -1,10 +1,10 @@
 """References for an encoder's figures: predictions that need no training of an encoder.
 
-Always naming the commonest class of the training labels; the pixels themselves as features; and the
-pixels whitened along their leading principal directions (`whitening.py`), which needs no labels and
-is often much better than raw pixels. All of them are judged by the same probes as the encoder.
+Always predicting the commonest class of the training labels; the pixels themselves as features; and
+the pixels whitened along their leading principal directions (`whitening.py`), which needs no labels
+and is often much better than raw pixels. All of them are evaluated by the probes of the encoder.
 
-Neither depends on a run, so what they come to is kept in `HARMONIUM_HOME/references`, found by the
+None of them depends on a run, so their answers are kept in `HARMONIUM_HOME/references`, by the
 digests of the images, of the labels and of the probes' settings. Any file there may be deleted.
 """
 
@@ -30,7 +30,7 @@ from harmonium.core.settings import plain
 from harmonium.data.cache import digest_of
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.evaluation.evaluator import VALIDATION, Evaluator
-from harmonium.evaluation.feature_cache import Kept
+from harmonium.evaluation.feature_cache import FeatureCache
 from harmonium.evaluation.features import embed
 from harmonium.evaluation.metrics import Answers, commonest_class
 from harmonium.evaluation.pixels import Pixels
@@ -42,25 +42,25 @@ GIVEN = "given weights"  # the encoder that a run started from, of a run with `i
 FORMAT = 1  # raise it when their figures would come out differently
 
 
-def references(judge: Evaluator) -> dict[str, dict[str, Answers]]:
-    """Answers by reference, then by probe; empty where the data have no labels to judge by."""
-    return _References(judge).answers() if judge.has_labels else {}
+def references(evaluator: Evaluator) -> dict[str, dict[str, Answers]]:
+    """Answers by reference, then by probe; empty where the data have no labels."""
+    return _References(evaluator).answers() if evaluator.has_labels else {}
 
 
-def validation_levels(judge: Evaluator) -> dict[str, float]:
-    """What the references reach where kNN is validated during training, as shares.
+def validation_levels(evaluator: Evaluator) -> dict[str, float]:
+    """The validation kNN accuracy of the references, as shares.
 
-    Empty where there are no labels to validate by.
+    Empty where there are no labels.
     """
-    return _References(judge).levels()
+    return _References(evaluator).levels()
 
 
 class _References:
-    """The references of one judge."""
+    """The references of one evaluator."""
 
-    def __init__(self, judge: Evaluator) -> None:
-        """Those on the data and by the probes of a judge."""
-        self.judge = judge
+    def __init__(self, evaluator: Evaluator) -> None:
+        """Use the data and the probes of an evaluator."""
+        self.evaluator = evaluator
 
     def answers(self) -> dict[str, dict[str, Answers]]:
         """By reference, then by probe."""
@@ -71,15 +71,18 @@ class _References:
 
     def levels(self) -> dict[str, float]:
         """The validation kNN of each."""
-        judge, asked = self.judge, self.judge.queries
-        if judge.bank is None or not len(asked):
+        evaluator, asked = self.evaluator, self.evaluator.queries
+        if evaluator.bank is None or not len(asked):
             return {}
-        found = {COMMONEST: commonest_class(_labels(judge.bank), _labels(asked)).accuracy}
+        found = {COMMONEST: commonest_class(_labels(evaluator.bank), _labels(asked)).accuracy}
         for name in (RAW, WHITENED):
             with suppress(DataError):
                 path = self._path(name, VALIDATION)
                 held = _read(path)
-                if held is None and (held := judge.validation(self._encoder(name))) is not None:
+                if (
+                    held is None
+                    and (held := evaluator.validation_answers(self._encoder(name))) is not None
+                ):
                     _write(path, held)
                 found |= {} if held is None else {name: held.accuracy}
         return found
@@ -87,42 +90,47 @@ class _References:
     def _encoder(self, name: str) -> nn.Module:
         if name == RAW:
             return Pixels()
-        return whitened_pixels(self.judge.data.train, self.judge.views.plain)
+        return whitened_pixels(self.evaluator.data.train, self.evaluator.views.plain)
 
     def _commonest(self) -> dict[str, Answers]:
-        """Naming one class does not depend on how a probe learns."""
-        assert self.judge.bank is not None  # there are labels
-        one = commonest_class(_labels(self.judge.bank), _labels(self.judge.data.test))
-        return dict.fromkeys(self.judge.probes, one)
+        """Always predicting one class does not depend on how a probe learns."""
+        assert self.evaluator.bank is not None  # there are labels
+        one = commonest_class(_labels(self.evaluator.bank), _labels(self.evaluator.data.test))
+        return dict.fromkeys(self.evaluator.probes, one)
 
     def _kept(self, name: str) -> dict[str, Answers]:
         """The answers of pixels, from disk where they are there."""
         found: dict[str, Answers] = {}
         missing = []
-        for probe in self.judge.probes:
+        for probe in self.evaluator.probes:
             held = _read(self._path(name, probe))
             if held is None:
                 missing.append(probe)
             else:
                 found[probe] = held
         if missing:
-            made = self.judge.answers(self._encoder(name), missing)
+            made = self.evaluator.answers(self._encoder(name), missing)
             for probe, one in (made or {}).items():
                 _write(self._path(name, probe), one)
                 found[probe] = one
-        return {probe: found[probe] for probe in self.judge.probes if probe in found}
+        return {probe: found[probe] for probe in self.evaluator.probes if probe in found}
 
     def _path(self, name: str, probe: str) -> Path:
-        about = {"reference": name, "probe": probe, **self._about, **self.judge.settles(probe)}
+        about = {
+            "reference": name,
+            "probe": probe,
+            **self._about,
+            **self.evaluator.settings_of(probe),
+        }
         return references_folder() / f"{digest_of(about)[:32]}.safetensors"
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        judge, kept = self.judge, Kept()
-        data, first = judge.data, judge.views.pipelines[0]
+        evaluator, cache = self.evaluator, FeatureCache()
+        data, first = evaluator.data, evaluator.views.pipelines[0]
         parts = {
             "train": data.train,
-            "bank": judge.bank,
+            "bank": evaluator.bank,
             "validation": data.validation,
             "test": data.test,
             "labelled": data.labelled,
@@ -132,7 +140,7 @@ class _References:
             if images is None:
                 return None
             labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
-            return [kept.images_digest(images), labels]
+            return [cache.images_digest(images), labels]
 
         return {
             "format": FORMAT,
@@ -155,7 +163,7 @@ def _labels(images: Images) -> Integers:
 
 
 def references_folder() -> Path:
-    """Where the files are; removing it loses nothing but time."""
+    """The folder of the files; deleting it loses nothing but time."""
     return home() / "references"
 
 

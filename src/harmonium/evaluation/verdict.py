@@ -1,11 +1,11 @@
-"""The verdict: whether an encoder beats what is reached without training, in one sentence.
+"""The comparison of an encoder with references that need no training, in one sentence.
 
 Every probe's answers are compared image by image with those of each reference. A difference counts
-when it is larger than what chance would make of the same test images: McNemar's test with its
-continuity correction, at 95 %; where a probe drew its labels several times, the scatter over draws
-is added. Anything less is a tie, and is called one. Over seeds, Student's interval decides; where
-few seeds make it so wide that it holds a difference beyond the noise of the test part, the sentence
-says that the encoder is above or below, and that the seeds are too few to confirm it.
+when it is larger than chance explains on the same test images: McNemar's test with its continuity
+correction, at 95 %; where a probe drew its labels several times, the scatter over draws is added.
+Anything less is a tie, and is called one. Over seeds, Student's interval decides; where few seeds
+make it so wide that it includes a difference beyond the noise of the test part, the sentence says
+that the encoder is above or below, and that the seeds are too few to confirm it.
 
 Where the encoder is not better, label-free figures may say why: a collapsed representation, too few
 steps, views that have little in common. They make a reason probable, never certain.
@@ -41,7 +41,7 @@ class Difference:
 
     encoder: float
     reference: float
-    margin: float  # differences up to this are not told from none
+    margin: float  # smaller differences may be chance
     seeds: int = 1  # whose means these are
     noise: float = math.inf  # of several seeds: differences up to this are level
 
@@ -87,7 +87,7 @@ def difference(encoder: Tensor, reference: Tensor) -> Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an encoder stands against its references."""
+    """How an encoder compares with its references."""
 
     text: str  # one sentence
     reasons: tuple[str, ...]  # probable ones, where it is not better throughout
@@ -103,10 +103,10 @@ def verdict(
     references: Mapping[str, Mapping[str, Answers]],
     reasons: Sequence[str] = (),
 ) -> Verdict | None:
-    """How the mean of some encoders stands against references; none without labels.
+    """How the mean of some encoders compares with references; none without labels.
 
     Args:
-        encoders: answers by probe of every encoder that is judged; empty where one has diverged.
+        encoders: answers by probe of every encoder; empty where one has diverged.
         references: answers by probe of every reference, the weakest first.
         reasons: why it may be no better, used where it is not.
     """
@@ -219,35 +219,44 @@ def reasons(
         compares_views: whether the objective compares views of an image; if not, no reason is
             about views.
     """
-    found = [str(text) for text in health.get("warnings", ())]
+    listed = [str(text) for text in health.get("warnings", ())]
     if steps is not None and steps < FEW_STEPS:
-        found.append(
+        listed.append(
             f"Too few steps: about {steps:.0f} local optimiser steps over all rounds; raise "
             "rounds or local.epochs, or lower local.batch."
         )
-    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    if len(known) >= 8:
-        quarter = len(known) // 4
-        first = sum(known[:2]) / 2
-        before, last = (sum(some) / 2 for some in (known[-quarter - 2 : -quarter], known[-2:]))
-        fall = first - last
-        if fall > 0 and before - last > FALLING * fall:
-            found.append(
-                f"Training had not ended: the loss fell from {before:.3g} to {last:.3g} in the "
-                "last quarter of the rounds; raise rounds."
-            )
+    if falling := _falling_loss(losses):
+        listed.append(falling)
     if not compares_views:
-        return tuple(found)
+        return tuple(listed)
     distance = health.get("view_distance")
     if distance is not None and distance > FAR and not health.get("warnings"):
-        found.append(
+        listed.append(
             "Views share little: two views of an image are "
             f"{distance:.2f} times as far apart as two images; weaken the augmentation, or train "
             "longer."
         )
-    if not found and health.get("finite", True):
-        found.append(
-            "The representation is healthy and training has settled, so the views may remove what "
-            "tells these classes apart: leave out what changes it (crops, colours, mirror images)."
+    if not listed and health.get("finite", True):
+        listed.append(
+            "The representation is healthy and training has converged, so the views may "
+            "remove what distinguishes these classes: leave out what changes it (crops, colours, "
+            "mirror images)."
         )
-    return tuple(found)
+    return tuple(listed)
+
+
+def _falling_loss(losses: Sequence[float | None]) -> str:
+    """That the loss was still falling in the last quarter of the rounds; empty if it was not."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) < 8:
+        return ""
+    quarter = len(known) // 4
+    first = sum(known[:2]) / 2
+    before, last = (sum(some) / 2 for some in (known[-quarter - 2 : -quarter], known[-2:]))
+    fall = first - last
+    if fall <= 0 or before - last <= FALLING * fall:
+        return ""
+    return (
+        f"Training had not converged: the loss fell from {before:.3g} to {last:.3g} in the "
+        "last quarter of the rounds; raise rounds."
+    )

@@ -11,7 +11,7 @@ from harmonium.core.errors import ConfigError, DataError, suggest
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import each, work
 from harmonium.core.settings import check_fields, plain, unknown
-from harmonium.evaluation.feature_cache import Kept
+from harmonium.evaluation.feature_cache import FeatureCache
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.eval_data import OWN, EvalSets, sets_of
 from harmonium.measures.result_cache import ResultCache
@@ -99,7 +99,7 @@ def evaluate_run(
     recipes = {label: changed_recipe(path, asked.engine) for label, path in asked.paths.items()}
     first = next(Path(word) for word in words if "=" not in str(word))
     folder = _folder(out, first, asked)
-    features, trainings = Kept(note=note), ResultCache(home() / "draws")
+    features, trainings = FeatureCache(note=note), ResultCache(home() / "draws")
     shared: dict[str, Any] = {"sets": asked.sets, "kept": features, "finished": trainings}
     runs = {
         label: open_run(asked.paths[label], label, recipes[label], note, **shared)

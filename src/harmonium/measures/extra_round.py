@@ -37,7 +37,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask
 from harmonium.measures.run_reader import Run
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import check_recipe, make_host
+from harmonium.runs.open_run import check_recipe, make_runtime
 from harmonium.storage import state_store
 from harmonium.storage.run_folder import RECIPE, SPLIT, RunFolder
 
@@ -193,7 +193,7 @@ def _opened(
     with tempfile.TemporaryDirectory(prefix="harmonium-") as place:
         folder = Path(place)
         _furnish(folder, run, recipe, clients)
-        host = make_host(recipe, run.dataset, run.split, folder, run.public)
+        host = make_runtime(recipe, run.dataset, run.split, folder, run.public)
         with LocalEngine(host, folder, _workers(recipe, len(clients))) as engine:
             engine.restore({str(c): run.commit.clients[str(c)] for c in _with_state(run, clients)})
             yield engine, folder
@@ -218,7 +218,7 @@ def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]
     States are copied, because new ones are written beside them.
     """
     about = RunFolder(run.path).about()
-    RunFolder(folder).tell({key: value for key, value in about.items() if key != "files"})
+    RunFolder(folder).write_about({key: value for key, value in about.items() if key != "files"})
     run.split.save(folder / SPLIT)
     files.write_atomic(folder / RECIPE, recipe.yaml().encode())
     for client in _with_state(run, clients):

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from harmonium.core import files, seeds
 from harmonium.core.errors import ConfigError, DataError, StoreError
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.core.settings import plain
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split
-from harmonium.evaluation.feature_cache import Kept
+from harmonium.evaluation.feature_cache import FeatureCache
 from harmonium.evaluation.features import embed
 from harmonium.evaluation.pixels import Pixels
 from harmonium.evaluation.references import RAW, WHITENED, whitened_pixels
@@ -34,9 +34,9 @@ from harmonium.measures.eval_data import OWN, THEIRS, UPRIGHT, EvalData, EvalSet
 from harmonium.measures.result_cache import Drawn, ResultCache
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import load_encoder
-from harmonium.runs.loop import as_drawn
+from harmonium.runs.loop import initial_encoder
 from harmonium.runs.open_run import opened, read_about
-from harmonium.runs.start import judged_on
+from harmonium.runs.start import evaluation_data
 from harmonium.sites.plan import method_of
 from harmonium.storage import state_store
 from harmonium.storage.run_folder import SITE_REPORT, Commit, RunFolder
@@ -55,7 +55,7 @@ class Run:
     commit: Commit
     note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
     sets: EvalSets = field(default_factory=EvalSets, repr=False)  # to evaluate on
-    kept: Kept = field(default_factory=Kept, repr=False)  # features on disk
+    kept: FeatureCache = field(default_factory=FeatureCache, repr=False)  # features on disk
     finished: ResultCache = field(default_factory=ResultCache, repr=False)  # of earlier calls
 
     @cached_property
@@ -80,10 +80,10 @@ class Run:
 
     @cached_property
     def _eval_data(self) -> dict[str, EvalData]:
-        found = {OWN: EvalData(OWN, judged_on(self.dataset, self.split))}
+        found = {OWN: EvalData(OWN, evaluation_data(self.dataset, self.split))}
         if self.split.angles is not None:
             found[UPRIGHT] = EvalData(
-                UPRIGHT, judged_on(self.dataset, replace(self.split, angles=None))
+                UPRIGHT, evaluation_data(self.dataset, replace(self.split, angles=None))
             )
         return found
 
@@ -126,7 +126,7 @@ class Run:
     @cached_property
     def untrained(self) -> nn.Module:
         """The encoder as first drawn."""
-        return as_drawn(self.method, self._held)
+        return initial_encoder(self.method, self._held)
 
     @property
     def _held(self) -> Dataset:
@@ -263,7 +263,7 @@ class Run:
 
     def features(self, encoder: nn.Module, images: Images, whose: str) -> Tensor:
         """Frozen features of images, refused where they are no numbers."""
-        watch = partial(tell, "features")
+        watch = partial(emit, "features")
         return self._sound(embed(encoder, images, self.method.views.plain, watch=watch), whose)
 
     @property

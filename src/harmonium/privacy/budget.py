@@ -1,10 +1,10 @@
-"""What releases amount to together: their (epsilon, delta)."""
+"""The (epsilon, delta) of several releases together."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from harmonium.privacy.mechanisms import Neighbours
 
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add-remove", "client")
 MOST_STEPS = 1_000  # largest sensitivity of whole numbers
-CELLS = 1 << 14  # losses of unlike releases are told apart to this share of their range
+CELLS = 1 << 14  # into which the range of the losses of unlike releases is divided
 
 Steps = tuple[tuple[float, int, int], ...]  # discrete Laplace: loss of one step, steps, releases
 
@@ -35,7 +35,7 @@ def epsilon(
 ) -> float:
     """The smallest epsilon that holds, with this delta, for all releases together.
 
-    A release is told as `privacy.mechanisms.Release` has it; `sigma` is read as `scale`, and one
+    A release has the fields of `privacy.mechanisms.Release`; `sigma` is read as `scale`, and one
     that names no neighbours is taken for `replace`. Gaussian releases compose to one whose shift,
     counted in its noise, is the root of the summed squares (Dong et al., Gaussian Differential
     Privacy, 2022); its curve is Balle and Wang's (2018). Discrete Laplace releases have few
@@ -56,7 +56,7 @@ def epsilon(
     4.377
     """
     _check_delta(delta)
-    mu, steps = _told(releases, neighbours)
+    mu, steps = _summed(releases, neighbours)
     if math.isinf(mu * mu) or any(math.isinf(step * step) for step, _, _ in steps):
         return math.inf
     return _with_steps(mu, steps, delta) if steps else _gaussian(mu, delta)
@@ -75,7 +75,7 @@ def epsilon_rdp(
     5.299
     """
     _check_delta(delta)
-    mu, steps = _told(releases, neighbours)
+    mu, steps = _summed(releases, neighbours)
     rho, room = mu * mu / 2, -math.log(delta)
     if math.isinf(rho) or any(math.isinf(step * step) for step, _, _ in steps):
         return math.inf
@@ -98,23 +98,15 @@ def _check_delta(delta: float) -> None:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
 
 
-def _told(
+def _summed(
     releases: Iterable[Mapping[str, Any]], neighbours: Neighbours | None
 ) -> tuple[float, Steps]:
     """The shift of all Gaussian releases together, and the discrete Laplace ones by kind."""
-    told = list(releases)
-    stated = {str(release.get("neighbours", "replace")) for release in told}
-    for name in (*stated, *([] if neighbours is None else [neighbours])):
-        if name not in NEIGHBOURS:
-            raise ConfigError(f"a release has neighbours '{name}': {suggest(name, NEIGHBOURS)}")
-    if neighbours == "add-remove" and "replace" in stated:
-        raise ConfigError("a release is stated for `replace`: it cannot be told for `add-remove`")
-    if neighbours == "client" and stated - {"client"}:
-        raise ConfigError("a release is stated for single images: it cannot be told for `client`")
-    together = neighbours or (stated.pop() if len(stated) == 1 else "replace")
+    listed = list(releases)
+    together = _common_neighbours(listed, neighbours)
     shifts: list[float] = []
     steps: Counter[tuple[float, int]] = Counter()
-    for release in told:
+    for release in listed:
         sensitivity, scale, count = _numbers(release)
         if release.get("neighbours") == "add-remove" != together:
             sensitivity *= 2
@@ -123,18 +115,41 @@ def _told(
         mechanism = release.get("mechanism", "gaussian")
         if mechanism == "gaussian":
             shifts.append(math.sqrt(count) * (sensitivity / scale if scale else math.inf))
-        elif mechanism != "discrete-laplace":
+        elif mechanism == "discrete-laplace":
+            step = 1 / scale if scale else math.inf
+            steps[step, _whole_steps(sensitivity)] += count
+        else:
             raise ConfigError(
                 f"cannot count a release by '{mechanism}': only by gaussian and discrete-laplace"
             )
-        elif sensitivity != int(sensitivity) or sensitivity > MOST_STEPS:
-            raise ConfigError(
-                f"a release by discrete-laplace has sensitivity {sensitivity:g}; it must be a "
-                f"whole number of at most {MOST_STEPS}"
-            )
-        else:
-            steps[1 / scale if scale else math.inf, int(sensitivity)] += count
     return math.hypot(*shifts), tuple((*kind, count) for kind, count in sorted(steps.items()))
+
+
+def _common_neighbours(
+    releases: Sequence[Mapping[str, Any]], neighbours: Neighbours | None
+) -> Neighbours:
+    """The neighbours between which epsilon is to hold: as asked, or those of all releases."""
+    stated = {str(release.get("neighbours", "replace")) for release in releases}
+    for name in (*stated, *([] if neighbours is None else [neighbours])):
+        if name not in NEIGHBOURS:
+            raise ConfigError(f"a release has neighbours '{name}': {suggest(name, NEIGHBOURS)}")
+    if neighbours == "add-remove" and "replace" in stated:
+        raise ConfigError("a release is stated for `replace`: it has no epsilon for `add-remove`")
+    if neighbours == "client" and stated - {"client"}:
+        raise ConfigError("a release is stated for single images: it has no epsilon for `client`")
+    if neighbours is not None:
+        return neighbours
+    return next((name for name in NEIGHBOURS if stated == {name}), "replace")
+
+
+def _whole_steps(sensitivity: float) -> int:
+    """The sensitivity of a discrete Laplace release, which is a whole number."""
+    if sensitivity != int(sensitivity) or sensitivity > MOST_STEPS:
+        raise ConfigError(
+            f"a release by discrete-laplace has sensitivity {sensitivity:g}; it must be a "
+            f"whole number of at most {MOST_STEPS}"
+        )
+    return int(sensitivity)
 
 
 def _numbers(release: Mapping[str, Any]) -> tuple[float, float, int]:

@@ -1,21 +1,21 @@
-"""How much noise a budget takes, and what a budget noise is worth, before anything runs."""
+"""Planning of Gaussian noise before a run: noise for a budget, or the budget of some noise."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from harmonium.core.errors import ConfigError, suggest
 from harmonium.core.settings import coerce
-from harmonium.privacy.budget import epsilon as exact
-from harmonium.privacy.budget import epsilon_rdp
+from harmonium.privacy import budget
 from harmonium.privacy.calibration import sigma_for
 from harmonium.privacy.library import epsilon_pld
 from harmonium.privacy.mechanisms import Neighbours
 
-FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far an image moves n R, over mu
+FAR = {"replace": math.sqrt(2), "add-remove": 1.0}  # how far one image moves n R, divided by mu
 _KEYS: dict[str, Any] = {
     "epsilon": float | None,
     "sigma": float | None,
@@ -89,46 +89,53 @@ def plan(
     >>> round(found.multiplier, 2), round(found.sigma, 4), round(found.rdp, 2)
     (19.67, 0.0222, 3.71)
     """
-    if neighbours not in FAR:
-        raise ConfigError(f"neighbours is '{neighbours}': {suggest(neighbours, FAR)}")
     given = {"epsilon": epsilon, "sigma": sigma, "multiplier": multiplier}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1:
-        what = " and ".join(named) if named else "none of them"
-        raise ConfigError(f"give one of epsilon, sigma and multiplier; there is {what}")
-    least = {**given, "rounds": rounds, "examples": examples, "mu": mu, "dim": dim}
-    for name, value in least.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{name} is {value}; it must be above 0")
-    if sigma is not None and (examples is None or mu is None):
-        raise ConfigError("sigma is the noise of a correlation matrix: give examples and mu, too")
-    far = None if examples is None or mu is None else FAR[neighbours] * mu / examples
+    sizes = {"rounds": rounds, "examples": examples, "mu": mu, "dim": dim}
+    _check(neighbours, given, sizes)
+    sensitivity = None if examples is None or mu is None else FAR[neighbours] * mu / examples
     if epsilon is not None:
         multiplier = sigma_for(epsilon, delta, sensitivity=1.0, releases=rounds)
-    elif sigma is not None and far is not None:
-        multiplier = sigma / far
+    elif sigma is not None and sensitivity is not None:
+        multiplier = sigma / sensitivity
     assert multiplier is not None
-    one = {"mechanism": "gaussian", "sensitivity": 1.0, "scale": multiplier}
-    every = [{**one, "count": rounds}]
-    sigma = None if far is None else multiplier * far
-    spread = None if sigma is None or dim is None else sigma * dim
+    release = {"mechanism": "gaussian", "sensitivity": 1.0, "scale": multiplier}
+    releases = [{**release, "count": rounds}]
+    sigma = None if sensitivity is None else multiplier * sensitivity
+    norm = None if sigma is None or dim is None else sigma * dim
     return Plan(
-        epsilon=exact(every, delta),
-        rdp=epsilon_rdp(every, delta),
-        each=exact([one], delta),
+        epsilon=budget.epsilon(releases, delta),
+        rdp=budget.epsilon_rdp(releases, delta),
+        each=budget.epsilon([release], delta),
         delta=delta,
         rounds=rounds,
         neighbours=neighbours,
         multiplier=multiplier,
         examples=examples,
         mu=mu,
-        sensitivity=far,
+        sensitivity=sensitivity,
         sigma=sigma,
         dim=dim,
-        noise_norm=spread,
-        kept_norm=None if spread is None or dim is None else spread * math.sqrt((1 + 1 / dim) / 2),
-        notes=tuple(_notes(delta, examples, mu, dim, spread)),
+        noise_norm=norm,
+        kept_norm=None if norm is None or dim is None else norm * math.sqrt((1 + 1 / dim) / 2),
+        notes=tuple(_notes(delta, examples, mu, dim, norm)),
     )
+
+
+def _check(
+    neighbours: str, given: Mapping[str, float | None], sizes: Mapping[str, float | None]
+) -> None:
+    """Refuse settings that do not describe one plan; `given` are the noise and the budget."""
+    if neighbours not in FAR:
+        raise ConfigError(f"neighbours is '{neighbours}': {suggest(neighbours, FAR)}")
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "none of them"
+        raise ConfigError(f"give one of epsilon, sigma and multiplier; there is {what}")
+    for name, value in {**given, **sizes}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be above 0")
+    if "sigma" in named and (sizes["examples"] is None or sizes["mu"] is None):
+        raise ConfigError("sigma is the noise of a correlation matrix: give examples and mu, too")
 
 
 def plan_from(words: list[str]) -> Plan:
@@ -137,13 +144,13 @@ def plan_from(words: list[str]) -> Plan:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
-            raise ConfigError(f"'{word}' is no setting of a plan: {suggest(key, _KEYS)}")
+            raise ConfigError(f"'{word}' is not a setting of a plan: {suggest(key, _KEYS)}")
         values[key] = coerce(key, _KEYS[key], value)
     return plan(**values)
 
 
 def _notes(
-    delta: float, examples: int | None, mu: float | None, dim: int | None, spread: float | None
+    delta: float, examples: int | None, mu: float | None, dim: int | None, noise_norm: float | None
 ) -> list[str]:
     notes = []
     matrix = {"examples": examples, "mu": mu, "dim": dim}
@@ -155,10 +162,12 @@ def _notes(
         )
     if examples is not None and delta >= 1 / examples:
         notes.append(
-            f"delta {delta:g} is not below 1 / {examples} examples: to publish one image as it "
+            f"delta {delta:g} is not below 1 / {examples} examples: publishing one image as it "
             f"is would be within it, so epsilon means little; choose at most {0.1 / examples:.0e}"
         )
-    if spread is not None and mu is not None and spread > mu:
+    if noise_norm is not None and mu is not None and noise_norm > mu:
         notes.append("the noise of one matrix is larger than any signal in it can be")
-    notes.append("this is of the noisy releases alone; weights that are sent beside them have none")
+    notes.append(
+        "this covers the noisy releases alone; weights that are sent beside them have no noise"
+    )
     return notes

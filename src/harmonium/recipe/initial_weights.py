@@ -1,4 +1,4 @@
-"""Given weights: what a run starts from instead of a random initialisation (`init=FILE`).
+"""Given weights: a run starts from them instead of a random initialisation (`init=FILE`).
 
 `init` names a safetensors file (such as a run's `encoder.safetensors`), a run's folder, or a
 function of one's own by `module:function` that returns a state dict; from Python also a state dict
@@ -6,8 +6,9 @@ or an `nn.Module`, which are stored by their digest. It holds an encoder, or a w
 names of its parts before those of their tensors (`encoder.`, `projector.`).
 The encoder must fit; other parts are taken where all of a part fits.
 
-The weights' SHA-256 is part of the recipe and of its digest; where they lie is not. A run keeps a
-copy in its folder (`init.safetensors`), for a file may change and a run may be trained further.
+The weights' SHA-256 is part of the recipe and of its digest; the path of their file is not. A run
+keeps a copy in its folder (`init.safetensors`), for a file may change and a run may be trained
+further.
 Whoever builds the model of a run, on resuming it or in another process, gets the weights that it
 began with or an error. Nothing is unpickled.
 """
@@ -30,7 +31,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from harmonium.core import files as store
+from harmonium.core import files
 from harmonium.core.errors import ConfigError, DataError, Key, StoreError
 from harmonium.core.paths import home
 from harmonium.core.types import Weights
@@ -79,7 +80,7 @@ class Init:
     def keep(self, folder: Path) -> None:
         """Copy the weights to a run's folder."""
         held = {name: tensor.contiguous().clone() for name, tensor in self.weights().items()}
-        store.write_atomic(folder / COPY, safetensors.torch.save(held))
+        files.write_atomic(folder / COPY, safetensors.torch.save(held))
 
     def kept_in(self, folder: Path) -> Init:
         """The same weights as a run's folder has them; itself where the folder has no copy."""
@@ -105,7 +106,7 @@ def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
     digest = digest_of(state)
     path = home() / "data" / "weights" / f"{digest}.safetensors"
     if not path.exists():
-        store.write_atomic(path, safetensors.torch.save(state))
+        files.write_atomic(path, safetensors.torch.save(state))
     return {"file": str(path), "digest": digest}
 
 
@@ -130,31 +131,31 @@ def digest_of(given: Weights) -> str:
 
 
 def seal_of(weights: Weights, about: Mapping[str, Any]) -> str:
-    """SHA-256 of an encoder's weights and of what its file says of it."""
-    return store.digest_of(f"{digest_of(weights)}{json.dumps(about)}".encode())
+    """SHA-256 of an encoder's weights and of the metadata in its file."""
+    return files.digest_of(f"{digest_of(weights)}{json.dumps(about)}".encode())
 
 
 def checked_seal(weights: Weights, text: str) -> dict[str, Any]:
-    """What the file of an encoder says of it; ValueError where that or the weights have changed.
+    """The metadata of an encoder's file; ValueError where they or the weights have changed.
 
     Files of earlier versions have no seal.
     """
     about = json.loads(text)
     if not isinstance(about, dict):
         raise ValueError("its metadata hold no settings")
-    seal = about.pop(store.SEAL, None)
+    seal = about.pop(files.SEAL, None)
     if seal is not None and seal != seal_of(weights, about):
         raise ValueError("its weights are not those that were written")
     return about
 
 
 def _stamp(file: str) -> tuple[tuple[str, int, int], ...]:
-    """What changes when files do, so that they are read again only then."""
+    """Names, times and sizes of the files, so that they are read again only when one changes."""
     path = Path(file)
     if is_function(file) or not path.exists():
         return ()
-    files = [path] if path.is_file() else [path / "encoder.safetensors", *path.glob("commits/*")]
-    stats = [(str(one), one.stat()) for one in files if one.exists()]
+    read = [path] if path.is_file() else [path / "encoder.safetensors", *path.glob("commits/*")]
+    stats = [(str(one), one.stat()) for one in read if one.exists()]
     return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
 
 
@@ -186,8 +187,9 @@ def _read(file: str) -> Weights:
     except (safetensors.SafetensorError, OSError, ValueError, MemoryError):
         raise DataError(
             Key("init"),
-            f"={file} is no safetensors file: write one with safetensors.torch.save_file(state), "
-            "or give a function that returns a state dict, init=module:function",
+            f"={file} is not a safetensors file: write one with "
+            "safetensors.torch.save_file(state), or give a function that returns a state dict, "
+            "init=module:function",
         ) from None
     if about is not None:
         try:

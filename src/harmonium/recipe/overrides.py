@@ -20,7 +20,7 @@ from harmonium.core.errors import ConfigError, Key, UnknownSetting
 from harmonium.core.registry import recipe_name
 from harmonium.core.settings import plain, unknown
 
-DEFAULTS = {  # what a section's settings belong to while nothing is chosen
+DEFAULTS = {  # the choice that a section's settings belong to if none is named
     "method": "fedavg",
     "objective": "simclr",
     "encoder": "cnn-small",
@@ -99,12 +99,12 @@ def _read(word: str | Change) -> list[Change]:
         return [word]
     if not isinstance(word, str):
         raise ConfigError(
-            f"{shown(word)} is no setting: write 'key=value', or give it as a keyword, key=value"
+            f"{shown(word)} is not a setting: write 'key=value', or give it as a keyword, key=value"
         )
     key, equals, text = word.partition("=")
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"'{word}' is no setting: write key=value, e.g. rounds=10")
-    if key == "init" and not text:  # an empty shell variable must not mean a random start
+        raise ConfigError(f"'{word}' is not a setting: write key=value, e.g. rounds=10")
+    if key == "init" and not text:  # an empty shell variable must not mean a random initialisation
         raise ConfigError(
             "init= names no weights: write init=FILE, a run's folder or module:function, or "
             "init=none for a random initialisation"
@@ -146,14 +146,11 @@ def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:
 
     An empty mapping changes nothing, but for terms: `terms={}` is none, `terms.uv={}` is one.
     """
-    if len(path) == 2 and path[1] == "name" and path[0] in _NAMED:
-        path = path[:1]
-    if len(path) == 1 and path[0] in _BARE and isinstance(value, str) and value not in _NONE:
-        path = (*path, _BARE[path[0]])  # so that its other settings stay
+    path = _full_path(path, value)
     if not isinstance(value, Mapping):
         return [Change(path, value, word)]
     if not value:
-        if path == ("init",):  # no random start where weights were meant
+        if path == ("init",):  # weights were meant, so do not start from random ones
             raise ConfigError(Key("init"), " is empty: give a state dict, a file, a run, or none")
         return [Change(path, {}, word)] if path[0] == "terms" else []
     if odd := [key for key in value if not isinstance(key, str) or not key]:
@@ -163,6 +160,15 @@ def _flat(path: tuple[str, ...], value: Any, *, word: bool) -> list[Change]:
         for key, one in value.items()
         for change in _flat((*path, *key.split(".")), one, word=word)
     ]
+
+
+def _full_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
+    """The path that is meant: `data.name` stands for `data`, a bare `init` for `init.file`."""
+    if len(path) == 2 and path[1] == "name" and path[0] in _NAMED:
+        return path[:1]
+    if len(path) == 1 and path[0] in _BARE and isinstance(value, str) and value not in _NONE:
+        return (*path, _BARE[path[0]])  # so that its other settings stay
+    return path
 
 
 def _within_object(change: Change, given: Mapping[tuple[str, ...], Change]) -> bool:
@@ -253,30 +259,35 @@ def apply_changes(tree: Mapping[str, Any], changes: Sequence[str | Change]) -> d
     """
     changed = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
     for change in sorted(changes_of(changes), key=lambda one: len(one.path)):  # choices first
-        spot, path, value = changed, change.path, change.value
-        for step in path[:-1]:
-            spot[step] = _settings_of(spot.get(step), step, path)
-            spot = spot[step]
-        held = spot.get(path[-1])
-        if _is_either(path) and _normal(value) is not None:
-            spot.pop(_EITHER[path[1]], None)  # a share in place of a number, or the reverse
-        if change.key == "init.file" and held != value:
-            spot.pop("digest", None)  # it is of the other file
-        if isinstance(held, Mapping):
-            if len(path) > 1 and isinstance(value, Mapping) and not value:
-                continue  # terms.uv={} beside a term that is there
-            if "name" in held and value is not None and _same(held["name"], value):
-                spot[path[-1]] = {**held, "name": value}  # the same choice keeps its settings
-                continue
-        spot[path[-1]] = value
-        if path == ("participation",) and dataclasses.is_dataclass(value):
-            _check_participation(_without_whole(plain(value)))
-    if isinstance(held := changed.get("participation"), Mapping):
-        _check_participation(_without_whole(held))
+        _apply(change, changed)
+    if isinstance(participation := changed.get("participation"), Mapping):
+        _check_participation(_without_whole(participation))
     for key, value in changed.items():  # `split.alpha=1` alone changes the default's settings
         if isinstance(value, dict) and "name" not in value and key in DEFAULTS:
             changed[key] = {"name": DEFAULTS[key], **value}
     return changed
+
+
+def _apply(change: Change, tree: dict[str, Any]) -> None:
+    """Make one change to a tree."""
+    section, path, value = tree, change.path, change.value
+    for step in path[:-1]:
+        section[step] = _settings_of(section.get(step), step, path)
+        section = section[step]
+    name, before = path[-1], section.get(path[-1])
+    if _is_either(path) and _normal(value) is not None:
+        section.pop(_EITHER[path[1]], None)  # a share in place of a number, or the reverse
+    if change.key == "init.file" and before != value:
+        section.pop("digest", None)  # it is of the other file
+    if isinstance(before, Mapping):
+        if len(path) > 1 and isinstance(value, Mapping) and not value:
+            return  # terms.uv={} while there is such a term
+        if "name" in before and value is not None and _same(before["name"], value):
+            section[name] = {**before, "name": value}  # the same choice keeps its settings
+            return
+    section[name] = value
+    if path == ("participation",) and dataclasses.is_dataclass(value):
+        _check_participation(_without_whole(plain(value)))
 
 
 def _without_whole(participation: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,19 +295,27 @@ def _without_whole(participation: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in participation.items() if k != "fraction" or _normal(v) != 1}
 
 
-def _settings_of(held: Any, step: str, path: Sequence[str]) -> dict[str, Any]:
-    """What stands at a step on the way to a setting, as a mapping with room for it."""
-    if path[0] == "terms" and step == "terms" and isinstance(held, str | list | tuple):
-        names: Sequence[Any] = held.split(",") if isinstance(held, str) else held
-        if all(isinstance(name, str) for name in names):
-            return {name: {} for name in names if name}
-        if all(isinstance(one, Mapping) and "name" in one for one in names):
-            return {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in names}
-    if isinstance(held, str | type):  # a bare choice
-        return {"name": held}
-    if not isinstance(held, Mapping | None):
-        raise ConfigError(f"{step} is {shown(held)}, which has no setting '{'.'.join(path[1:])}'")
-    return dict(held or {})
+def _settings_of(value: Any, step: str, path: Sequence[str]) -> dict[str, Any]:
+    """The value at a step on the path to a setting, as a mapping that can take the setting."""
+    if path[0] == "terms" and step == "terms" and (terms := _terms_by_name(value)) is not None:
+        return terms
+    if isinstance(value, str | type):  # a bare choice
+        return {"name": value}
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"{step} is {shown(value)}, which has no setting '{'.'.join(path[1:])}'")
+    return dict(value or {})
+
+
+def _terms_by_name(value: Any) -> dict[str, Any] | None:
+    """Terms that were given as text or as a list, as a mapping from name to settings."""
+    if not isinstance(value, str | list | tuple):
+        return None
+    terms: Sequence[Any] = value.split(",") if isinstance(value, str) else value
+    if all(isinstance(term, str) for term in terms):
+        return {name: {} for name in terms if name}
+    if all(isinstance(term, Mapping) and "name" in term for term in terms):
+        return {term["name"]: {k: v for k, v in term.items() if k != "name"} for term in terms}
+    return None
 
 
 def as_words(changes: Iterable[Change]) -> list[str]:

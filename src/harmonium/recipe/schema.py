@@ -1,4 +1,4 @@
-"""A recipe says all of a run: a validated tree of settings, from YAML and `key=value`.
+"""The recipe: a validated tree of all settings of a run, from YAML and `key=value`.
 
 Sections such as `data`, `split` or `encoder` choose a registered thing by name and set its
 fields: `data=cifar10 data.limit=5000`, or in YAML `data: {name: cifar10, limit: 5000}`. The fields
@@ -266,28 +266,37 @@ class Recipe(BaseModel):
         recipe.aggregation.check(recipe.participation.check(recipe.training))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
         method = recipe.any_method()  # refuses what does not go together
-        method.suits(recipe.participation.size(recipe.training))
-        if recipe.public is None and method.needs_public:
-            raise ConfigError(
-                f"{called(method)} needs public images: name some, e.g. public=shapes"
-            )
-        if recipe.evaluate.objective and (reason := obstacle(method)):
-            raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
-        if method.whitening and (reason := whitening.obstacle(method)):
-            raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
-        if recipe.privacy.masks is not None:
-            recipe.privacy.masks.check(method, recipe.participation.size(recipe.training))
-        check_noise(method)
-        if recipe.local.dp_clip is not None:
-            dpsgd.check(method)
-        if recipe.privacy.updates is not None:
-            recipe.privacy.updates.check(method)
-        if recipe.privacy.epsilon is not None:
-            check_budget(method)
-        recipe.transport.check(recipe.privacy)
+        recipe._check_method(method)
+        recipe._check_privacy(method)
         if recipe.encoder.in_process:
             recipe.engine.check_in_process()
         return recipe
+
+    def _check_method(self, method: Method) -> None:
+        """Refuse sections that the method cannot work with."""
+        method.suits(self.participation.size(self.training))
+        if self.public is None and method.needs_public:
+            raise ConfigError(
+                f"{called(method)} needs public images: name some, e.g. public=shapes"
+            )
+        if self.evaluate.objective and (reason := obstacle(method)):
+            raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
+        if method.whitening and (reason := whitening.obstacle(method)):
+            raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
+
+    def _check_privacy(self, method: Method) -> None:
+        """Refuse protection that the method's messages cannot have."""
+        privacy = self.privacy
+        if privacy.masks is not None:
+            privacy.masks.check(method, self.participation.size(self.training))
+        check_noise(method)
+        if self.local.dp_clip is not None:
+            dpsgd.check(method)
+        if privacy.updates is not None:
+            privacy.updates.check(method)
+        if privacy.epsilon is not None:
+            check_budget(method)
+        self.transport.check(privacy)
 
     @property
     def workers(self) -> int:
@@ -308,14 +317,14 @@ class Recipe(BaseModel):
         return self.changed(split=split, local=local, **alone)
 
     def _appraisal(self) -> Appraisal | None:
-        """How clients score the encoder, if they shall."""
+        """How clients score the encoder without labels, if they are asked to."""
         asked = self.evaluate
         if asked.tuning is None:
             return None
         return Appraisal(preset(asked.tuning), asked.tuning_centre, asked.tuning_over)
 
     def _global_objective(self) -> GlobalObjective | None:
-        """That the global objective is measured, unless it is turned off."""
+        """How the global objective is measured, unless it is turned off."""
         if self.evaluate.objective is False:
             return None
         return GlobalObjective(by_client=self.privacy.masks is None)
@@ -428,7 +437,7 @@ class Recipe(BaseModel):
         """The shape of the images, where it is known without reading them."""
         about, size, channels = self.data.about, self.data.size, self.data.channels
         shape = about.shape if about else None
-        if shape is None and size:  # images of many sizes, brought to one; in colour unless told
+        if shape is None and size:  # images of many sizes, brought to one; in colour by default
             shape = (size, size, 3)
         if shape is None:
             return None

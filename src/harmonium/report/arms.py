@@ -20,7 +20,7 @@ from harmonium.report.figure import (
     headline,
     legend_rows,
     level_style,
-    picture,
+    saved_figure,
 )
 
 Estimate = tuple[float, float | None]
@@ -78,7 +78,7 @@ def arms_plot(
     names = [textwrap.fill(short[name], LINE) for name in arms]
     page = _page(names, len(probes), [*levels, interval])
     colours = [_colour(name, muted, strong) for name in arms]
-    with picture(path, page.width, page.height) as figure:
+    with saved_figure(path, page.width, page.height) as figure:
         grid = figure.subplots(page.down, page.across, squeeze=False, sharey=True).flatten()
         for axes, probe in zip(grid, probes, strict=False):
             figures = [_value(its.get(probe)) for its in arms.values()]

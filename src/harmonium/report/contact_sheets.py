@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harmonium.report.figure import COLOURS, INK, headline, picture
+from harmonium.report.figure import COLOURS, INK, headline, saved_figure
 
 FRAME = 0.07  # of an image's side
 ACROSS = 2  # sheets beside each other
@@ -36,7 +36,7 @@ def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
     rows = max(len(one.pixels) for one in panels.values())
     columns = max(one.pixels.shape[1] for one in panels.values()) + 0.5
     wide, high = max(5.6, SIDE * columns * across + 0.4), (SIDE * rows + 0.4) * down + 0.9
-    with picture(path, wide, high) as figure:
+    with saved_figure(path, wide, high) as figure:
         headline(figure, title)
         grid = figure.subplots(down, across, squeeze=False).flatten()
         for axes in grid:

@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.text import Text
 
-from harmonium.core.progress import listening
+from harmonium.core.progress import send_events_to
 from harmonium.report.terminal_table import prose
 
 PATIENCE = 2.0  # seconds that work may take before it is worth a word
@@ -289,5 +289,5 @@ def long_work(console: Console, silent: bool = False, command: str = "") -> Iter
         yield
         return
     display = display_of(console)
-    with listening(display.event), display.ticking(command):
+    with send_events_to(display.event), display.ticking(command):
         yield

@@ -52,7 +52,7 @@ _chosen: ContextVar[tuple[str, ...] | None] = ContextVar("formats", default=None
 
 
 @contextmanager
-def picture(path: str | Path, width: float, height: float) -> Iterator[Any]:
+def saved_figure(path: str | Path, width: float, height: float) -> Iterator[Any]:
     """A figure that is written to `path` when the block ends well, in the chosen formats."""
     paths = plot_paths(path)
     import matplotlib

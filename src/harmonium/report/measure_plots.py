@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harmonium.data.images import UNKNOWN
-from harmonium.report.figure import COLOURS, INK, PALE, WIDTH, dress, headline, picture
+from harmonium.report.figure import COLOURS, INK, PALE, WIDTH, dress, headline, saved_figure
 
 LISTED = 20  # classes up to which a legend names all of them
 ACROSS = 3  # maps beside each other
@@ -54,7 +54,7 @@ def boxes(
         references: name of a group to a level that gives its values a meaning, a grey cross.
         reference: what that level is.
     """
-    with picture(path, WIDTH, 1.3 + 0.45 * len(groups) + (0.2 if references else 0)) as figure:
+    with saved_figure(path, WIDTH, 1.3 + 0.45 * len(groups) + (0.2 if references else 0)) as figure:
         axes = figure.add_subplot()
         headline(figure, title)
         dress(axes, f"{ylabel}; whiskers from 5 to 95 percent, a dot at the mean", "")
@@ -97,7 +97,7 @@ def strips(
     groups = sorted({group for row in rows.values() for group in row.groups if group})
     hollow = any(any(row.hollow) for row in rows.values())
     legend = bool(groups or hollow)
-    with picture(path, WIDTH, 1.3 + 0.5 * len(rows) + (0.3 if legend else 0)) as figure:
+    with saved_figure(path, WIDTH, 1.3 + 0.5 * len(rows) + (0.3 if legend else 0)) as figure:
         axes = figure.add_subplot()
         headline(figure, title)
         dress(axes, xlabel, "")
@@ -147,7 +147,7 @@ def maps(path: str | Path, panels: Mapping[str, Panel], title: str) -> None:
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
     side = 4.6 if across == 1 else 3.6
-    with picture(path, max(5.6, side * across), 1.0 + side * down) as figure:
+    with saved_figure(path, max(5.6, side * across), 1.0 + side * down) as figure:
         headline(figure, title)
         grid = figure.subplots(down, across, squeeze=False).flatten()
         named: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from harmonium.report.figure import (
     headline,
     legend_rows,
     level_style,
-    picture,
+    saved_figure,
     short,
     whole_numbers,
     wrapped,
@@ -35,6 +35,7 @@ BANDS = 5  # lines up to which each has its band; of more, only the last interva
 FAR = (10.0, 25.0)  # percentage points: references that far from all lines are named, not drawn
 
 KNN = "validation kNN (%)"  # the panel of a run that has reference lines
+BYTES = "bytes sent so far"
 
 Point = tuple[float, ...]
 
@@ -72,7 +73,7 @@ def curves(
     has_bars = any(len(point) > 2 and point[2] > 0 for points in drawn.values() for point in points)
     few = len(drawn) <= BANDS
     beside = has_bars and not few  # so many bands would hide each other
-    with picture(path, COLUMN, 2.9 + 0.17 * rows) as figure:
+    with saved_figure(path, COLUMN, 2.9 + 0.17 * rows) as figure:
         axes, *side = figure.subplots(
             1, 1 + beside, squeeze=False, sharey=True, width_ratios=[1, 0.2][: 1 + beside]
         )[0]
@@ -80,8 +81,8 @@ def curves(
             _line(axes, index, wrapped(names[name]), points, band=few, percent=percent)
             for panel in side:
                 _end(panel, index, points)
-        called = {names[name]: level for name, level in levels.items()}
-        _levels((axes, *side), called, percent, alone=not drawn)
+        named = {names[name]: level for name, level in levels.items()}
+        _levels((axes, *side), named, percent, alone=not drawn)
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
@@ -89,16 +90,26 @@ def curves(
         if ticks is not None:
             axes.set_xticks(range(len(ticks)), list(ticks))
         for panel in side:
-            dress(panel, "at the end", "")
-            panel.set_xticks([])
-            panel.tick_params(axis="y", length=0, labelleft=False)
-            panel.margins(x=0.08)
-        if has_bars and interval and few:
-            axes.fill_between([], [], color=PALE, alpha=0.3, linewidth=0, label=wrapped(interval))
-        elif has_bars and interval:
-            mark: dict[str, Any] = {"marker": "|", "linestyle": "none", "markersize": 10}
-            axes.plot([], [], color=PALE, label=wrapped(interval), **mark)
+            _dress_end(panel)
+        if has_bars and interval:
+            _name_interval(axes, wrapped(interval), as_band=few)
         add_legend(figure)
+
+
+def _dress_end(panel: Any) -> None:
+    """The panel of last values, which has no ticks of its own."""
+    dress(panel, "at the end", "")
+    panel.set_xticks([])
+    panel.tick_params(axis="y", length=0, labelleft=False)
+    panel.margins(x=0.08)
+
+
+def _name_interval(axes: Any, name: str, *, as_band: bool) -> None:
+    """An entry of the legend that says what the intervals are."""
+    if as_band:
+        axes.fill_between([], [], color=PALE, alpha=0.3, linewidth=0, label=name)
+    else:
+        axes.plot([], [], color=PALE, label=name, marker="|", linestyle="none", markersize=10)
 
 
 def _levels(
@@ -175,25 +186,14 @@ def bars(
     names = brief_names(list(groups))
     thick = 0.8 / max(1, len(kinds))
     height = 1.25 + 0.21 * len(groups) * max(len(kinds), 1.6)
-    with picture(path, WIDTH, height) as figure:
+    with saved_figure(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         for i, kind in enumerate(kinds):
-            rows = [(y, group[kind]) for y, group in enumerate(groups.values()) if kind in group]
-            places = [y + (i - (len(kinds) - 1) / 2) * thick for y, _ in rows]
-            means = [mean for _, (mean, _) in rows]
-            errors = [error or 0.0 for _, (_, error) in rows]
-            colour = COLOURS[i % len(COLOURS)]
-            axes.barh(
-                places, means, thick * 0.88, color=colour, label=kind, zorder=2,
-                hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0,
-            )  # fmt: skip
-            for place, mean, error in zip(places, means, errors, strict=True):
-                if error:
-                    axes.errorbar(mean, place, xerr=error, color=INK, linewidth=1, capsize=2.5)
-                axes.annotate(
-                    short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
-                    textcoords="offset points", fontsize=8, color=INK,
-                )  # fmt: skip
+            offset = (i - (len(kinds) - 1) / 2) * thick
+            values = {
+                y + offset: group[kind] for y, group in enumerate(groups.values()) if kind in group
+            }
+            _bars_of_kind(axes, i, kind, values, thick)
         axes.set_yticks(range(len(groups)), list(names.values()))
         axes.set_ylim(len(groups) - 0.45, -0.55)  # the first group on top
         axes.margins(x=0.09)
@@ -201,10 +201,33 @@ def bars(
         dress(axes, ylabel, "")
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        if interval and any(error for its in groups.values() for _, error in its.values()):
+        if interval and any(error for bars in groups.values() for _, error in bars.values()):
             axes.plot([], [], "_", color=INK, markersize=12, label=interval)
         if len(axes.get_legend_handles_labels()[0]) > 1:
             add_legend(figure)
+
+
+def _bars_of_kind(
+    axes: Any,
+    index: int,
+    kind: str,
+    values: Mapping[float, tuple[float, float | None]],
+    thick: float,
+) -> None:
+    """The bars of one colour at their places, with intervals and values."""
+    means = [mean for mean, _ in values.values()]
+    axes.barh(
+        list(values), means, thick * 0.88, color=COLOURS[index % len(COLOURS)], label=kind,
+        zorder=2, hatch=HATCHES[index % len(HATCHES)], edgecolor="white", linewidth=0,
+    )  # fmt: skip
+    for place, (mean, half) in values.items():
+        error = half or 0.0
+        if error:
+            axes.errorbar(mean, place, xerr=error, color=INK, linewidth=1, capsize=2.5)
+        axes.annotate(
+            short(mean), (max(mean, 0) + error, place), (4, 0), va="center",
+            textcoords="offset points", fontsize=8, color=INK,
+        )  # fmt: skip
 
 
 def plot_run(
@@ -225,55 +248,63 @@ def plot_run(
         title: name of the run.
         levels: name of a reference to its validation kNN, a share: a line in the panel of kNN.
     """
-    rows = [{**row, **(row.get("health") or {}), **(row.get("bounds") or {})} for row in metrics]
-    overall = [{"round": row["round"], **(row.get("global_objective") or {})} for row in metrics]
-    bounds = {"all clients": "total", "within a client": "local", "client": "client"}
-    panels: list[tuple[str, dict[str, list[Point]]]] = [
-        (KNN, _columns(rows, {"encoder": "knn"}, 100)),
-        ("training loss", _columns(rows, {"loss": "loss"})),
-        ("uniformity (lower is wider)", _columns(rows, {"uniformity": "uniformity"})),
-        ("alignment (lower is closer)", _columns(rows, {"alignment": "alignment"})),
-        ("effective rank", _columns(rows, {"effective rank": "effective_rank"})),
-        ("bounds of information (nats)", _columns(rows, bounds)),
-        (
-            "global objective",
-            _columns(overall, {"all clients": "value", "mean of clients": "local"}),
-        ),
-        ("its gradient norm", _columns(overall, {"gradient norm": "gradient_norm"})),
-        ("bytes sent so far", _traffic(rows)),
-    ]
-    panels = [(name, lines) for name, lines in panels if lines]
+    panels = _run_panels(metrics)
     if not panels:
         raise ConfigError("there is nothing to draw yet: the run has no figures for any round")
     across = min(3, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
     width = max(3.6, 2.4 * across)
-    beside = {name: 100 * level for name, level in (levels or {}).items()}
-    beside = beside if panels[0][0] == KNN else {}
+    beside = {name: 100 * level for name, level in (levels or {}).items()} if KNN in panels else {}
     below = legend_rows(["encoder", *(f"{name} (00.0 %), below" for name in beside)], width)
-    with picture(path, width, 0.4 + 2.15 * down + (0.17 * below if beside else 0.0)) as figure:
+    height = 0.4 + 2.15 * down + (0.17 * below if beside else 0.0)
+    with saved_figure(path, width, height) as figure:
         grid = figure.subplots(down, across, squeeze=False).flatten()
-        for place, axes in enumerate(grid):
-            if place >= len(panels):
-                axes.set_axis_off()
-                continue
-            name, lines = panels[place]
-            for i, (line, points) in enumerate(lines.items()):
-                _line(axes, i, line, points, size=3.5 if len(points) <= 15 else 0.0)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        for place, (axes, (name, lines)) in enumerate(
+            zip(grid[: len(panels)], panels.items(), strict=True)
+        ):
+            _run_panel(axes, name, lines, "round" if place >= len(panels) - across else "")
             if name == KNN and beside:
                 _levels([axes], beside, percent=True)
                 add_legend(figure, [axes])
-            dress(axes, "round" if place >= len(panels) - across else "", "")
-            axes.set_title(name, loc="left", fontsize=9.5, color=INK)
-            axes.tick_params(labelsize=8)
-            whole_numbers(axes)
-            if name.startswith("bytes"):
-                axes.yaxis.set_major_formatter(_size_text)
-                axes.set_ylim(bottom=0)
-            if len(lines) > 1:
-                where = "upper left" if name.startswith("bytes") else "best"
-                axes.legend(frameon=False, fontsize=8, loc=where)
         headline(figure, title)
+
+
+def _run_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Point]]]:
+    """The panels of a run that have figures, by title: the points of each line by its name."""
+    rows = [{**row, **(row.get("health") or {}), **(row.get("bounds") or {})} for row in metrics]
+    overall = [{"round": row["round"], **(row.get("global_objective") or {})} for row in metrics]
+    bounds = {"all clients": "total", "within a client": "local", "client": "client"}
+    objectives = {"all clients": "value", "mean of clients": "local"}
+    panels = {
+        KNN: _columns(rows, {"encoder": "knn"}, 100),
+        "training loss": _columns(rows, {"loss": "loss"}),
+        "uniformity (lower is wider)": _columns(rows, {"uniformity": "uniformity"}),
+        "alignment (lower is closer)": _columns(rows, {"alignment": "alignment"}),
+        "effective rank": _columns(rows, {"effective rank": "effective_rank"}),
+        "bounds of information (nats)": _columns(rows, bounds),
+        "global objective": _columns(overall, objectives),
+        "its gradient norm": _columns(overall, {"gradient norm": "gradient_norm"}),
+        BYTES: _traffic(rows),
+    }
+    return {name: lines for name, lines in panels.items() if lines}
+
+
+def _run_panel(axes: Any, name: str, lines: Mapping[str, Sequence[Point]], xlabel: str) -> None:
+    """One panel of a run: its lines, title and axes."""
+    for index, (line, points) in enumerate(lines.items()):
+        _line(axes, index, line, points, size=3.5 if len(points) <= 15 else 0.0)
+    dress(axes, xlabel, "")
+    axes.set_title(name, loc="left", fontsize=9.5, color=INK)
+    axes.tick_params(labelsize=8)
+    whole_numbers(axes)
+    if name == BYTES:
+        axes.yaxis.set_major_formatter(_size_text)
+        axes.set_ylim(bottom=0)
+    if len(lines) > 1:
+        where = "upper left" if name == BYTES else "best"
+        axes.legend(frameon=False, fontsize=8, loc=where)
 
 
 def _line(
@@ -303,8 +334,20 @@ def _line(
         markeredgecolor="white", markeredgewidth=0.5,
     )  # fmt: skip
     halves = [point[2] if len(point) > 2 else 0.0 for point in kept]
-    if not band or not any(half > 0 for half in halves):
-        return
+    if band and any(half > 0 for half in halves):
+        _band(axes, x, y, halves, colour, percent=percent)
+
+
+def _band(
+    axes: Any,
+    x: Sequence[float],
+    y: Sequence[float],
+    halves: Sequence[float],
+    colour: str,
+    *,
+    percent: bool,
+) -> None:
+    """The intervals of a line as a band; of a point without neighbours, as a bar."""
     low, high = np.subtract(y, halves), np.add(y, halves)
     if percent:  # no accuracy is beyond these
         low, high = np.maximum(low, 0.0), np.minimum(high, 100.0)

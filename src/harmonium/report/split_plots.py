@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import ConfigError
-from harmonium.report.figure import INK, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.report.figure import INK, PALE, WIDTH, dress, headline, saved_figure, whole_numbers
 
 Counts = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ def split_map(
     if many:
         counts = counts[np.lexsort((-counts.max(1), counts.argmax(1)))]
     height = 1.9 + min(6.0, 0.26 * classes if classes <= 25 else max(5.0, 0.03 * classes))
-    with picture(path, WIDTH, height) as figure:
+    with saved_figure(path, WIDTH, height) as figure:
         above, axes = figure.subplots(
             2, 1, sharex=True, height_ratios=[0.75, height - 1.6], gridspec_kw={"hspace": 0.03}
         )
@@ -73,7 +73,7 @@ def split_sizes(path: str | Path, sizes: Counts, title: str = "Who holds how man
     """
     sizes = np.asarray(sizes)
     many = len(sizes) > NAMED
-    with picture(path, WIDTH, 3.0) as figure:
+    with saved_figure(path, WIDTH, 3.0) as figure:
         axes = figure.add_subplot()
         headline(figure, title)
         _sizes(axes, np.sort(sizes)[::-1] if many else sizes)
@@ -107,7 +107,7 @@ def contact_sheet(
     names = [_short(name) for name, _ in rows]
     beside = 0.2 + 0.085 * max(map(len, names))  # inches for the names
     inches = (WIDTH - beside) * sheet.shape[0] / sheet.shape[1]
-    with picture(path, WIDTH, 0.55 + (0.25 if note else 0) + inches) as figure:
+    with saved_figure(path, WIDTH, 0.55 + (0.25 if note else 0) + inches) as figure:
         axes = figure.add_subplot()
         headline(figure, title)
         axes.imshow(sheet)

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.core.errors import counted
-from harmonium.report.figure import COLOURS, PALE, WIDTH, dress, headline, picture, whole_numbers
+from harmonium.report.figure import (
+    COLOURS,
+    PALE,
+    WIDTH,
+    dress,
+    headline,
+    saved_figure,
+    whole_numbers,
+)
 
 OTHERS = "#9db7c9"  # settings without a name
 PALETTE = (COLOURS[1], COLOURS[0], *COLOURS[2:])  # the best first
@@ -48,7 +56,7 @@ def plot_study(
     colours = dict(zip(sorted(names, key=lambda place: place != best), PALETTE, strict=False))
     early = any(row["state"] != "complete" for row in rows)
     below = sum(name.count("\n") + 1 for name in names.values()) + early
-    with picture(path, WIDTH, 3.6 + 0.2 * below) as figure:
+    with saved_figure(path, WIDTH, 3.6 + 0.2 * below) as figure:
         panels = figure.subplots(1, 2 if dots else 1, squeeze=False)[0]
         for place, points in scored.items():
             stopped = rows[place]["state"] != "complete"

@@ -21,7 +21,7 @@ from torch import nn
 
 from harmonium.core import codec
 from harmonium.core.errors import HarmoniumError, counted
-from harmonium.core.progress import listening, work
+from harmonium.core.progress import send_events_to, work
 from harmonium.core.types import ClientId
 from harmonium.data.datasets import DataSpec
 from harmonium.data.images import Dataset, Images
@@ -38,9 +38,9 @@ from harmonium.federation.wire import MEASURING, Ask, Plan
 from harmonium.learning.client import abridged
 from harmonium.recipe.schema import Recipe
 from harmonium.report.run_progress import clock, size_of
-from harmonium.runs.loop import as_drawn
-from harmonium.runs.open_run import load_public, make_host, missing
-from harmonium.runs.start import judged_on
+from harmonium.runs.loop import initial_encoder
+from harmonium.runs.open_run import load_public, make_runtime, missing
+from harmonium.runs.start import evaluation_data
 
 CLIENTS = 2  # that are measured
 BATCHES = 4  # of a pass over examples; the first one is slower and not counted
@@ -114,10 +114,12 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
     # Noise is drawn and masks are added in a moment; a trial needs neither.
-    host = replace(make_host(recipe, dataset, split, folder, public), masks=None, noise="simulated")
-    trial = _Trial(recipe, host, split.examples, folder)
+    runtime = replace(
+        make_runtime(recipe, dataset, split, folder, public), masks=None, noise="simulated"
+    )
+    trial = _Trial(recipe, runtime, split.examples, folder)
     trial.play()
-    looks, last = _evaluation(recipe, judged_on(dataset, split), host.method, verdict)
+    looks, last = _evaluation(recipe, evaluation_data(dataset, split), runtime.method, verdict)
     cohort = recipe.participation.asked(recipe.training)
     beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
     first, later = trial.rounds[0], trial.rounds[-1]
@@ -128,7 +130,8 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
     }
     due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
     begin, settle = (
-        trial.measuring(plan, cohort, beside) for plan in (host.method.begin, host.method.settle)
+        trial.measuring(plan, cohort, beside)
+        for plan in (runtime.method.begin, runtime.method.settle)
     )
     return Estimate(
         setup=trial.setup.server + trial.setup.client * recipe.training / beside,
@@ -188,17 +191,17 @@ class _Trial:
     """A run's setup and two of its rounds, abridged, with a few of its clients."""
 
     def __init__(
-        self, recipe: Recipe, host: ClientRuntime, examples: dict[ClientId, int], folder: Path
+        self, recipe: Recipe, runtime: ClientRuntime, examples: dict[ClientId, int], folder: Path
     ) -> None:
-        self.recipe, self.method = recipe, host.method
+        self.recipe, self.method = recipe, runtime.method
         mean = float(np.mean(list(examples.values())))
         near = sorted(examples, key=lambda client: abs(examples[client] - mean))
         self.cohort = sorted(near[: min(CLIENTS, recipe.participation.asked(recipe.training))])
         # These have more or fewer images than clients have on average.
         self._scale = mean / max(1.0, float(np.mean([examples[c] for c in self.cohort])))
-        self._server = Server(examples, self.method.blueprint.shared(), public=host.public)
+        self._server = Server(examples, self.method.blueprint.shared(), public=runtime.public)
         self._meter = _Meter()
-        self._engine = _TimedEngine(host, folder, self._meter)
+        self._engine = _TimedEngine(runtime, folder, self._meter)
         self._ledger = Ledger()
         self._driver = Driver(self.method, self._engine, self._ledger)
         self.setup = _Cost(0.0, 0.0, {"down": 0.0, "up": 0.0})
@@ -206,7 +209,7 @@ class _Trial:
 
     def play(self) -> None:
         """Measure the setup, the first round, and a second one while there is time."""
-        with listening(self._meter.event), abridged(self._meter.enough):
+        with send_events_to(self._meter.event), abridged(self._meter.enough):
             self.setup = self._cost(0)
             for number in range(1, min(2, self.recipe.rounds) + 1):
                 if number == 1 or not self._meter.is_late:
@@ -221,7 +224,7 @@ class _Trial:
         engine.of_all = 0.0
         engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
         began, further = time.perf_counter(), self._meter.further
-        with listening(self._meter.event), abridged(self._meter.enough):
+        with send_events_to(self._meter.event), abridged(self._meter.enough):
             self._driver.drive(plan(server, self.cohort), server)
         whole = time.perf_counter() - began + self._meter.further - further
         at_clients = sum(engine.tasks)
@@ -246,8 +249,8 @@ class _Trial:
 class _TimedEngine(LocalEngine):
     """The local engine, with the seconds that every task would take in full."""
 
-    def __init__(self, host: ClientRuntime, folder: Path, meter: _Meter) -> None:
-        super().__init__(host, folder, workers=0)
+    def __init__(self, runtime: ClientRuntime, folder: Path, meter: _Meter) -> None:
+        super().__init__(runtime, folder, workers=0)
         self.tasks: list[float] = []
         self.only: Sequence[ClientId] | None = None  # who answers for all that are asked
         self.everyone, self.cohort = 0, 0  # how many clients there are, and those of a round
@@ -319,28 +322,30 @@ def _evaluation(
     recipe: Recipe, dataset: Dataset, method: Method, verdict: bool
 ) -> tuple[float, float]:
     """Seconds of one evaluation during training, and of the verdict with all its probes."""
-    encoder, settings = as_drawn(method, dataset), recipe.evaluate
-    judge = Evaluator(settings, dataset, method.views, recipe.seed, encoder)
+    encoder, settings = initial_encoder(method, dataset), recipe.evaluate
+    evaluator = Evaluator(settings, dataset, method.views, recipe.seed, encoder)
     some = 64
-    pace = _seconds(lambda: _features(encoder, judge, dataset.train, some)) / some
+    pace = _seconds(lambda: _features(encoder, evaluator, dataset.train, some)) / some
     some = int(min(1000, max(some, EVALUATED / pace)))
     parts = {name: _first(getattr(dataset, name), some) for name in ("train", "validation", "test")}
-    few = replace(judge, data=replace(dataset, labelled=_first(dataset.labelled, some), **parts))
+    few = replace(
+        evaluator, data=replace(dataset, labelled=_first(dataset.labelled, some), **parts)
+    )
     bank, queries = settings.bank, settings.queries
-    one = _seconds(lambda: few.look(encoder))
+    one = _seconds(lambda: few.validate(encoder))
     whole = min(bank, len(dataset.train)) + min(queries, len(dataset.validation))
     looked = min(bank, len(few.data.train)) + min(queries, len(few.data.validation))
-    last = _seconds(lambda: few.verdict(encoder)) if verdict else 0.0
+    last = _seconds(lambda: few.test(encoder).figures) if verdict else 0.0
     counts = [sum(len(getattr(d, name)) for name in parts) for d in (dataset, few.data)]
     own = settings.clients if method.has_own_encoders else 1
     kinds = own + 1 + 2  # trained, untrained, and two kinds of raw pixels
     return one * whole / max(1, looked), last * counts[0] / max(1, counts[1]) * kinds
 
 
-def _features(encoder: nn.Module, judge: Evaluator, images: Images, count: int) -> None:
+def _features(encoder: nn.Module, evaluator: Evaluator, images: Images, count: int) -> None:
     from harmonium.evaluation.features import embed
 
-    embed(encoder, _first(images, count), judge.views.plain)
+    embed(encoder, _first(images, count), evaluator.views.plain)
 
 
 def _first(images: Any, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""The encoder as a file that anyone can use: safetensors, with all that is needed to rebuild it."""
+"""Export of encoders: a safetensors file with all that is needed to rebuild and to feed one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from harmonium.core import files as store
+from harmonium.core import files
 from harmonium.core.errors import ConfigError, DataError, StoreError, counted
 from harmonium.core.registry import recipe_name
 from harmonium.core.settings import choose, plain
@@ -215,24 +215,24 @@ class LoadedEncoder(nn.Module):
         else:
             yield images, self.layout
 
-    def _decoded(self, files: Sequence[str | Path], batch: int) -> Iterator[Pixels]:
+    def _decoded(self, paths: Sequence[str | Path], batch: int) -> Iterator[Pixels]:
         """The pixels of image files, decoded as a data set's are, in processes of their own."""
         size = None if self.strict else self.size
         order = Order(size=size, channels=self.channels, depth=self.depth)
-        paths, held = iter(files), list[Pixels]()
+        rest, decoded = iter(paths), list[Pixels]()
         with Decoders() as decoders:
-            for answers in decoders.run([str(file) for file in files], order, DECODED):
+            for answers in decoders.run([str(path) for path in paths], order, DECODED):
                 for answer in answers:
-                    file = printable(str(next(paths)))
+                    file = printable(str(next(rest)))
                     if answer.error or answer.pixels is None:
                         raise DataError(f"{file} cannot be read: {answer.error}")
                     check_strict(self.strict, answer.pixels.shape, (*self.size, self.channels))
-                    held.append(answer.pixels)
-                    if len(held) == batch:
-                        yield np.stack(held)
-                        held.clear()
-        if held:
-            yield np.stack(held)
+                    decoded.append(answer.pixels)
+                    if len(decoded) == batch:
+                        yield np.stack(decoded)
+                        decoded.clear()
+        if decoded:
+            yield np.stack(decoded)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -293,8 +293,8 @@ def save_encoder(
         held = whitening.state_dict()
         weights |= {f"{STORED}{key}": value.contiguous() for key, value in held.items()}
     about = json.loads(json.dumps(about))  # as it will be read
-    told = json.dumps({**about, store.SEAL: seal_of(weights, about)})
-    return store.write_atomic(path, safetensors.torch.save(weights, {"harmonium": told}))
+    metadata = json.dumps({**about, files.SEAL: seal_of(weights, about)})
+    return files.write_atomic(path, safetensors.torch.save(weights, {"harmonium": metadata}))
 
 
 class HasFolder(Protocol):
@@ -353,38 +353,45 @@ def load_encoder(
         value_range = _checked_range(value_range)
     path = Path(path if isinstance(path, str | Path) else path.folder)
     path = path / ENCODER if path.is_dir() else path
+    weights, about, digest = _read_encoder(path)
+    name = str(about["encoder"]["name"])
+    how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
+    stored = {key: weights.pop(key) for key in list(weights) if key.startswith(STORED)}
+    with files.reading(path, f"it does not fit the encoder {name} that it names"):
+        with torch.random.fork_rng(devices=[]):
+            built = _network(path, name, about, network, weights)
+        if whiten is not False:
+            how["whitening"] = _whitening(path, stored, whiten)
+        return LoadedEncoder(built, about, digest, **how).eval()
+
+
+def _read_encoder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The weights in a file, its metadata, and the file's digest, all of them checked."""
     if not path.exists():
         raise StoreError(f"there is no encoder {path}: {_why_none(path)}")
-    held = RunFolder(path.parent)
+    run = RunFolder(path.parent)
     if path.name == ENCODER and all((path.parent / name).exists() for name in (RECIPE, ABOUT)):
-        held.check(ENCODER, held.again)
-    with store.reading(path, "name the encoder.safetensors of a run, as it was written"):
+        run.check(ENCODER, run.again)
+    with files.reading(path, "give the encoder.safetensors of a run, as it was written"):
         data = path.read_bytes()
         weights = {k: v.clone() for k, v in safetensors.torch.load(data).items()}
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         if "harmonium" not in header.get("__metadata__", {}):
             raise ValueError("it is not an encoder of Harmonium")
-        about = checked_seal(weights, header["__metadata__"]["harmonium"])
-        name = str(_checked_about(about)["encoder"]["name"])
-    how: dict[str, Any] = {"layout": layout, "strict": strict, "value_range": value_range}
-    white = {key: weights.pop(key) for key in list(weights) if key.startswith(STORED)}
-    with store.reading(path, f"it does not fit the encoder {name} that it names"):
-        with torch.random.fork_rng(devices=[]):
-            built = _network(path, name, about, network, weights)
-        if whiten is not False:
-            how["whitening"] = _whitening(path, white, whiten)
-        return LoadedEncoder(built, about, store.digest_of(data), **how).eval()
+        about = _checked_about(checked_seal(weights, header["__metadata__"]["harmonium"]))
+        _ = about["encoder"]["name"]  # a file without it is damaged
+        return weights, about, files.digest_of(data)
 
 
 def _why_none(path: Path) -> str:
     """Why there is no encoder, as far as one can see."""
     if not path.parent.exists():
-        return "nor such a folder"
+        return "its folder does not exist"
     if not (path.parent / RESULT).exists():
         return "has the run finished?"
     held = RunFolder(path.parent)
     lost = (path.parent / ABOUT).exists() and ENCODER in held.about().get("files", {})
-    return held.again if lost else "its clients keep their own"
+    return held.again if lost else "each client has its own"
 
 
 def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
@@ -393,7 +400,7 @@ def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
     sides = [about["side"], *about.get("size", ()), *([] if view is None else [view])]
     for number in (about["channels"], *sides):
         if type(number) is not int or not 1 <= number <= LARGEST:
-            raise ValueError(f"images of {number} pixels or channels are none")
+            raise ValueError(f"images cannot have {number} pixels or channels")
     return about
 
 
@@ -413,8 +420,8 @@ def _network(
         return _loaded(made, weights)
     if name == recipe_name(Given):
         raise StoreError(
-            f"{path} is of a {about['encoder']['network']} that was given as an nn.Module: give "
-            "one again, as load_encoder(..., network=module)"
+            f"{path} is of a {about['encoder']['network']} that was given as an nn.Module: pass "
+            "it again, as load_encoder(..., network=module)"
         )
     if ":" in name and name.partition(":")[0] not in sys.modules:
         raise StoreError(
@@ -437,17 +444,17 @@ def _network(
 def _shaped(shapes: set[torch.Size]) -> Iterator[None]:
     """Let networks of this thread have parameters of these shapes only.
 
-    A file may name any width. Others are refused when they are registered, before they are drawn:
-    until then their memory is not touched.
+    A file may state any width. Parameters of other shapes are refused when they are registered,
+    before they are initialised: until then their memory is not touched.
     """
     thread = threading.get_ident()
 
-    def look(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def check(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         shape = None if parameter is None else parameter.shape
         if shape is not None and threading.get_ident() == thread and shape not in shapes:
             raise ValueError(f"it has no weights of shape {tuple(shape)}")
 
-    hook = register_module_parameter_registration_hook(look)
+    hook = register_module_parameter_registration_hook(check)
     try:
         yield
     finally:
@@ -460,23 +467,23 @@ def _loaded(network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def _kind(value: Any) -> str:
-    return f"of the kind {type(value).__name__}"
+    return f"of type {type(value).__name__}"
 
 
-def _whitening(path: Path, held: dict[str, Tensor], whiten: bool | int) -> Whitening:
+def _whitening(path: Path, stored: dict[str, Tensor], whiten: bool | int) -> Whitening:
     """The whitening of a file, or its leading directions."""
-    if not held:
+    if not stored:
         raise ConfigError(
             f"{path} has no whitening: train with evaluate.whiten=true, or leave whiten out"
         )
-    found = Whitening(held[f"{STORED}mean"], held[f"{STORED}matrix"])
+    whitening = Whitening(stored[f"{STORED}mean"], stored[f"{STORED}matrix"])
     if isinstance(whiten, bool):
-        return found
-    if not 1 <= whiten <= found.directions:
+        return whitening
+    if not 1 <= whiten <= whitening.directions:
         raise ConfigError(
-            f"whiten is {whiten}; {path} has 1 to {found.directions} whitened directions"
+            f"whiten is {whiten}; {path} has 1 to {whitening.directions} whitened directions"
         )
-    return Whitening(found.mean, found.matrix[:, :whiten].contiguous())
+    return Whitening(whitening.mean, whitening.matrix[:, :whiten].contiguous())
 
 
 def _checked_range(given: Any) -> tuple[float, float]:

@@ -6,8 +6,8 @@ the new total, so a rate that had come down may go up again. A run whose setting
 the number of rounds ends with the same bits as one that began with N.
 
 The run's history is in `about.json`: for each part the last round of the part before, the rounds
-before and after, and the digests of both recipes. What the run had come to is kept in
-`earlier/ROUND`. The new `recipe.yaml` is written last: until then the run is the one it was.
+before and after, and the digests of both recipes. The results that the run had are kept in
+`earlier/ROUND`. The new `recipe.yaml` is written last: until then the run is the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harmonium.core import files as store
+from harmonium.core import files
 from harmonium.core.errors import ConfigError, Key
 from harmonium.core.paths import make_folder
 from harmonium.federation.method import Method
@@ -25,12 +25,12 @@ from harmonium.federation.spending import costs
 from harmonium.recipe.schema import Recipe
 from harmonium.storage.run_folder import ENCODER, RECIPE, RESULT, RunFolder
 
-EARLIER = "earlier"  # folder of what a run had come to before it was trained further
+EARLIER = "earlier"  # folder of the results that a run had before it was trained further
 ENDS = (RESULT, ENCODER, "run.png", "run.pdf", "run.svg")
-# In this order: without the first, the run is not complete, and what is missing is made again
+# Moved in this order: without the first, the run is not complete, and missing files are made again
 
 
-def check_further(folder: Path, recipe: Recipe, longer: Recipe) -> None:
+def check_more_rounds(folder: Path, recipe: Recipe, longer: Recipe) -> None:
     """Refuse a recipe that does more than give a run more rounds."""
     if longer.rounds == recipe.rounds:
         raise ConfigError(
@@ -65,41 +65,46 @@ def _noise(method: Method) -> Mapping[str, Any]:
 
 def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
     """Give a run more rounds; killed at any instant, it is the old run or the new one."""
-    commit, _ = RunFolder(folder).last(with_states=False)
-    part = {
+    run = RunFolder(folder)
+    commit, _ = run.last(with_states=False)
+    part: dict[str, Any] = {
         "round": commit.round if commit else 0,
         "rounds": [recipe.rounds, longer.rounds],
         "recipe": [recipe.digest, longer.digest],
     }
-    held = RunFolder(folder)
-    about = held.about()
+    about = run.about()
     parts = list(about.get("history", ()))
     while parts and parts[-1]["recipe"][1] != recipe.digest:  # begun by a process that was killed
         parts.pop()
     about |= {"recipe": longer.digest, "history": [*parts, part]}
     longer = longer.changed(init=about["init"]) if "init" in about else longer  # not its copy
-    comments = "".join(f"# {text}\n" for text in told(about["history"]))
+    comments = "".join(f"# {line}\n" for line in history_lines(about["history"]))
     text = (longer.yaml() + comments).encode()
-    files = about.get("files")  # none in runs of earlier versions
-    if files:  # until the new recipe is there, the old one is as good
-        old = store.digest_of((folder / RECIPE).read_bytes())
-        about["files"] = {**files, RECIPE: [store.digest_of(text), old]}
-    held.tell(about)
+    digests = about.get("files")  # none in runs of earlier versions
+    if digests:  # until the new recipe is written, the old one is valid, too
+        old = files.digest_of((folder / RECIPE).read_bytes())
+        about["files"] = {**digests, RECIPE: [files.digest_of(text), old]}
+    run.write_about(about)
+    _move_results(folder, part["round"])
+    files.write_atomic(folder / RECIPE, text)
+    if digests:
+        kept = {name: digest for name, digest in digests.items() if name not in ENDS}
+        run.write_about({**about, "files": {**kept, RECIPE: files.digest_of(text)}})
+
+
+def _move_results(folder: Path, number: int) -> None:
+    """Move the results that a run had after a round into the folder of earlier ones."""
     if any((folder / name).exists() for name in ENDS):
-        place = make_folder(folder / EARLIER / f"{part['round']:06d}")
+        place = make_folder(folder / EARLIER / f"{number:06d}")
         for name in ENDS:
             if (folder / name).exists():
                 os.replace(folder / name, place / name)
-        store.sync_folder(place)
-        store.sync_folder(folder)
-    store.write_atomic(folder / RECIPE, text)
-    if files:
-        kept = {name: digest for name, digest in files.items() if name not in ENDS}
-        held.tell({**about, "files": {**kept, RECIPE: store.digest_of(text)}})
+        files.sync_folder(place)
+        files.sync_folder(folder)
 
 
-def told(history: list[Mapping[str, Any]]) -> list[str]:
-    """A run's history in words, a line for each time that it was trained further."""
+def history_lines(history: list[Mapping[str, Any]]) -> list[str]:
+    """A run's history in words, one line for each time that it was trained further."""
     return [
         f"trained further after round {part['round']}: {part['rounds'][1]} rounds instead of "
         f"{part['rounds'][0]}; schedules run over {part['rounds'][1]} from there on"

@@ -95,14 +95,14 @@ def _lacking(held: Mapping[str, Any], whole: Mapping[str, Any], above: str = "")
             yield from _lacking(its, value, f"{above}{key}.")
 
 
-def open_host(folder: Path) -> ClientRuntime:
+def open_runtime(folder: Path) -> ClientRuntime:
     """The host of a run's client tasks, built from its folder alone."""
     recipe = read_recipe(folder)
     dataset, public, split = opened(recipe, folder)
-    return make_host(recipe, dataset, split, folder, public)
+    return make_runtime(recipe, dataset, split, folder, public)
 
 
-def make_host(
+def make_runtime(
     recipe: Recipe, dataset: Dataset, split: Split, folder: Path, public: Dataset | None = None
 ) -> ClientRuntime:
     """The host of client tasks for a recipe and its data.

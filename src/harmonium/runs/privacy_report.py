@@ -1,10 +1,10 @@
-"""What a run's ledger says of privacy: what had noise and what it amounts to, and what had none."""
+"""The privacy report of a run, from its ledger: noisy releases and their epsilon, and the rest."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,16 @@ NEIGHBOURS = {
     "client": "all of a client's images and any others in their place",
 }
 
-Made = tuple[tuple[tuple[str, Any], ...], ...]  # kinds of releases, as keys and values, sorted
+Kinds = tuple[tuple[tuple[str, Any], ...], ...]  # of releases, as sorted keys and values
+ByClient = Mapping[ClientId, Sequence[tuple[int, Mapping[str, Any]]]]  # round and release
+
+
+class _Released(NamedTuple):
+    """The noisy releases that a ledger has."""
+
+    by_client: ByClient  # of clients with at least one
+    lost: Mapping[ClientId, int]  # how many of a client's were in answers that never came
+    unknown: int  # answers that never came and may have held releases nobody can list
 
 
 class Open(NamedTuple):
@@ -102,7 +111,9 @@ class Report:
     def lines(self) -> list[str]:
         """The report in plain words."""
         if not self.clients:
-            said = ["nothing had noise, so there is no epsilon: see what left without, below"]
+            said = [
+                "nothing was sent with noise, so there is no epsilon: see the open fields below"
+            ]
         else:
             worst = self.clients[0]
             said = [
@@ -143,69 +154,47 @@ class Report:
 
 
 def report(folder: str | Path, delta: float | None = None) -> Report:
-    """Read a run's ledger and say what it amounts to, also while the run goes on.
+    """Read a run's ledger and report what it amounts to, also while the run goes on.
 
     Args:
         folder: of a run on this machine, of a rehearsal, or of a server.
-        delta: at which epsilon is told; none: that of the budget, the recipe's or the method's own.
+        delta: at which epsilon is reported; none: that of the budget, the recipe's or the method's
+            own.
     """
     path = Path(folder)
-    recipe, held = read_recipe(path), RunFolder(path)
+    recipe, run = read_recipe(path), RunFolder(path)
     method = recipe.any_method()
     delta, delta_of = _delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
-    about = held.about()
+    about = run.about()
     examples = _examples(path, about)
-    entries = charged(held.read_log("ledger.jsonl"), held.read_log(ASKED))
-    made: dict[ClientId, list[tuple[int, Mapping[str, Any]]]] = {}
-    lost, unknown = Counter[ClientId](), 0
-    for entry in entries:
-        client, some = entry["client"], entry.get("releases", [])
-        if entry["outcome"] == "lost":  # by a kill, with its round
-            some = records(costs(method, entry["step"], examples[client]))
-        made.setdefault(client, []).extend((entry["round"], one) for one in some)
-        if entry["outcome"] in ("lost", "no answer"):
-            lost[client] += len(some)
-            unknown += not some and _guards(method, entry["step"])
-    made = {client: some for client, some in made.items() if some}
-    kinds = {client: _counted([one for _, one in some]) for client, some in made.items()}
-    exact = {client: _epsilon(kinds[client], delta) for client in made}
-    order = sorted(made, key=lambda client: (-exact[client], client))
-    names = about.get("clients") or []
-    spent = tuple(
-        Spent(
-            client,
-            str(names[client]) if client < len(names) else "",
-            examples[client],
-            dict(_by_field(one for _, one in made[client])),
-            lost[client],
-            exact[client],
-            epsilon_rdp(_told(kinds[client]), delta),
-            epsilon_pld(_told(kinds[client]), delta) if place < WORST else None,
-        )
-        for place, client in enumerate(order)
-    )
-    out = left_out(held.read_log("metrics.jsonl"))
-    every = [one for some in made.values() for _, one in some]
-    found = Report(
+    entries = charged(run.read_log("ledger.jsonl"), run.read_log(ASKED))
+    released = _released(method, entries, examples)
+    left = left_out(run.read_log("metrics.jsonl"))
+    every = [release for some in released.by_client.values() for _, release in some]
+    made = Report(
         path,
         max((entry["round"] for entry in entries), default=0),
         delta,
         delta_of,
         recipe.privacy.epsilon,
         together(every) if every else "",
-        spent,
-        tuple(_curve(made, delta)),
+        tuple(_spent(released, delta, examples, about.get("clients") or [])),
+        tuple(_curve(released.by_client, delta)),
         tuple(_open(method, entries)),
-        tuple(Refused(s, len(by), len(examples), min(by.values())) for s, by in out.items()),
+        tuple(Refused(s, len(by), len(examples), min(by.values())) for s, by in left.items()),
         recipe.privacy.masks is not None,
         (),
         len(examples),
     )
-    sources = {str(one.get("noise", "")) for one in every}
+    sources = {str(release.get("noise", "")) for release in every}
     trusting = any(paid_at_server(method, step) for step in method.exchanges())
-    return replace(found, warnings=tuple(_warnings(found, sources, unknown, trusting)))
+    warnings = [
+        *_warnings_on_epsilon(made, sources, trusting),
+        *_warnings_on_the_rest(made, released.unknown),
+    ]
+    return replace(made, warnings=tuple(warnings))
 
 
 def summary(folder: str | Path) -> str:
@@ -222,8 +211,8 @@ def summary(folder: str | Path) -> str:
     )
 
 
-def picture(found: Report, path: Path) -> Path | None:
-    """Draw epsilon over rounds, worst and median client; nothing where there is none."""
+def plot(found: Report, path: Path) -> Path | None:
+    """Plot epsilon over rounds, of the worst and the median client; none where there is none."""
     from harmonium.report.plots import curves
 
     points = [point for point in found.curve if math.isfinite(point[1])]
@@ -248,10 +237,51 @@ def _delta(recipe: Recipe) -> tuple[float, str]:
 
 
 def _examples(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
-    """Every client's number of examples: of the split here, or as sites told it."""
+    """Every client's number of examples: of the split here, or as sites registered it."""
     if about.get("federation"):
         return {one["client"]: one["examples"] for one in about["federation"]["roll"]}
     return dict(enumerate(map(len, read_split(path).indices)))
+
+
+def _released(
+    method: Method, entries: Sequence[Mapping[str, Any]], examples: Mapping[ClientId, int]
+) -> _Released:
+    """The releases of all entries of a ledger, by client."""
+    by_client: dict[ClientId, list[tuple[int, Mapping[str, Any]]]] = {}
+    lost, unknown = Counter[ClientId](), 0
+    for entry in entries:
+        client, releases = entry["client"], entry.get("releases", [])
+        if entry["outcome"] == "lost":  # by a kill, with its round
+            releases = records(costs(method, entry["step"], examples[client]))
+        if releases:
+            rounds = [entry["round"]] * len(releases)
+            by_client.setdefault(client, []).extend(zip(rounds, releases, strict=True))
+        if entry["outcome"] in ("lost", "no answer"):
+            lost[client] += len(releases)
+            unknown += not releases and _guards(method, entry["step"])
+    return _Released(by_client, lost, unknown)
+
+
+def _spent(
+    released: _Released, delta: float, examples: Mapping[ClientId, int], names: Sequence[object]
+) -> Iterator[Spent]:
+    """What each client has spent, the worst client first."""
+    releases = {
+        client: [release for _, release in some] for client, some in released.by_client.items()
+    }
+    kinds = {client: _counted(some) for client, some in releases.items()}
+    exact = {client: _epsilon(some, delta) for client, some in kinds.items()}
+    for place, client in enumerate(sorted(exact, key=lambda client: (-exact[client], client))):
+        yield Spent(
+            client,
+            str(names[client]) if client < len(names) else "",
+            examples[client],
+            dict(_by_field(releases[client])),
+            released.lost[client],
+            exact[client],
+            epsilon_rdp(_mappings(kinds[client]), delta),
+            epsilon_pld(_mappings(kinds[client]), delta) if place < WORST else None,
+        )
 
 
 def _by_field(releases: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -290,94 +320,105 @@ def _kind(method: Method, step: str, name: str) -> str:
         return "not declared"
 
 
-def _counted(releases: Sequence[Mapping[str, Any]]) -> Made:
+def _counted(releases: Sequence[Mapping[str, Any]]) -> Kinds:
     """Releases by kind, with how many there are of each."""
     counts = Counter[tuple[tuple[str, Any], ...]]()
-    for one in releases:
-        kind = {k: v for k, v in one.items() if k not in ("field", "noise", "count")}
-        counts[tuple(sorted(kind.items()))] += one.get("count", 1)
+    for release in releases:
+        kind = {k: v for k, v in release.items() if k not in ("field", "noise", "count")}
+        counts[tuple(sorted(kind.items()))] += release.get("count", 1)
     return tuple((*kind, ("count", count)) for kind, count in sorted(counts.items()))
 
 
-def _told(made: Made) -> list[dict[str, Any]]:
-    return [dict(kind) for kind in made]
+def _mappings(kinds: Kinds) -> list[dict[str, Any]]:
+    return [dict(kind) for kind in kinds]
 
 
-def _epsilon(made: Made, delta: float) -> float:
-    return epsilon(_told(made), delta)
+def _epsilon(kinds: Kinds, delta: float) -> float:
+    return epsilon(_mappings(kinds), delta)
 
 
-def _curve(
-    made: Mapping[ClientId, Sequence[tuple[int, Mapping[str, Any]]]], delta: float
-) -> list[tuple[int, float, float]]:
+def _curve(by_client: ByClient, delta: float) -> list[tuple[int, float, float]]:
     """Epsilon so far of the worst and the median client, after some of the rounds."""
-    rounds = sorted({number for some in made.values() for number, _ in some})
+    rounds = sorted({number for some in by_client.values() for number, _ in some})
     if len(rounds) > MOST:
         rounds = [rounds[round(i * (len(rounds) - 1) / (MOST - 1))] for i in range(MOST)]
     points = []
     for last in rounds:
         so_far = [
-            _counted([one for number, one in some if number <= last]) for some in made.values()
+            _counted([release for number, release in some if number <= last])
+            for some in by_client.values()
         ]
         known = {kinds: _epsilon(kinds, delta) for kinds in set(so_far)}  # many have the same
-        found = [known[kinds] for kinds in so_far]
-        points.append((last, max(found), median(found)))
+        epsilons = [known[kinds] for kinds in so_far]
+        points.append((last, max(epsilons), median(epsilons)))
     return points
 
 
-def _warnings(found: Report, sources: set[str], unknown: int, trusting: bool) -> list[str]:
-    """What to know before the figures are quoted."""
-    said = []
-    if found.clients:
-        small = [one.examples for one in found.clients if found.delta >= 1 / max(one.examples, 1)]
-        if trusting:
-            sums = "sums of" if found.masked else "all"
-            said.append(
-                f"the server added the noise: it saw {sums} changes of the model without, and "
-                "epsilon holds against everyone but the server"
-            )
-        if found.neighbours == "client" and found.delta >= 1 / found._everyone:
-            said.append(
-                f"delta {found.delta:g} is not below 1 / {found._everyone} clients: to publish all "
-                "of one client would be within it, so epsilon is not meaningful"
-            )
-        elif found.neighbours != "client" and small:
-            said.append(
-                f"delta {found.delta:g} is not below 1 / examples for {len(small)} of "
-                f"{len(found.clients)} clients, the smallest with {min(small)}: to publish one "
-                "image as it is would be within it, so epsilon is not meaningful for them"
-            )
-        if "simulated" in sources:
-            said.append(
-                "noise was simulated: whoever knows the run's seed can subtract it, so epsilon "
-                "says what the same noise from the operating system would be worth"
-            )
-        if lost := sum(one.lost for one in found.clients):
-            said.append(
-                f"releases in answers that never came: {lost}; they count, for they may have left "
-                "their clients"
-            )
-        if found.unprotected:
-            said.append(
-                "epsilon covers the noisy fields only: what is open above was made from the same "
-                "images and is not in it"
-            )
-    if unknown:
-        said.append(
-            f"{unknown} answers that never came may have held releases that this method does not "
-            "tell of beforehand; they are not counted"
+def _warnings_on_epsilon(made: Report, sources: set[str], trusting: bool) -> Iterator[str]:
+    """What to know before epsilon is quoted; nothing where there is none.
+
+    `sources` are those of the noise; with `trusting`, the server adds it.
+    """
+    if not made.clients:
+        return
+    if trusting:
+        seen = "sums of" if made.masked else "all"
+        yield (
+            f"the server added the noise: it saw {seen} changes of the model without it, and "
+            "epsilon holds against everyone but the server"
         )
-    rows = [one for one in found.unprotected if one.kind == "per-example"]
-    if rows:
-        names = ", ".join(sorted({one.field for one in rows}))
-        said.append(f"rows of single images left clients without noise: {names}")
-    said.append(
+    yield from _warnings_on_delta(made)
+    if "simulated" in sources:
+        yield (
+            "noise was simulated: whoever knows the run's seed can subtract it, so epsilon is what "
+            "the same noise from the operating system would give"
+        )
+    if lost := sum(client.lost for client in made.clients):
+        yield (
+            f"releases in answers that never came: {lost}; they count, for they may have left "
+            "their clients"
+        )
+    if made.unprotected:
+        yield (
+            "epsilon covers the noisy fields only: the fields listed as open were computed from "
+            "the same images and are not included in it"
+        )
+
+
+def _warnings_on_delta(made: Report) -> Iterator[str]:
+    """Where delta is so large that epsilon means nothing."""
+    if made.neighbours == "client":
+        if made.delta >= 1 / made._everyone:
+            yield (
+                f"delta {made.delta:g} is not below 1 / {made._everyone} clients: publishing all "
+                "data of one client would be within it, so epsilon is not meaningful"
+            )
+        return
+    small = [one.examples for one in made.clients if made.delta >= 1 / max(one.examples, 1)]
+    if small:
+        yield (
+            f"delta {made.delta:g} is not below 1 / examples for {len(small)} of "
+            f"{len(made.clients)} clients, the smallest with {min(small)}: publishing one image as "
+            "it is would be within it, so epsilon is not meaningful for them"
+        )
+
+
+def _warnings_on_the_rest(made: Report, unknown: int) -> Iterator[str]:
+    """What epsilon does not cover, and what the server could see."""
+    if unknown:
+        yield (
+            f"{unknown} answers that never came may have held releases that this method does not "
+            "declare in advance; they are not counted"
+        )
+    if rows := [field for field in made.unprotected if field.kind == "per-example"]:
+        names = ", ".join(sorted({field.field for field in rows}))
+        yield f"rows of single images left clients without noise: {names}"
+    yield (
         "secure aggregation was on: the server saw sums over clients, which can still reveal "
         "whether an image was trained on"
-        if found.masked
-        else "secure aggregation was off: the server saw every single answer"
+        if made.masked
+        else "secure aggregation was off: the server saw the answer of every client"
     )
-    return said
 
 
 def _finite(value: Any) -> Any:

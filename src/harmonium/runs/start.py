@@ -36,17 +36,18 @@ from harmonium.learning.encoders.given import give_again
 from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.overrides import Change, changes_of
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.extend import check_further, extend
-from harmonium.runs.loop import Ground, Result, RunEngine, RunLoop
+from harmonium.runs.extend import check_more_rounds, extend
+from harmonium.runs.loop import Result, RunLoop
 from harmonium.runs.open_run import (
     check_recipe,
     load_public,
-    make_host,
+    make_runtime,
     opened,
     public_notes,
     read_about,
     read_recipe,
 )
+from harmonium.runs.rounds import RunEngine, RunInputs
 from harmonium.storage.result_folder import LOCK, PARTIAL, FolderKind, locked_folder
 from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
 
@@ -131,11 +132,11 @@ def resume(
             f"{folder} is a run of a federation: continue it with harmonium server resume {folder}"
         )
     with called(callbacks) as callback, locked(folder):
-        go_further(folder, changed)
+        add_rounds(folder, changed)
         return _complete(RunLoop(folder, changed, callback))
 
 
-def go_further(folder: Path, changed: Recipe) -> None:
+def add_rounds(folder: Path, changed: Recipe) -> None:
     """Give a run the rounds that its changed recipe has, if those are more."""
     held = read_recipe(folder)
     if changed.rounds != held.rounds:
@@ -180,29 +181,29 @@ def changed_recipe(
             "new run"
         )
     if longer:
-        check_further(folder, recipe, changed)
+        check_more_rounds(folder, recipe, changed)
     return changed
 
 
-def _complete(life: RunLoop) -> Result:
+def _complete(loop: RunLoop) -> Result:
     """Do whatever is left of a run whose images are here."""
-    if life.is_complete():
-        return life.result()
-    recipe, path = life.recipe, life.path
+    if loop.is_complete():
+        return loop.result()
+    recipe, path = loop.recipe, loop.path
     dataset, public, split = opened(recipe, path)
-    host = make_host(recipe, dataset, split, path, public)
-    ground = Ground(
-        host.method,
+    runtime = make_runtime(recipe, dataset, split, path, public)
+    inputs = RunInputs(
+        runtime.method,
         split.examples,
-        judged_on(dataset, split),
-        host.public,
+        evaluation_data(dataset, split),
+        runtime.public,
         (*split.notes, *public_notes(recipe, public)),
     )
-    with _engine(life, host) as engine:
-        return life.play(ground, engine)
+    with _engine(loop, runtime) as engine:
+        return loop.run(inputs, engine)
 
 
-def judged_on(dataset: Dataset, split: Split) -> Dataset:
+def evaluation_data(dataset: Dataset, split: Split) -> Dataset:
     """What encoders are judged with: images as held, and those whose labels clients may see."""
     held = as_held(dataset, split)
     if split.labelled is None or held.labelled is not None:
@@ -216,33 +217,33 @@ def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]
 
     Data without labels have the label-free figures of raw pixels alone.
     """
-    judge = _judge_of(recipe, folder)
+    evaluator = _evaluator_of(recipe, folder)
     with work("references"):
-        if not judge.has_labels:
-            return {RAW: judge.verdict(Pixels())}
-        return {name: figures_of(one) for name, one in references(judge).items()}
+        if not evaluator.has_labels:
+            return {RAW: evaluator.test(Pixels()).figures}
+        return {name: figures_of(one) for name, one in references(evaluator).items()}
 
 
 def reference_levels(recipe: Recipe, folder: Path) -> dict[str, float]:
     """The validation kNN of references that need no run, on a run's data."""
-    return validation_levels(_judge_of(recipe, folder))
+    return validation_levels(_evaluator_of(recipe, folder))
 
 
-def _judge_of(recipe: Recipe, folder: Path) -> Evaluator:
+def _evaluator_of(recipe: Recipe, folder: Path) -> Evaluator:
     dataset, _, split = opened(recipe, folder)
-    judged, views = judged_on(dataset, split), recipe.views.build()
+    judged, views = evaluation_data(dataset, split), recipe.views.build()
     return Evaluator(recipe.evaluate, judged, views, recipe.seed, Pixels())
 
 
-def _engine(life: RunLoop, host: ClientRuntime) -> AbstractContextManager[RunEngine]:
-    settings = life.recipe.engine
-    workers = life.recipe.workers
+def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[RunEngine]:
+    settings = loop.recipe.engine
+    workers = loop.recipe.workers
     if settings.kind == "local":
-        return LocalEngine(host, life.path, workers)
+        return LocalEngine(runtime, loop.path, workers)
     # A rehearsal runs a whole federation on this machine, on top of runs: it is found by name.
     rehearsal = importlib.import_module("harmonium.sites.rehearsal").rehearsal
     engine: AbstractContextManager[RunEngine] = rehearsal(
-        life.path, life.recipe, host, workers, life.watcher.note
+        loop.path, loop.recipe, runtime, workers, loop.watcher.note
     )
     return engine
 
@@ -336,7 +337,7 @@ def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None
         **({"init": plain(recipe.init)} if recipe.init is not None else {}),
         **facts,
     }
-    RunFolder(folder).tell(about)
+    RunFolder(folder).write_about(about)
     files.write_atomic(folder / RECIPE, text)
 
 

@@ -1,6 +1,6 @@
 """A worker process: `python -m harmonium.runs.worker RUN_FOLDER PARENT`.
 
-It builds its own host from the run's folder, then answers one task after another until its input
+It builds its own runtime from the run's folder, then answers one task after another until its input
 ends, which happens at the latest when the process that started it is gone.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from harmonium.core.errors import HarmoniumError
-from harmonium.core.progress import listening, seldom
+from harmonium.core.progress import send_events_to, throttled
 
 if TYPE_CHECKING:
     from harmonium.engines.runtime import ClientRuntime
@@ -36,8 +36,8 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
 
     while (frame := read_frame(tasks)) is not None:
         try:
-            with listening(seldom(pass_on)):
-                answer = _perform(_host(folder), codec.decode(frame))
+            with send_events_to(throttled(pass_on)):
+                answer = _perform(_runtime(folder), codec.decode(frame))
         except HarmoniumError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         except Exception:  # a fault in a method: its traceback is sent, the worker lives on
@@ -46,14 +46,14 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
 
 
 @cache
-def _host(folder: Path) -> ClientRuntime:
+def _runtime(folder: Path) -> ClientRuntime:
     """Made for the first task, so that what prevents it is reported like any other fault."""
-    from harmonium.runs.open_run import open_host
+    from harmonium.runs.open_run import open_runtime
 
-    return open_host(folder)
+    return open_runtime(folder)
 
 
-def _perform(host: ClientRuntime, message: Any) -> Any:
+def _perform(runtime: ClientRuntime, message: Any) -> Any:
     from harmonium.engines.runtime import StateRef, Task
 
     state = message.pop("state")
@@ -62,7 +62,7 @@ def _perform(host: ClientRuntime, message: Any) -> Any:
     with Path(broadcast).open("rb") as file:
         shared = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with shared:
-        return host.perform(task, shared[:])
+        return runtime.perform(task, shared[:])
 
 
 def _leave_with(parent: int) -> None:

@@ -153,10 +153,10 @@ def main() -> None:
 
     threading.Thread(target=until_alone, daemon=True).start()
     from harmonium.engines.flower.node import answer_messages
-    from harmonium.runs.open_run import open_host
+    from harmonium.runs.open_run import open_runtime
 
     folder = Path(facts["folder"])
-    host = open_host(folder)
+    host = open_runtime(folder)
     server: Any = serialization.load_pem_public_key(facts["server"].encode())
     sites: dict[ClientId, Site] = {}
     keys: dict[ClientId, Any] = {}

@@ -33,9 +33,10 @@ from harmonium.federation.sampling import Participation
 from harmonium.federation.secure_aggregation.client import STEPS
 from harmonium.federation.wire import Ask
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.loop import Ground, Result, RunLoop
+from harmonium.runs.loop import Result, RunLoop
 from harmonium.runs.open_run import load_public, public_notes, read_about
-from harmonium.runs.start import changed_recipe, go_further, holds, locked, new_folder, register
+from harmonium.runs.rounds import RunInputs
+from harmonium.runs.start import add_rounds, changed_recipe, holds, locked, new_folder, register
 from harmonium.sites.folder import Federation, RegisteredSite
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
 from harmonium.sites.upkeep import SERVING, owner_only, restrict_to_owner, single_instance
@@ -112,7 +113,7 @@ def resume(
     plan, dataset = planned(plan, plan.clients)
     with owner_only(), locked(path):
         restrict_to_owner(path)
-        go_further(path, plan)
+        add_rounds(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
 
@@ -184,7 +185,7 @@ def _run(
             note(warning)
         engine.keep(enrolled.client for enrolled in participants.roll)
         session.admit_newcomers(engine)
-        return loop.play(session.ground(), engine, simulate=False)
+        return loop.run(session.inputs(), engine, simulate=False)
 
 
 @dataclass
@@ -272,9 +273,9 @@ class _Session:
         engine.newcomers = newcomers
         watcher.names = {one.client: one.name for one in roll}
 
-    def ground(self) -> Ground:
+    def inputs(self) -> RunInputs:
         """What the run loop needs to know of the clients and the data."""
-        return Ground(
+        return RunInputs(
             self.method,
             dict(self.examples),
             self.dataset,

@@ -76,7 +76,7 @@ class RunFolder:
         at_site = (self.path / SITE_REPORT).exists() and not (self.path / ABOUT).exists()
         return SITE_REPORT if at_site else ABOUT
 
-    def tell(self, about: Mapping[str, Any]) -> None:
+    def write_about(self, about: Mapping[str, Any]) -> None:
         """Write `about.json`."""
         files.write_atomic(self.path / ABOUT, files.sealed(about))
 

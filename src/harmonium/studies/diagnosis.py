@@ -28,7 +28,7 @@ from harmonium.methods.diagnosis import Diagnosis, sums_of
 from harmonium.methods.diagnosis.features import CONTENT
 from harmonium.methods.diagnosis.scatter import Spread, Sums, spread
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host, read_recipe
+from harmonium.runs.open_run import make_runtime, read_recipe
 from harmonium.storage.run_folder import RunFolder
 
 CHANCE = 4.0  # a score below it may be chance
@@ -188,7 +188,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
     split = make_split(plain.split, dataset, None, plain.clients, plain.seed)
     ledger = Ledger()
     with tempfile.TemporaryDirectory() as folder:
-        host = make_host(plain, dataset, split, Path(folder))
+        host = make_runtime(plain, dataset, split, Path(folder))
         with LocalEngine(host, Path(folder), workers=0) as engine:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
             server = Server(split.examples, host.method.blueprint.shared(), round=1)

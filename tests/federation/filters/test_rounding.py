@@ -34,7 +34,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.wire import Ask, exchange, weights
 from harmonium.methods import methods
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.open_run import make_host
+from harmonium.runs.open_run import make_runtime
 from harmonium.testing import TINY, check_method, first_trial
 
 FLOATS = {"name": "simclr", "norm": "none"}
@@ -156,7 +156,7 @@ class Federation:
         dataset = recipe.data.load()
         split = make_split(recipe.split, dataset, None, recipe.clients, 0)
         self.folder, self.wrap, self.ledger = folder, wrap or (lambda engine: engine), Ledger()
-        self.host = make_host(recipe, dataset, split, folder)
+        self.host = make_runtime(recipe, dataset, split, folder)
         self.engine = LocalEngine(self.host, folder, 0)
         counts = {client: len(index) for client, index in enumerate(split.indices)}
         self.server = Server(counts, self.host.method.blueprint.shared())

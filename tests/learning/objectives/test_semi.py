@@ -30,7 +30,7 @@ from harmonium.learning.training import Local
 from harmonium.learning.world import World
 from harmonium.privacy.mechanisms import Noise
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.start import judged_on, run
+from harmonium.runs.start import evaluation_data, run
 from harmonium.testing import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -232,11 +232,11 @@ def test_the_probe_learns_from_the_labels_that_clients_may_see() -> None:
     recipe = Recipe.from_tree(settings)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-    judged = judged_on(dataset, split)
+    judged = evaluation_data(dataset, split)
     assert split.labelled is not None and judged.labelled is not None
     rows = [index[own] for index, own in zip(split.indices, split.labelled, strict=True)]
     wanted = np.sort(np.concatenate(rows))
     assert np.array_equal(judged.labelled.labels, dataset.train.labels[wanted])
     assert np.array_equal(judged.labelled.pixels, dataset.train.batch(wanted))
     whole = make_split(recipe.split.__class__(), dataset, None, recipe.clients, recipe.seed)
-    assert judged_on(dataset, whole).labelled is None
+    assert evaluation_data(dataset, whole).labelled is None

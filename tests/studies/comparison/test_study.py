@@ -31,7 +31,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HARMONIUM_HOME", str(folder.parent / "home"))
-        patch.setattr(RunLoop, "_plot", lambda life: None)
+        patch.setattr(RunLoop, "_plot", lambda loop: None)
         found = harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=folder)
     assert [row["encoder"] for row in found.rows] == [
         *BELOW, "alone", "fedavg", "fedprox", "centralised", "supervised",
@@ -50,7 +50,7 @@ def test_what_is_complete_is_not_run_again(compared: Path, monkeypatch: pytest.M
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a complete run was played again")
 
-    monkeypatch.setattr(RunLoop, "play", never)
+    monkeypatch.setattr(RunLoop, "run", never)
     harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     assert (compared / "compare.json").read_bytes() == before
 
@@ -131,7 +131,7 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
         make_split(recipe.split, recipe.data.load(), None, recipe.clients, 99).save(split)
         told = {**RunFolder(run).about(), "split": Split.load(split).digest}
         told["files"] = {**told["files"], "split.npz": files.digest_of(split.read_bytes())}
-        RunFolder(run).tell(told)
+        RunFolder(run).write_about(told)
         words = ("fedavg", "fedprox", *TINY, "seeds=2")
         with pytest.raises(DataError, match=r"alone and fedprox ran with different splits \(seed"):
             harmonium.compare(*words, out=compared)
@@ -160,7 +160,7 @@ def test_seeds_on_other_images_are_refused(compared: Path):
     kept = {path: path.read_bytes() for path in abouts}
     try:
         for path in kept:
-            RunFolder(path.parent).tell({**RunFolder(path.parent).about(), "data": "other"})
+            RunFolder(path.parent).write_about({**RunFolder(path.parent).about(), "data": "other"})
         with pytest.raises(DataError, match="some seeds ran on different images than others, for"):
             harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     finally:
@@ -179,7 +179,7 @@ def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path
 def test_pixels_are_judged_anew_where_images_or_probes_are_others(
     compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     monkeypatch.setattr("harmonium.studies.comparison.plots.draw", lambda *_: [])
 
     def pixels(label: str, *words: str) -> Any:

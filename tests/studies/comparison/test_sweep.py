@@ -77,7 +77,7 @@ def test_slips_are_refused(words: list[str], why: str):
 def test_a_sweep_is_a_table_and_an_image(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     words = (
         "data=shapes", "data.count=48", "data.test_count=24", "data.size=10", "encoder.width=4",
         "encoder.out=16", "clients=2", "rounds=1", "local.batch=12", "evaluate.k=5",
@@ -131,7 +131,7 @@ def test_a_sweep_is_a_table_and_an_image(
     with pytest.raises(HarmoniumError, match="no run of any method"):
         harmonium.sweep("fedavg", "sweep.local.epochs=2,3", *words, out=tmp_path / "t")
     monkeypatch.undo()
-    monkeypatch.setattr(RunLoop, "play", None)
+    monkeypatch.setattr(RunLoop, "run", None)
     monkeypatch.setattr("harmonium.report.figure.BY_DEFAULT", ("svg",))
     again = harmonium.sweep(*go, out=tmp_path / "s")
     assert again.shown() == found.shown()
@@ -161,7 +161,7 @@ def test_figure_3c_has_its_split_its_supervised_line_and_its_labelled_part(size:
 def test_what_a_sweep_runs_once_is_a_level_beside_all_values(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(RunLoop, "_plot", lambda life: None)
+    monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(
         "harmonium.studies.comparison.sweep.curves",

@@ -20,13 +20,12 @@ GRID = [*SMALL, "rounds=4", "evaluate.every=1", "grid.local.lr=0.1,0.01,-1"]
 
 @pytest.fixture(autouse=True)
 def _no_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No study looks at test images, not even to measure how long that takes."""
+    """No study uses test images, not even to measure how long that takes."""
 
-    def refused(judge: Evaluator, *given: object) -> None:
-        raise AssertionError("test images were judged")
+    def refused(evaluator: Evaluator, *given: object) -> None:
+        raise AssertionError("test images were used")
 
-    monkeypatch.setattr(Evaluator, "verdict", refused)
-    monkeypatch.setattr(Evaluator, "tested", refused)
+    monkeypatch.setattr(Evaluator, "test", refused)
 
 
 def test_it_lists_settings_and_what_they_take(home: Path) -> None:

@@ -46,13 +46,13 @@ def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No study may come to a verdict on test images."""
+    """No study may evaluate an encoder on test images."""
 
-    def verdict(judge: Evaluator, *given: Any) -> Any:
-        raise AssertionError("test images were judged")
+    def refused(evaluator: Evaluator, *given: Any) -> Any:
+        raise AssertionError("test images were used")
 
-    monkeypatch.setattr(Evaluator, "tested", verdict)
-    monkeypatch.setattr(Evaluator, "answers", verdict)
+    monkeypatch.setattr(Evaluator, "test", refused)
+    monkeypatch.setattr(Evaluator, "answers", refused)
 
 
 def study(out: Path, *words: str, **rest: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.progress import tell
+from harmonium.core.progress import emit
 from harmonium.learning.objectives.sinkhorn import scaled, scaling
 from harmonium.learning.optimisers import SGD
 
@@ -147,7 +147,7 @@ def _soft_clustering(rows: Tensor, start: Tensor, steps: int) -> Tensor:
     centroids, row_factors = nn.Parameter(start.clone()), None
     optimiser = SGD([centroids], lr=0.01, momentum=0.9, weight_decay=1e-4)
     for step in range(steps):
-        tell("clustering at the server", step, steps, "steps")
+        emit("clustering at the server", step, steps, "steps")
         scores = rows @ centroids.T
         kernel = (SHARPNESS * scores.detach().double()).softmax(1)
         row_factors, column_factors = scaling(kernel, GLOBAL_SINKHORN, row_factors)
@@ -159,7 +159,7 @@ def _soft_clustering(rows: Tensor, start: Tensor, steps: int) -> Tensor:
         optimiser.step()
         with torch.no_grad():
             centroids.copy_(functional.normalize(centroids))
-    tell("clustering at the server", steps, steps, "steps")
+    emit("clustering at the server", steps, steps, "steps")
     return centroids.detach()
 
 
