@@ -120,3 +120,15 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert harmonium.__version__ == version
     assert f"\nversion: {version}\n" in citation.read_text(encoding="utf-8")
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_no_function_has_more_than_fifty_lines() -> None:
+    """Its signature and docstring are not counted."""
+    long = []
+    for path, node in nodes():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            if lines > 50:
+                long.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
+    assert not long, "\n".join(long)

@@ -16,7 +16,7 @@ class Pixels(nn.Module):
     torch.Size([2, 768])
     """
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""
-        height, width = (min(SIDE, size) for size in pictures.shape[-2:])
-        return functional.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)
+        height, width = (min(SIDE, size) for size in images.shape[-2:])
+        return functional.adaptive_avg_pool2d(images, (height, width)).flatten(1)

@@ -58,7 +58,7 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
         for norm in norms:
             norm.train()
             norm.momentum = 0.0  # its own bookkeeping rests
-        pictures = sum(len(batch) for batch in batches if norms and encoder(batch) is not None)
+        images = sum(len(batch) for batch in batches if norms and encoder(batch) is not None)
     finally:
         for hook in hooks:
             hook.remove()
@@ -70,7 +70,7 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
         held: Any = measured
         held.running_mean.copy_(mean)
         held.running_var.copy_(variance)
-    return pictures
+    return images
 
 
 def _add(sums: dict[nn.Module, list[Tensor]], norm: nn.Module, values: Tensor) -> None:

@@ -497,7 +497,7 @@ class Method:
 
     @final
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
-        """The model to work on: as first drawn, then the message's parts, then the client's own."""
+        """The model to work on: initialised, then the message's parts, then the client's own."""
         kept = client.state.get("parts")
         parts = self.blueprint.copy_from(model, kept or {})
         self.objective.prepare(parts, first=kept is None)

@@ -46,7 +46,7 @@ def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Modu
 
 
 def resumed(method: Method, kept: Weights | None) -> Parts:
-    """A model of the client's own, as it kept it or else as first drawn, ready for training."""
+    """A model of the client's own, as it kept it or else at initialisation, ready for training."""
     parts = method.blueprint.copy_from(kept or {})
     method.objective.prepare(parts, first=kept is None)
     return parts

@@ -50,7 +50,7 @@ class Retrieving(Probe):
             raise ConfigError(f"retrieval.at is {list(self.at)}; each must be at least 1")
 
     def judge(self, run: Run, data: EvalData) -> Figures:
-        """The means over the encoders that runs judge, and the encoder as first drawn."""
+        """The means over the encoders that runs judge, and the encoder at initialisation."""
         asked = data.part(self.part)
         rng = seeds.numpy_rng(self.seed, "measure", "queries")
         queries = torch.from_numpy(rng.permutation(len(asked))[: self.queries])

@@ -125,7 +125,7 @@ class Run:
 
     @cached_property
     def untrained(self) -> nn.Module:
-        """The encoder as first drawn."""
+        """The encoder at initialisation."""
         return initial_encoder(self.method, self._held)
 
     @property

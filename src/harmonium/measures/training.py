@@ -134,7 +134,7 @@ class Tunes(Probe):
     def both(
         self, run: Run, data: EvalData, labelled: Sequence[Images], what: str
     ) -> dict[str, Any]:
-        """The figures of the run's encoders, and of the encoder as first drawn beside them."""
+        """The figures of the run's encoders, and of the encoder at initialisation beside them."""
         each = {
             whose: self.tuned(run, data, encoder, labelled, what, whose)
             for whose, encoder in self.some(run).items()

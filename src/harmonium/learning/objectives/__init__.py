@@ -137,7 +137,7 @@ class Objective:
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
         """Called once a model was put together, e.g. to start a fresh twin from the encoder.
 
-        `first`: the client keeps nothing yet, so that its local parts are as first drawn.
+        `first`: the client keeps nothing yet, so that its local parts are at initialisation.
         """
 
     def after_step(self, parts: Parts) -> None:
