@@ -129,11 +129,11 @@ class Trial:
         hearing = _Hearing(self.wrap(engine), server, self.heard)
         driver = Driver(runtime.method, hearing, ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
-        server = driver.drive(runtime.method.play(server, cohort), server)
+        server = driver.drive(runtime.method.run_plan(server, cohort), server)
         if number == 0:
             server = driver.drive(runtime.method.begin(server, cohort), server)
         if number == self.recipe.rounds:
-            server = driver.drive(runtime.method.settle(server, cohort), server)
+            server = driver.drive(runtime.method.before_evaluation(server, cohort), server)
         self.lines += ledger.lines
         return server
 

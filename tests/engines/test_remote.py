@@ -357,7 +357,7 @@ def play(
     driver = Driver(host.method, engine, ledger, masks=recipe.privacy.masks)
     for number in range(rounds + 1):
         server = replace(server, round=number)
-        server = driver.drive(host.method.play(server, server.everyone), server)
+        server = driver.drive(host.method.run_plan(server, server.everyone), server)
         engine.prune(engine.snapshot())
     tree = {"model": server.model, "memory": server.memory}
     return files.digest_of(codec.encode(tree)), engine.snapshot(), ledger.lines

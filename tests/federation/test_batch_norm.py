@@ -72,8 +72,8 @@ def go(
     for number in range(1, rounds + 1):
         server = Server(server.examples, server.model, number, server.memory, server.moments)
         driver = Driver(method, engine, ledger)
-        server = driver.drive(method.play(server, [0, 1]), server)
-    server = driver.drive(method.settle(server, [0, 1]), server)
+        server = driver.drive(method.run_plan(server, [0, 1]), server)
+    server = driver.drive(method.before_evaluation(server, [0, 1]), server)
     return method, server, engine, ledger
 
 
@@ -190,7 +190,7 @@ def test_the_policy_is_about_what_is_shared(policy: Any) -> None:
 def test_statistics_belong_to_the_model_they_were_measured_on(tmp_path: Path) -> None:
     method, server, engine, ledger = go("recalibrate", tmp_path)
     assert "statistics" in server.memory
-    later = Driver(method, engine, Ledger()).drive(method.play(server, [0, 1]), server)
+    later = Driver(method, engine, Ledger()).drive(method.run_plan(server, [0, 1]), server)
     assert "statistics" not in later.memory
     with pytest.raises(NotEnoughReplies, match="not measured on this model"):
         method.represent(later)
@@ -208,7 +208,7 @@ def test_a_silent_cohort_is_replaced_by_whoever_answers(tmp_path: Path) -> None:
             engine.accept(reply)
 
     driver = Driver(method, Deaf(), Ledger())  # type: ignore[arg-type]
-    settled = driver.drive(method.settle(server, [0]), server)
+    settled = driver.drive(method.before_evaluation(server, [0]), server)
     assert driver.ledger.answered == {0, 1} and "statistics" in settled.memory
 
 
@@ -218,7 +218,9 @@ def test_a_client_that_can_measure_nothing_declines(tmp_path: Path) -> None:
         method, Images(PIXELS, np.full(32, -1)), [np.arange(1), np.arange(8, 32)], tmp_path
     )
     driver = Driver(method, LocalEngine(host, tmp_path, 0), Ledger())
-    driver.drive(method.settle(replace(server, memory={}), [0, 1]), replace(server, memory={}))
+    driver.drive(
+        method.before_evaluation(replace(server, memory={}), [0, 1]), replace(server, memory={})
+    )
     assert driver.ledger.answered == {1} and "too few to measure" in driver.ledger.last_reason
 
 

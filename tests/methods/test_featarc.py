@@ -75,7 +75,7 @@ class Play:
     def go(self, cohorts: list[list[int]]) -> Server:
         for cohort in cohorts:
             server = replace(self.server, round=self.server.round + 1)
-            plan = self.method.play(server, cohort)
+            plan = self.method.run_plan(server, cohort)
             self.server = Driver(self.method, self, Ledger()).drive(plan, server)
         return self.server
 

@@ -71,7 +71,7 @@ def rounds(
     kept = []
     for number, cohort in enumerate(cohorts, 1):
         server = replace(servers[-1], round=number)
-        plan = method.play(server, cohort)
+        plan = method.run_plan(server, cohort)
         servers.append(Driver(method, engine, Ledger()).drive(plan, server))
         states = {c: engine.state_of(c).get("control", {KEY: torch.zeros(1)}) for c in range(3)}
         kept.append({client: state[KEY].item() for client, state in states.items()})

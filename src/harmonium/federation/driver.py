@@ -125,7 +125,7 @@ class Driver:
                 got = self._ask(ask, turn, server)
                 number += 1
         except StopIteration as stop:
-            contract.check_finished(stop.value, Server, self.method, "settle")
+            contract.check_finished(stop.value, Server, self.method, "before_evaluation")
             return cast(Server, stop.value)
 
     def _next(self, plan: Plan, got: Folded | None, turn: Turn) -> Ask:

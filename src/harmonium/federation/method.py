@@ -241,7 +241,7 @@ class Method:
 
     # ==== given to every method, not to be overridden =========================================
     @final
-    def play(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+    def run_plan(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """A round, or the setup as round 0; what was measured on the model before is dropped."""
         dropped = ("statistics", overall.KEY, whitened.KEY)
         memory = {key: value for key, value in server.memory.items() if key not in dropped}
@@ -254,7 +254,7 @@ class Method:
         return cast(Server, finished)
 
     @final
-    def settle(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
+    def before_evaluation(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from calibrated(server, cohort)

@@ -134,7 +134,7 @@ def trained(
         cohort = sorted({*run.cohort, *clients})
         with work("a further round", len(clients), "clients") as at:
             driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients, at))
-            driver.drive(method.play(server, cohort), server)
+            driver.drive(method.run_plan(server, cohort), server)
         done = heard.sent if sends_model(method) else heard.answered
         for client in clients:
             if client in done:

@@ -131,7 +131,7 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
     due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
     begin, settle = (
         trial.measuring(plan, cohort, beside)
-        for plan in (runtime.method.begin, runtime.method.settle)
+        for plan in (runtime.method.begin, runtime.method.before_evaluation)
     )
     return Estimate(
         setup=trial.setup.server + trial.setup.client * recipe.training / beside,
@@ -234,7 +234,7 @@ class _Trial:
         began, further = time.perf_counter(), self._meter.further
         self._engine.tasks.clear()
         server = replace(self._server, round=number)
-        self._server = self._driver.drive(self.method.play(server, self.cohort), server)
+        self._server = self._driver.drive(self.method.run_plan(server, self.cohort), server)
         whole = time.perf_counter() - began + self._meter.further - further
         tasks, sent = sum(self._engine.tasks), dict(self._ledger.totals)
         self._ledger.take()

@@ -241,7 +241,7 @@ class Rounds:
         tries = recipe.engine.tries if engine.is_remote and not simulated else 1
         for left in reversed(range(tries)):
             try:
-                plan = driver.method.play(server, self._cohort(server))
+                plan = driver.method.run_plan(server, self._cohort(server))
                 return driver.drive(plan, server), {}
             except BudgetSpent as error:
                 if server.round <= 1:
@@ -275,7 +275,7 @@ class Rounds:
         The encoder is prepared first (BatchNorm statistics, whitening, what clients measure).
         """
         method, evaluator = self.method, self.evaluator
-        server = self._driver.drive(method.settle(server, self._cohort(server)), server)
+        server = self._driver.drive(method.before_evaluation(server, self._cohort(server)), server)
         figures: dict[str, Any] = {}
         if evaluator is not None:
             encoders = self.encoders(server)

@@ -192,7 +192,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
         with LocalEngine(host, Path(folder), workers=0) as engine:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
             server = Server(split.examples, host.method.blueprint.shared(), round=1)
-            server = driver.drive(host.method.play(server, server.everyone), server)
+            server = driver.drive(host.method.run_plan(server, server.everyone), server)
     entries = [json.loads(line) for line in ledger.lines]
     notes = (*dataset.notes, *split.notes)
     return find(sums_of(server), **_traffic(entries), notes=notes, refused=_refused(asked))

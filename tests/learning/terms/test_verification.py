@@ -278,14 +278,14 @@ def test_bounds_keep_their_age_and_say_whose_are_missing() -> None:
     report = held.method.report(held.server)["bounds"]
     assert report["clients"] == 2 and report["of"] == 4 and report["oldest"] == 0
     method, server = held.method, held.server
-    plan = method.settle(replace(server, round=9), [3])
+    plan = method.before_evaluation(replace(server, round=9), [3])
     ask = next(plan)
     assert (ask.step, list(ask.to), ask.least) == ("gauge", [3], 0)
     with pytest.raises(StopIteration) as stop:
         plan.send(SimpleNamespace(ids=[3], measured={3: torch.tensor([9.0, 9.0, 9.0])}))
     later = method.report(stop.value.value)["bounds"]
     assert later["oldest"] == 7 and later["clients"] in (2, 3)
-    plan = method.settle(server, [0])
+    plan = method.before_evaluation(server, [0])
     next(plan)
     with pytest.raises(StopIteration) as stop:  # nobody answers: what was known stays
         plan.send(SimpleNamespace(ids=[], measured={}))
