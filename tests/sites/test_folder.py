@@ -424,7 +424,7 @@ def test_sheets_are_checked(folder: Path, change: Callable[[dict[str, object]], 
             read()
         assert "\n" not in str(caught.value)
         path.write_text("{[")
-        with pytest.raises(StoreError, match="no YAML"):
+        with pytest.raises(StoreError, match=f"{path.name} is not YAML"):
             read()
 
 
