@@ -55,7 +55,11 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     files = [path for path in SOURCE.rglob("*") if path.is_file()]
     wanted = {str(path.relative_to(SOURCE.parent)) for path in files if path.suffix != ".pyc"}
     assert held == wanted
-    assert {"harmonium/py.typed", "harmonium/recipes/demo.yaml", "harmonium/data/views.yaml"} < held
+    assert {
+        "harmonium/py.typed",
+        "harmonium/recipe/library/demo.yaml",
+        "harmonium/data/augment/views.yaml",
+    } < held
 
 
 def test_an_installed_wheel_runs_the_demonstration_away_from_the_source(

@@ -27,7 +27,7 @@ SLOW = {  # a command, and a function that takes long in it
     "privacy plan epsilon=3 delta=1e-5 examples=50": "privacy.planning:epsilon_pld",
     "explain fedavg": "federation.card:card",
     "client check fedavg clients=2 --kit KIT": "sites.plan:planned",
-    f"tune fedavg grid.local.lr=0.1,0.2 {' '.join(TINY)}": "studies.tuning.study:_written",
+    f"tune fedavg grid.local.lr=0.1,0.2 {' '.join(TINY)}": "studies.tuning.study:_write",
     "run fedavg --dry-run": "runs.estimate:estimated",
     "resume RUN --formats svg": "runs.privacy_report:summary",
 }

@@ -88,7 +88,7 @@ def test_a_run_is_the_same_whatever_its_test_part(
 def test_a_study_is_the_same_whatever_the_test_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "_plots", lambda *given: ())
+    monkeypatch.setattr(study, "plot_study", lambda *given: False)
     words = ["data=npz", f"data.path={tmp_path / 'data.npz'}", "clients=3", "rounds=1"]
     words += ["encoder.width=4", "encoder.out=16", "local.batch=8", "local.epochs=1"]
     words += ["evaluate.k=5", "engine.workers=0", "grid.local.lr=0.1,0.001"]

@@ -124,7 +124,7 @@ def test_killed_at_any_instant_of_the_change_itself(
         return step
 
     with monkeypatch.context() as patch:
-        patch.setattr(extend.store, "write_atomic", counting(files.write_atomic))
+        patch.setattr(extend.files, "write_atomic", counting(files.write_atomic))
         patch.setattr(extend.os, "replace", counting(os.replace))
         with pytest.raises(KeyboardInterrupt):
             harmonium.resume(copied, rounds=4)

@@ -165,7 +165,7 @@ def test_the_servers_histogram_and_weights(tmp_path: Path) -> None:
     host = ClientRuntime(made, Images(pixels, labels), np.split(np.arange(30), 3), tmp_path)
     engine, ledger = LocalEngine(host, tmp_path, 0), Ledger()
     server = Server(dict.fromkeys(range(3), 10), made.blueprint.shared())
-    server = Driver(made, engine, ledger).drive(made.play(server, [0, 1]), server)
+    server = Driver(made, engine, ledger).drive(made.run_plan(server, [0, 1]), server)
     assert server.memory["labelled"].tolist() == [2, 2, 4]  # of all clients, not of the cohort
     assert server.memory["accepted"].tolist() == [0, 0, 0]
 
@@ -183,7 +183,7 @@ def test_the_servers_histogram_and_weights(tmp_path: Path) -> None:
 
     for number, cohort in ((1, [0, 2]), (2, [1, 2])):
         before = replace(server, round=number)
-        server = Driver(made, engine, ledger).drive(made.play(before, cohort), before)
+        server = Driver(made, engine, ledger).drive(made.run_plan(before, cohort), before)
         want = sum(reply(client, before) for client in cohort)
         assert torch.equal(server.memory["accepted"], want)  # of the last round alone
         assert want.sum() > 0
@@ -231,4 +231,6 @@ def test_other_objectives_views_and_settings_are_refused(tmp_path: Path) -> None
     host = ClientRuntime(made, images, np.split(np.arange(6), 3), tmp_path)
     server = Server(dict.fromkeys(range(3), 2), made.blueprint.shared())
     with pytest.raises(ConfigError, match="no client that answered has any"):
-        Driver(made, LocalEngine(host, tmp_path, 0), Ledger()).drive(made.play(server, [0]), server)
+        Driver(made, LocalEngine(host, tmp_path, 0), Ledger()).drive(
+            made.run_plan(server, [0]), server
+        )

@@ -87,7 +87,7 @@ def rounds(folder: Path, method: type[Method], **settings: Any) -> list[tuple[fl
     found = [(server.model[KEY].item(), {})]
     for number, cohort in enumerate(COHORTS, 1):
         server = replace(server, round=number)
-        server = Driver(made, engine, Ledger()).drive(made.play(server, cohort), server)
+        server = Driver(made, engine, Ledger()).drive(made.run_plan(server, cohort), server)
         found.append((server.model[KEY].item(), {c: engine.state_of(c) for c in range(3)}))
     return found
 

@@ -194,7 +194,7 @@ def test_who_falls_out_is_noted_once_also_over_a_resume(tmp_path: Path) -> None:
     assert any(said in text for text in first.texts)
     before = files(tmp_path / "a")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Method, "play", killed_in(4))
+        patch.setattr(Method, "run_plan", killed_in(4))
         run(recipe, out=tmp_path / "b")
     resume(tmp_path / "b", callbacks=second)
     assert not any("afford" in text for text in second.texts)
@@ -217,11 +217,11 @@ def test_a_budget_below_the_first_release_is_an_error(tmp_path: Path, careful: b
 
 
 def killed_in(stop: int) -> Any:
-    """A play that is killed in a round, once its first ask was answered."""
-    play = Method.play
+    """A plan that is killed in a round, once its first ask was answered."""
+    run_plan = Method.run_plan
 
     def killed(self: Method, server: Server, cohort: Any) -> Plan:
-        steps = play(self, server, cohort)
+        steps = run_plan(self, server, cohort)
         if server.round != stop:
             return (yield from steps)
         yield next(steps)
@@ -236,7 +236,7 @@ def test_noise_that_cannot_be_drawn_again_counts_though_its_round_was_lost(
     """Two kills in round 2 after the release: four releases, of which the ledger has two."""
     settings = {**SMALL, "privacy": {"epsilon": (spent(4) + spent(5)) / 2, "delta": 1e-3}}
     with monkeypatch.context() as patch:
-        patch.setattr(Method, "play", killed_in(2))
+        patch.setattr(Method, "run_plan", killed_in(2))
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 run(HERE, out=tmp_path / "a", **settings)
@@ -264,7 +264,7 @@ def test_a_resumed_run_has_spent_the_same(
     for stop in (2, 4):
         where = tmp_path / f"killed {stop}"
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Method, "play", killed_in(stop))
+            patch.setattr(Method, "run_plan", killed_in(stop))
             run(recipe, out=where)
         resume(where)
         assert files(where) == files(tmp_path / "a")
