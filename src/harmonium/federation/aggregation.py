@@ -177,20 +177,10 @@ class NormBound(Aggregation):
             )
             for upload, factor, other in zip(uploads, factors, rest, strict=True)
         ]
-        yield from bounded if self.agreement is None else self._agreeing(bounded, sent, trained)
-
-    def _agreeing(
-        self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
-    ) -> Iterator[Upload]:
-        """Each upload in turn; those that point away from the median have no weight."""
-        middle = _middle(uploads, (len(uploads) - 1) // 2)
-        for upload in uploads:
-            cosine = _cosine(upload.tensors, middle, sent, trained)
-            if self.agreement is None or cosine >= self.agreement:
-                yield upload
-            else:
-                note = f"left out of the mean: cosine {cosine:.2f} with the median change"
-                yield upload._replace(weight=0.0, note=note)
+        if self.agreement is None:
+            yield from bounded
+        else:
+            yield from _agreeing(bounded, self.agreement, sent, trained)
 
     def _factors(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], keys: Collection[str]
@@ -200,6 +190,20 @@ class NormBound(Aggregation):
         # Of an even number the lower middle: the upper one may be a liar's.
         bound = statistics.median_low(norms) if self.bound is None else self.bound
         return [1.0 if norm <= bound else bound / norm for norm in norms]
+
+
+def _agreeing(
+    uploads: Sequence[Upload],
+    agreement: float,
+    sent: Mapping[str, Tensor],
+    trained: Collection[str],
+) -> Iterator[Upload]:
+    """Each upload in turn; a change whose cosine with the median change is lower gets a note."""
+    median = _middle(uploads, (len(uploads) - 1) // 2)
+    for upload in uploads:
+        cosine = _cosine(upload.tensors, median, sent, trained)
+        note = f"left out of the mean: cosine {cosine:.2f} with the median change"
+        yield upload if cosine >= agreement else upload._replace(note=note)
 
 
 def _middle(uploads: Sequence[Upload], cut: int) -> Weights:

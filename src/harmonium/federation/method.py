@@ -255,7 +255,7 @@ class Method:
 
     @final
     def before_evaluation(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Make the encoder ready to be judged: BatchNorm's statistics, and what terms want."""
+        """Make the encoder ready for evaluation: BatchNorm's statistics, and what terms want."""
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from calibrated(server, cohort)
         if self.measured:

@@ -2,7 +2,7 @@
 
 Before each evaluation, every client returns the mean of its features and of the products of
 all pairs of them, d + d (d + 1) / 2 numbers for d features, and how many images they are of. Their
-averages over all images give the whitening of `evaluate/whitening.py`; no labels are involved. Both
+averages over all images give the whitening of `evaluation/whitening.py`; no labels are used. Both
 are averages, so secure aggregation can hide what single clients send. Nothing is trained: a run
 ends with the same model with and without it.
 

@@ -1,7 +1,7 @@
 """One setting over several values, every method at each: what `harmonium sweep` does.
 
 Each value is a comparison in a folder of its own, so that nothing is run twice and a sweep that was
-killed goes on. Sweeps of the papers come along by name (`recipes/sweeps/`); any other is a
+killed goes on. Sweeps of the papers come along by name (`recipe/library/sweeps/`); any other is a
 comparison with one word more, `sweep.KEY=V1,V2`. Where a paper gives methods views of their own, as
 Orchestra does, budgets differ, and the result says so.
 """
