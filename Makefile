@@ -12,7 +12,7 @@ test: .venv/ready lint
 
 # Some seconds, for before a commit.
 test-fast: .venv/ready
-	$(BIN)/python -m pytest tests/test_codec.py tests/test_errors.py tests/test_recipe.py tests/test_hygiene.py
+	$(BIN)/python -m pytest tests/core tests/recipe/test_recipe.py tests/test_hygiene.py tests/test_layers.py
 
 # All deployments, kills and sizes: about a quarter of an hour. nginx and, as root, ip are used if they are here.
 test-deploy: .venv/ready

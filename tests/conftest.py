@@ -6,9 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 torch.set_num_threads(1)  # two tests run at once on two cores
 # Compiled files stay: else every process, and there are many, would compile the package anew.
 sys.dont_write_bytecode = False

@@ -132,3 +132,12 @@ def test_no_function_has_more_than_fifty_lines() -> None:
             if lines > 50:
                 long.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
     assert not long, "\n".join(long)
+
+
+def test_the_tests_that_make_names_exist() -> None:
+    makefile = ROOT / "Makefile"
+    if not makefile.is_file():
+        pytest.skip("not a checkout")
+    named = re.findall(r"\btests/[\w/.]+", makefile.read_text(encoding="utf-8"))
+    assert named
+    assert_none([path for path in named if not (ROOT / path).exists()], "Makefile: missing paths")

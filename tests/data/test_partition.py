@@ -204,7 +204,7 @@ def test_by_class_is_fedu_s_cifar(assignment):
 # ---- any rule ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=80),
     clients=st.integers(1, 12),

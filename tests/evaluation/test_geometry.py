@@ -124,7 +124,7 @@ def test_the_ends_of_the_tuning_score():
     assert unif == pytest.approx(math.log(50) - math.log(math.exp(5) + 49))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     scale=st.floats(1e-6, 1e6), seed=st.integers(0, 1000), n=st.integers(3, 20), d=st.integers(2, 9)
 )

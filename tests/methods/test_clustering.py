@@ -76,7 +76,7 @@ def test_it_goes_on_from_where_it_was() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 5), st.sampled_from("rsof"))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_sizes_differ_by_at_most_one(count: int, clusters: int, seed: int, kind: str) -> None:
     rows = drawn(count, 4, seed)
     if kind == "s":  # the same point again and again
@@ -162,7 +162,7 @@ def test_memory_holds_the_newest() -> None:
 
 
 @given(st.integers(2, 30), st.integers(2, 20), st.integers(1, 6), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_distinct_memory_is_full_if_there_are_images(
     images: int, size: int, batch: int, epochs: int
 ) -> None:

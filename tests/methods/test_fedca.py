@@ -446,7 +446,7 @@ def test_without_a_dictionary_no_rows_leave_and_nothing_is_said_of_them() -> Non
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_group_has_at_least_as_many_rows_as_asked(count: int, least: int, seed: int) -> None:
     rows = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     means = grouped_means(rows, least)

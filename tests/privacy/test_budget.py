@@ -63,7 +63,7 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything() -> None:
     assert epsilon([release(1e-9, 1.0)], 1e-5) == 0  # within delta alone
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.floats(1e-5, 1e160),
     st.one_of(st.floats(1e-12, 1 - 1e-9), st.sampled_from([1e-8, 1e-5, 0.5])),
