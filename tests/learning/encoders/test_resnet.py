@@ -114,6 +114,20 @@ def test_without_norm_depth_does_not_blow_features_up() -> None:
         assert before / 10 < x.square().mean() < before * 10
 
 
+def test_fewer_than_eight_channels_run_channels_first() -> None:
+    """In the other layout the shortcut's backward pass corrupts memory on some CPUs."""
+    assert ResNet8(norm="batch", width=8).channels_last
+    assert not ResNet8(norm="batch", width=7).channels_last
+    network = ResNet8(norm="batch", width=2).build(1, 12)
+    views = torch.randn(12, 12, 12, 1).permute(0, 3, 1, 2)
+    layouts: list[bool] = []
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.register_forward_pre_hook(lambda _, args: layouts.append(args[0].is_contiguous()))
+    network(views)
+    assert layouts == [True, True]
+
+
 def test_few_channels_with_group_norm_run_channels_first() -> None:
     assert not ResNet20().channels_last and not ResNet8().channels_last
     assert ResNet20(norm="batch").channels_last and ResNet18().channels_last
