@@ -34,7 +34,7 @@ from harmonium.federation.driver import Reply
 from harmonium.federation.filters import arrival
 from harmonium.methods import methods
 from harmonium.report.tables import markdown
-from harmonium.testing import Heard, Trial, first_trial, lies
+from harmonium.testing import RecordedAsk, Trial, first_trial, lies
 from stored import write_page
 
 SMALL: dict[str, dict[str, Any]] = {  # so that many answers are many
@@ -56,8 +56,8 @@ class Door:
     def __init__(self, name: str) -> None:
         """Play the trial."""
         self.trial: Trial = first_trial(name, **SMALL.get(name, {}))
-        heard: dict[str, Heard] = {}
-        for one in self.trial.heard:
+        heard: dict[str, RecordedAsk] = {}
+        for one in self.trial.recorded:
             if any(reply.up is not None for reply in one.replies):
                 heard.setdefault(one.ask.step, one)
         self.heard = list(heard.values())
@@ -75,18 +75,18 @@ class Door:
             ),
         )
 
-    def task(self, heard: Heard, client: int) -> _PendingTask:
+    def task(self, heard: RecordedAsk, client: int) -> _PendingTask:
         """What a site was asked."""
         header = {"step": heard.ask.step, "client": client, "nonce": "2" * 32}
         header |= {"round": heard.turn.round, "ask": heard.turn.ask}
         return _PendingTask(header, (), ())
 
-    def sealed(self, heard: Heard, client: int, frame: bytes) -> Sealed:
+    def sealed(self, heard: RecordedAsk, client: int, frame: bytes) -> Sealed:
         """A frame with the seal of the site that was asked."""
         header = self.task(heard, client).header
         return seal("answer", header, [files.digest_of(frame)], KEY), [frame]
 
-    def outcome(self, heard: Heard, client: int, came: Sealed) -> str:
+    def outcome(self, heard: RecordedAsk, client: int, came: Sealed) -> str:
         """What becomes of an answer: refused, no answer, or answered."""
         got = self.engine._read_answer(client, self.task(heard, client), came)
         if isinstance(got, str):
@@ -152,7 +152,7 @@ def crafted(frame: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def hostile(door: Door, rng: random.Random) -> Iterator[tuple[str, Heard, int, Sealed]]:
+def hostile(door: Door, rng: random.Random) -> Iterator[tuple[str, RecordedAsk, int, Sealed]]:
     """Signed lies, for ever."""
     told = {}
     for heard in door.heard:

@@ -1,10 +1,10 @@
-"""The contract that every method passes, for ours and for yours.
+"""The contract that every method must pass, built in or yours.
 
     from harmonium.testing import check_method
     check_method("mypackage.mymethod:MyMethod")
 
-Each check runs the method for two rounds on a few procedural images with a tiny encoder, some
-seconds in all. A violation raises `ContractError` and says what to change.
+Each check runs the method for two rounds on a few procedural images with a tiny encoder; all checks
+take some seconds. A violation raises `ContractError`, which says what to change.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FEW: dict[str, Any] = {"name": "shapes", "count": 30, "test_count": 4, "size": 1
 
 
 class ContractError(AssertionError):
-    """A method breaks the contract; the message says how to mend it."""
+    """A method breaks the contract; the message says how to fix it."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One ask of a trial and all that was answered."""
+class RecordedAsk:
+    """One ask of a trial and all replies to it."""
 
     ask: Ask
     turn: Turn
@@ -70,7 +70,7 @@ class Heard:
     replies: list[Reply]
 
     def replayed(self, method: Method, *others: Reply) -> tuple[str, dict[int, dict[str, Any]]]:
-        """What it comes to with other replies of some clients, and the ledger by client."""
+        """Digest of the folded replies, some replaced by `others`, and ledger entries by client."""
         replies = {reply.client: reply for reply in (*self.replies, *others)}
         driver = Driver(method, _Replaying(list(replies.values())), Ledger())
         ask = replace(self.ask, least=0)
@@ -81,7 +81,7 @@ class Heard:
 
 @dataclass
 class Trial:
-    """One way of running a method for two rounds; `digest` is all that it ends with."""
+    """One way of running a method for two rounds; `digest` covers its final state."""
 
     recipe: Recipe
     dataset: Dataset
@@ -90,12 +90,12 @@ class Trial:
     engine: Callable[[Recipe, ClientRuntime, Path], Any] = field(
         default=lambda recipe, runtime, folder: LocalEngine(runtime, folder, workers=0)
     )
-    reload: bool = False  # throw everything away between the rounds and read it back
+    reload: bool = False  # discard everything between the rounds and restore it
     server: Server = field(init=False)
     method: Method = field(init=False)
     states: dict[int, dict[str, Any]] = field(init=False, default_factory=dict)
     lines: list[str] = field(init=False, default_factory=list)
-    heard: list[Heard] = field(init=False, default_factory=list)
+    recorded: list[RecordedAsk] = field(init=False, default_factory=list)
 
     def go(self) -> Trial:
         """Run setup and the rounds."""
@@ -113,21 +113,21 @@ class Trial:
             for number in range(1, self.recipe.rounds + 1):
                 server = self._drive(runtime, engine, replace(server, round=number), number)
                 if self.reload:
-                    runtime, engine, server = self._again(runtime, engine, server, Path(folder))
+                    runtime, engine, server = self._restored(runtime, engine, server, Path(folder))
             self.server, self.method = server, runtime.method
             self.states = {client: engine.state_of(client) for client in server.everyone}
         return self
 
     def again(self, **changes: Any) -> Trial:
-        """The same trial once more, with something changed."""
-        kept = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
-        return Trial(**{**kept, **changes}).go()
+        """Run the same trial again, with some fields changed."""
+        same = {"recipe": self.recipe, "dataset": self.dataset, "split": self.split}
+        return Trial(**{**same, **changes}).go()
 
     def _drive(self, runtime: ClientRuntime, engine: Any, server: Server, number: int) -> Server:
         ledger = Ledger()
         masks = self.recipe.privacy.masks
-        hearing = _Hearing(self.wrap(engine), server, self.heard)
-        driver = Driver(runtime.method, hearing, ledger, masks=masks)
+        recording = _Recording(self.wrap(engine), server, self.recorded)
+        driver = Driver(runtime.method, recording, ledger, masks=masks)
         cohort = self.recipe.participation.cohort(server.everyone, number, self.recipe.seed)
         server = driver.drive(runtime.method.run_plan(server, cohort), server)
         if number == 0:
@@ -137,10 +137,10 @@ class Trial:
         self.lines += ledger.lines
         return server
 
-    def _again(
+    def _restored(
         self, runtime: ClientRuntime, engine: Any, server: Server, folder: Path
     ) -> tuple[ClientRuntime, Any, Server]:
-        """What a new process would have after reading the checkpoint."""
+        """Runtime, engine and server as a new process would restore them from a checkpoint."""
         kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
         snapshot = codec.decode(codec.encode(engine.snapshot()))
         method = self.recipe.build_method(self.dataset)
@@ -170,7 +170,7 @@ _KEPT = ("model", "round", "memory", "moments")
 
 def first_trial(method: str | type[Method], /, **settings: Any) -> Trial:
     """A method's two rounds on the local engine, as the checks run them."""
-    # A method's own shipped recipe says which objective and views it needs.
+    # The preset of a method says which objective and views it needs.
     own: dict[str, Any] = load_tree(method) if isinstance(method, str) else {"method": method}
     if own.get("public"):
         own["public"] = FEW
@@ -202,7 +202,7 @@ def check_method(method: str | type[Method], /, **settings: Any) -> list[str]:
 
 
 def check_parity(method: str | type[Method], together: FlowerPair, /, **settings: Any) -> None:
-    """Refuse a method that ends with other bits over Flower's messages than on the local engine.
+    """Refuse a method whose result over Flower differs in any bit from the local engine's.
 
     Args:
         method: as for `check_method`.
@@ -210,9 +210,9 @@ def check_parity(method: str | type[Method], together: FlowerPair, /, **settings
         settings: recipe sections that the method needs.
     """
     plain = first_trial(method, **settings)
-    there = plain.again(engine=together.engine, reload=True)
-    _need(there.digest == plain.digest, "over Flower's messages it ends with other bits")
-    _need(there.lines == plain.lines, "over Flower's messages its ledger is another")
+    flower = plain.again(engine=together.engine, reload=True)
+    _need(flower.digest == plain.digest, "its result over Flower differs from the local engine's")
+    _need(flower.lines == plain.lines, "its ledger over Flower differs from the local engine's")
 
 
 def _need(truth: bool, message: str) -> None:
@@ -227,7 +227,7 @@ def _check_two_rounds_are_finite(plain: Trial) -> None:
 
 
 def _check_sent_is_declared(plain: Trial) -> None:
-    """What the ledger saw is exactly what the exchanges declare, and something was asked."""
+    """The ledger holds exactly the fields that the exchanges declare, and at least one ask."""
     exchanges = plain.method.exchanges()
     _need(bool(plain.lines), "the plans ask no client for anything in two rounds")
     for line in plain.lines:
@@ -279,15 +279,15 @@ def _check_dropouts_are_survived(plain: Trial) -> None:
 def lies(
     declared: Exchange, up: Mapping[str, Any], rng: random.Random
 ) -> Iterator[tuple[str, Any]]:
-    """What a hostile client might send in place of an answer, for ever; none of it is honest.
+    """Generate endless malformed or implausible replies, as a hostile client might send them.
 
     Args:
-        declared: the exchange that is answered.
-        up: an honest answer.
-        rng: draws which field is changed, and how.
+        declared: the exchange of the reply.
+        up: an honest reply.
+        rng: chooses the field to change, and how.
 
     Yields:
-        What was done, in words, and the answer. A tensor whose shape is not declared keeps its own.
+        A description of the change, and the reply. A tensor of undeclared shape keeps its shape.
     """
     whole: list[tuple[str, Any]] = [
         *([("nothing", {})] if up else []),
@@ -310,8 +310,8 @@ _GONE = object()
 
 
 def _lie(part: Field, value: Any, rng: random.Random) -> tuple[str, Any]:
-    """Something in place of one field, and what it is."""
-    found: list[tuple[str, Any]] = [
+    """A false value for one field, after its description."""
+    choices: list[tuple[str, Any]] = [
         ("left out", _GONE),
         ("none", None),
         ("text", "x" * 100),
@@ -326,28 +326,28 @@ def _lie(part: Field, value: Any, rng: random.Random) -> tuple[str, Any]:
         key = rng.choice(sorted(value))
         what, tensor = _lying_tensor(value[key], rng, shaped=True)
         less = {k: v for k, v in value.items() if k != key}
-        found = [*found, ("without a tensor", less), ("with another", {**value, "more": tensor})]
-        found += 6 * [(f"{key} {what}", {**value, key: tensor})] + [
+        choices += [("without a tensor", less), ("with another", {**value, "more": tensor})]
+        choices += 6 * [(f"{key} {what}", {**value, key: tensor})] + [
             ("no tensor", {**value, key: 1})
         ]
     elif isinstance(value, Tensor):
-        found = [*found, *6 * [_lying_tensor(value, rng, shaped=part.shape is not None)]]
+        choices = [*choices, *6 * [_lying_tensor(value, rng, shaped=part.shape is not None)]]
     else:
-        found += [("a tensor", torch.ones(2)), ("beyond any range", 1e300)]
-    return rng.choice(found)
+        choices += [("a tensor", torch.ones(2)), ("beyond any range", 1e300)]
+    return rng.choice(choices)
 
 
 def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[str, Tensor]:
-    """A tensor that no honest client sends, and what it is."""
-    found: list[tuple[str, Tensor]] = []
+    """A tensor that no honest client sends, after its description."""
+    choices: list[tuple[str, Tensor]] = []
     if value.numel() and value.is_floating_point():
         place = rng.randrange(value.numel())
         for number in (math.nan, math.inf, -3e38, 3e38):
             spoiled = value.clone()
             spoiled.view(-1)[place] = number
-            found.append((f"has {number}", spoiled))
-    if shaped or not found:
-        found += [
+            choices.append((f"has {number}", spoiled))
+    if shaped or not choices:
+        choices += [
             ("of one axis more", value[None]),
             ("of longer rows", torch.cat([value, value], -1) if value.ndim else value[None]),
             (
@@ -357,31 +357,32 @@ def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[s
             ("without axes", torch.zeros((), dtype=value.dtype) if value.ndim else value[None]),
             ("of another type", value.to(torch.int8)),
         ]
-        found = [one for one in found if one[1].shape != value.shape or one[1].dtype != value.dtype]
-    return rng.choice(found)
+        honest = value.shape, value.dtype
+        choices = [one for one in choices if (one[1].shape, one[1].dtype) != honest]
+    return rng.choice(choices)
 
 
 def _check_lies_are_refused(plain: Trial) -> None:
-    """A client that sends rubbish is refused by name, and the round is as if it had been silent."""
-    if plain.recipe.privacy.masks is not None:  # answers are sums that nobody can look into
+    """A malformed reply is refused by client name, and the round ends as if it had not come."""
+    if plain.recipe.privacy.masks is not None:  # the server sees only sums of masked replies
         return
     exchanges, rng, seen = plain.method.exchanges(), random.Random(7), set[str]()
-    for heard in plain.heard:
-        answers = [reply for reply in heard.replies if reply.up is not None]
-        if heard.ask.step in seen or len(answers) < 3:
+    for recorded in plain.recorded:
+        answers = [reply for reply in recorded.replies if reply.up is not None]
+        if recorded.ask.step in seen or len(answers) < 3:
             continue
-        seen.add(heard.ask.step)
+        seen.add(recorded.ask.step)
         liar = answers[1]
-        silent, _ = heard.replayed(plain.method, Reply(liar.client, None, "lost"))
-        for what, up in islice(lies(exchanges[heard.ask.step], liar.up or {}, rng), 12):
-            found, entries = heard.replayed(plain.method, replace(liar, up=up))
-            where = f"an answer to `{heard.ask.step}` with {what}"
-            _need(entries[liar.client]["outcome"] == "refused", f"{where} is counted")
-            _need(found == silent, f"{where} is refused, but leaves something behind")
+        silent, _ = recorded.replayed(plain.method, Reply(liar.client, None, "lost"))
+        for what, up in islice(lies(exchanges[recorded.ask.step], liar.up or {}, rng), 12):
+            result, entries = recorded.replayed(plain.method, replace(liar, up=up))
+            where = f"an answer to `{recorded.ask.step}` with {what}"
+            _need(entries[liar.client]["outcome"] == "refused", f"{where} is accepted")
+            _need(result == silent, f"{where} is refused, but changes the result")
 
 
 def _check_labels_stay_out(plain: Trial) -> None:
-    """A method without permission ends with the same bits whatever the labels are."""
+    """A method without permission to read labels gives the same bits whatever they are."""
     if plain.method.reads_labels:
         return
     train = plain.dataset.train
@@ -441,7 +442,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 
 @dataclass
 class _Shuffling:
-    """An engine that hands on replies in a random order."""
+    """An engine that delivers replies in random order."""
 
     engine: LocalEngine
 
@@ -456,7 +457,7 @@ class _Shuffling:
 
 @dataclass
 class _Dropping(_Shuffling):
-    """An engine that loses the answer of another client each time."""
+    """An engine that loses one client's reply to every ask, a different client each time."""
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         own = len(ask.to) > 1 and ask.step not in STEPS
@@ -466,16 +467,16 @@ class _Dropping(_Shuffling):
 
 
 @dataclass
-class _Hearing:
-    """An engine that writes down what is asked and answered."""
+class _Recording:
+    """An engine that records asks and replies."""
 
     engine: Any
     server: Server
-    heard: list[Heard]
+    recorded: list[RecordedAsk]
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         replies: list[Reply] = []
-        self.heard.append(Heard(ask, turn, self.server, replies))
+        self.recorded.append(RecordedAsk(ask, turn, self.server, replies))
         for reply in self.engine.deliver(ask, turn):
             replies.append(reply)
             yield reply
@@ -486,7 +487,7 @@ class _Hearing:
 
 @dataclass
 class _Replaying:
-    """An engine without clients, that has its replies already."""
+    """An engine without clients that returns given replies."""
 
     replies: list[Reply]
 
@@ -494,10 +495,10 @@ class _Replaying:
         yield from self.replies
 
     def accept(self, reply: Reply) -> None:
-        """Nobody has a state here."""
+        """There is no client state to keep."""
 
     def snapshot(self) -> codec.Tree:
         return {}
 
     def restore(self, snapshot: codec.Tree) -> None:
-        """There is nothing to go back to."""
+        """There is no state to restore."""

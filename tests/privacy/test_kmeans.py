@@ -15,10 +15,10 @@ from harmonium.privacy.budget import epsilon as spent
 from harmonium.privacy.kmeans import (
     COUNTS,
     Leaf,
+    clipped,
     multiplier,
     private_centroids,
     public_matrix,
-    shortened,
     tree,
     weighted_kmeans,
 )
@@ -74,7 +74,7 @@ def test_without_noise_leaves_share_their_sides() -> None:
 def test_without_noise_means_of_leaves_are_exact() -> None:
     rows = 3 * groups(40)  # all beyond the radius
     centroids = cluster(rows, k=100)
-    leaves = tree(shortened(rows.double(), 1.0), 100, 0.0, noise(), rng(), 20)
+    leaves = tree(clipped(rows.double(), 1.0), 100, 0.0, noise(), rng(), 20)
     means = torch.stack([functional.normalize(rows[leaf.index]).mean(0) for leaf in leaves])
     distances = torch.cdist(means, centroids)
     assert len(centroids) == len(means)

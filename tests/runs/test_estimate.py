@@ -38,7 +38,7 @@ def test_the_rest_of_a_pass_is_counted_at_the_pace_after_its_first_batch(at):
         meter.event("client 1", 10 * number, 100, "images")
         stopped.append(meter.enough(number))
     assert stopped == [False, False, False, True]
-    assert meter.further == pytest.approx(60 * 0.01)  # 60 images are left, 10 took 0.1 s
+    assert meter.extrapolated == pytest.approx(60 * 0.01)  # 60 images are left, 10 took 0.1 s
 
 
 def test_slow_passes_and_late_measuring_stop_sooner(at):
@@ -47,13 +47,13 @@ def test_slow_passes_and_late_measuring_stop_sooner(at):
         at(moment)
         meter.event("client 1", done, 100, "images")
     assert not meter.enough(1) and meter.enough(2)
-    assert meter.further == pytest.approx(80 * 0.08)
+    assert meter.extrapolated == pytest.approx(80 * 0.08)
     meter.event("client 1", 100, 100, "images")
     at(estimate.PATIENCE + 1)
     meter.event("client 2", 0, 100, "images")
     at(estimate.PATIENCE + 3)
     meter.event("client 2", 50, 100, "images")
-    assert meter.enough(1) and meter.further == pytest.approx(80 * 0.08 + 2.0)
+    assert meter.enough(1) and meter.extrapolated == pytest.approx(80 * 0.08 + 2.0)
 
 
 def test_abridged_passes_stop_and_keep_their_shapes(home):

@@ -1,12 +1,12 @@
 """A score of an encoder without labels, from all clients: Lubana et al., Orchestra, 2022, eq. 5.
 
-Every client returns two numbers, the mean cosine of two views of its images (Align) and how far its
-images lie apart (Unif). Equation 5 is a mean over clients, E over k in [K], so each counts alike,
-however many images it has; over `images` a client counts by its number of them. Both are means over
-clients, so secure aggregation can hide them. The views are those of the appraisal, not of the
-training, so that runs with different training views can be compared; they are normalised and sized
-as in training. Nothing is trained and nothing is kept: a run ends
-with the same model with and without it.
+Every client returns two numbers: the mean cosine of two views of its images (Align), and how far
+its images lie apart (Unif). Equation 5 is a mean over clients, E over k in [K], so each counts
+alike, however many images it has; with `images`, clients are weighted by their numbers of images.
+Either is a mean over clients, so secure aggregation can hide the single values. The views are set
+by `Appraisal`, not by training, so that runs with different training views can be compared;
+normalisation and image size are those of training. Nothing is trained or kept: a run ends with the
+same model with and without the score.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Appraisal:
     """How clients score an encoder."""
 
     views: Views
-    centred: bool = False  # less the client's mean feature; not of the paper
+    centred: bool = False  # subtract the client's mean feature; not in the paper
     over: Over = "clients"  # what the mean is over
 
 
@@ -53,39 +53,39 @@ def up(method: Method) -> dict[str, Field]:
     return {
         "align": scalar("mean", by=by),
         "unif": scalar("mean", by=by),
-        "pictures": scalar("sum"),  # looked at: over images they weigh, whatever weighs the models
+        "pictures": scalar("sum"),  # images seen: the weights of a mean over images
     }
 
 
 def ask(method: Method, server: Server) -> Ask:
-    """The ask to all clients, because a score over few is noisy; no answer is required."""
-    everyone = server.everyone
+    """The ask to all clients, because a score of few is noisy; no client has to answer."""
+    everyone, setting = server.everyone, "evaluate.tuning"
     if not any(method.known(server, client) for client in everyone):
-        model = judged_model(method, server, {}, "evaluate.tuning")
+        model = evaluated_model(method, server, {}, setting)
         return Ask(SCORE, everyone, {"model": model}, least=0)
     each: dict[ClientId, Mapping[str, Value]] = {
-        client: {
-            "model": judged_model(method, server, method.known(server, client), "evaluate.tuning")
-        }
+        client: {"model": evaluated_model(method, server, method.known(server, client), setting)}
         for client in everyone
     }
     return Ask(SCORE, everyone, each=each, least=0)
 
 
-def judged_model(
+def evaluated_model(
     method: Method, server: Server, known: Mapping[str, object], setting: str
 ) -> Weights:
-    """The model to send to clients, with the encoder that is evaluated; errors name `setting`."""
+    """The model to send to clients, with the encoder to evaluate; errors name `setting`."""
     measured = server.memory.get("statistics", {})
     encoder = checked_encoder(method.represent(server, known), method)
-    judged = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
-    if set(judged) != {key for key in method.blueprint.state_dict() if key.startswith("encoder.")}:
+    evaluated = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
+    if set(evaluated) != {
+        key for key in method.blueprint.state_dict() if key.startswith("encoder.")
+    }:
         raise ConfigError(
             f"{setting} cannot be used with {called(method)}: the network that is evaluated is not "
             "its encoder"
         )
     sent = {**server.model, **measured}
-    return {**sent, **{key: value for key, value in judged.items() if key in sent}}
+    return {**sent, **{key: value for key, value in evaluated.items() if key in sent}}
 
 
 def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value]:
@@ -116,8 +116,8 @@ def _features(
     views = _two(wanted, known)
     rows: list[list[Tensor]] = [[], []]
     with torch.no_grad():
-        all_of_them = torch.arange(len(client.examples))
-        for index in client.pieces("tuning score", torch.split(all_of_them, CHUNK)):
+        every_index = torch.arange(len(client.examples))
+        for index in client.pieces("tuning score", torch.split(every_index, CHUNK)):
             both = views(client.examples.pixels(index), client.rng)
             for features, view in zip(rows, both, strict=True):
                 features.append(encoder(view))

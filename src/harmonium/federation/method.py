@@ -259,7 +259,7 @@ class Method:
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from calibrated(server, cohort)
         if self.measured:
-            server = yield from term_metrics.gauged(server, cohort)
+            server = yield from term_metrics.with_term_metrics(server, cohort)
         if self.appraisal is not None:
             yield label_free_score.ask(self, server)
         if self.measures_objective:

@@ -1,7 +1,7 @@
-"""Numbers that terms want of a model before it is judged: measured by clients, kept with their age.
+"""Metrics that terms need before a model is evaluated: measured by clients, stored with a round.
 
-Only those of the cohort measure. What others measured earlier still counts, and the report says how
-old the oldest number is and whose are missing.
+Only the clients of the cohort measure. Earlier measurements of other clients still count, and the
+report says how old the oldest one is and how many clients have measured.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 MEASURED = statistic(
     "each", shape=lambda method, examples: (len(method.measured),), dtype=torch.float64
 )
-NEVER = -1  # the round of a client that has not measured yet
+NEVER = -1  # stands for the round of a client that has not measured yet
 
 
 def names(terms: Iterable[Term], objective: Objective) -> list[str]:
-    """What is measured, in the order of the numbers; as `term.name`."""
+    """The names of the metrics, each as `term.name`, in the order of their values."""
     return [f"{term.name}.{one}" for term in terms for one in term.measures(objective)]
 
 
-def gauged(server: Server, cohort: Sequence[ClientId]) -> Plan:
-    """The server with the newest numbers of the cohort."""
+def with_term_metrics(server: Server, cohort: Sequence[ClientId]) -> Plan:
+    """Ask the cohort to measure; return the server with the updated metrics."""
     model = {**server.model, **server.memory.get("statistics", {})}
     got = yield Ask("gauge", cohort, {"model": model}, least=0)
     if not got.ids:
         return server
-    held, clients = server.memory.get("measured", {}), len(server.examples)
-    newest = updated(held, got.measured, clients, server.round)
+    earlier, clients = server.memory.get("measured", {}), len(server.examples)
+    newest = updated(earlier, got.measured, clients, server.round)
     return replace(server, memory={**server.memory, "measured": newest})
 
 
 def measured(method: Method, client: Client, model: Weights) -> Tensor:
-    """What terms want of a model, as means over a client's images."""
+    """The metrics of a model, as means over a client's images."""
     parts = method.pull(client, model)
-    parts.train(method.recalibrates)  # statistics of projectors are then known nowhere
+    parts.train(method.recalibrates)  # a recalibrated encoder comes without projectors' statistics
     total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0
     context = Context(me=client.id)
     with torch.no_grad():
@@ -66,16 +66,17 @@ def measured(method: Method, client: Client, model: Weights) -> Tensor:
 
 
 def updated(
-    held: Mapping[str, Tensor], measured: Mapping[ClientId, Tensor], clients: int, round: int
+    earlier: Mapping[str, Tensor], measured: Mapping[ClientId, Tensor], clients: int, round: int
 ) -> dict[str, Tensor]:
-    """The newest numbers of every client, after some measured anew in a round.
+    """The newest values of every client, after some clients measured in a round.
 
     >>> updated({}, {1: torch.tensor([0.5])}, clients=2, round=3)["rounds"].tolist()
     [-1, 3]
     """
     width = len(next(iter(measured.values()))) if measured else 0
-    rounds = held["rounds"].clone() if held else torch.full((clients,), NEVER)
-    values = held["values"].clone() if held else torch.zeros(clients, width, dtype=torch.float64)
+    rounds = earlier["rounds"].clone() if earlier else torch.full((clients,), NEVER)
+    zeros = torch.zeros(clients, width, dtype=torch.float64)
+    values = earlier["values"].clone() if earlier else zeros
     for client, row in measured.items():
         rounds[client], values[client] = round, row
     return {"rounds": rounds, "values": values}
@@ -84,29 +85,29 @@ def updated(
 def report(
     terms: Sequence[Term],
     objective: Objective,
-    held: Mapping[str, Tensor],
+    measured: Mapping[str, Tensor],
     weights: Sequence[float],
     round: int,
 ) -> dict[str, Any]:
-    """What every term makes of the numbers, beside how many clients' they are and how old.
+    """What every term reports of its metrics, with the number of clients and the age of the oldest.
 
-    `weights` are those of all clients, measured or not; their entropy is that of the federation.
+    `weights` are those of all clients, measured or not; terms get the entropy of these weights.
     """
-    known = held["rounds"] != NEVER
+    known = measured["rounds"] != NEVER
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     entropy = -math.fsum(share * math.log(share) for share in shares if share)
     some = torch.tensor(shares, dtype=torch.float64)[known]
-    means = (some / some.sum()) @ held["values"][known]
+    means = (some / some.sum()) @ measured["values"][known]
     by_name = dict(zip(names(terms, objective), means.tolist(), strict=True))
     age = {
         "clients": int(known.sum()),
         "of": len(known),
-        "oldest": round - int(held["rounds"][known].min()),  # rounds
+        "oldest": round - int(measured["rounds"][known].min()),  # rounds
     }
-    found: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     for term in terms:
         own = {one: by_name[f"{term.name}.{one}"] for one in term.measures(objective)}
         if own:
-            found |= {key: {**value, **age} for key, value in term.report(own, entropy).items()}
-    return found
+            reports |= {key: {**value, **age} for key, value in term.report(own, entropy).items()}
+    return reports

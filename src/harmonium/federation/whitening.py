@@ -22,7 +22,7 @@ from harmonium.core.errors import DataError, counted
 from harmonium.core.types import Weights
 from harmonium.evaluation.whitening import Moments, Whitening, moments_of, whitening
 from harmonium.federation import global_objective
-from harmonium.federation.label_free_score import judged_model
+from harmonium.federation.label_free_score import evaluated_model
 from harmonium.federation.wire import Ask, Plan, Value, scalar, statistic
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.contract import called
@@ -75,7 +75,7 @@ def words(method: Method) -> tuple[str, ...]:
 
 def fitted(method: Method, server: Server) -> Plan:
     """The server with the moments of the judged encoder's features over all clients that answer."""
-    model = judged_model(method, server, {}, "evaluate.whiten")
+    model = evaluated_model(method, server, {}, "evaluate.whiten")
     got = yield Ask("measure_moments", server.everyone, {"model": model}, least=0)
     if not got.ids or got.images < 2:
         return server

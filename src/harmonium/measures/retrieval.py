@@ -122,17 +122,17 @@ class Retrieving(Probe):
 
     def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
         """A sheet a run and set."""
-        from harmonium.report.contact_sheets import Sheet, sheets
+        from harmonium.report.contact_sheets import ContactSheet, plot_contact_sheets
 
         made = {
-            called(label, name, found): Sheet(
+            called(label, name, found): ContactSheet(
                 found[label].arrays[f"{name}/pictures"], found[label].arrays[f"{name}/alike"]
             )
             for label, name, _ in by_set(found)
             if f"{name}/pictures" in found[label].arrays
         }
         if made:
-            sheets(path, made, "Images and their nearest others, by cosine")
+            plot_contact_sheets(path, made, "Images and their nearest others, by cosine")
         return bool(made)
 
 

@@ -1,19 +1,19 @@
 """Private clustering at a client: centroids of its images' representations, with noise.
 
 After Chang, Ghazi, Kumar and Manurangsi, Locally Private k-Means in One Round, 2021, in the form
-that a holder of many rows can run. Random hyperplanes sort rows into a tree of prefixes; noisy
-counts decide where it branches; a noisy sum over each leaf makes a point; the points are clustered
-by their weight, which costs nothing more.
+for a client with many rows. Random hyperplanes sort rows into a tree of prefixes; noisy counts
+decide where it branches; a noisy sum over each leaf gives a point; k-means over the weighted points
+is post-processing and spends no further privacy.
 
-What it protects: each image of one client against whoever sees this release, for one image
-more or less. It is no local privacy, in which each image would carry its own noise. And (epsilon,
-delta) is of one release, where a run has many: at a delta of 1e-3, releases at epsilon 0.8, 1 and
-10 come to 9.0, 11.6 and 205 after fifty and to 14.5, 18.9 and 382 after 101, and for one image in
-another's place to more than twice that (`privacy.budget.epsilon`).
+It protects each image of one client against anyone who sees this release, for one image more or
+less. It is not local differential privacy, in which each image would carry its own noise. The
+(epsilon, delta) is that of one release, and a run has many: at a delta of 1e-3, releases at epsilon
+0.8, 1 and 10 add up to 9.0, 11.6 and 205 after fifty and to 14.5, 18.9 and 382 after 101. For one
+image in another's place the totals are more than twice as large (`privacy.budget.epsilon`).
 
-What it costs: a leaf's mean has noise of norm a sqrt(columns) radius / images, and counts have
-a deviation of 28 a, where a is 3.2, 2.6 and 0.42 at those epsilons. With some hundred images and
-epsilon of at most 1 the noise is as large as what is measured.
+The noise of a leaf's mean has norm a sqrt(columns) radius / images, and that of a count a standard
+deviation of 28 a, where a is 3.2, 2.6 and 0.42 at those epsilons. With a few hundred images and an
+epsilon of at most 1 the noise is as large as the signal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import scipy  # a part of it is loaded when it is first used
+import scipy  # loads its submodules on first use
 import torch
 from torch import Tensor
 
@@ -31,14 +31,14 @@ from harmonium.core.errors import ConfigError
 from harmonium.privacy.budget import epsilon as spent
 from harmonium.privacy.mechanisms import Noise, Randomness, Release
 
-DEPTH = 20  # hyperplanes that a row is sorted by, at most
-COUNTS = 20  # the scale of counts' noise over the deviation of sums' noise, radii counted as 1
-SWEEPS = 20  # of Lloyd's, at most
+DEPTH = 20  # the largest number of hyperplanes that rows are sorted by
+COUNTS = 20  # scale of the counts' noise over the deviation of the sums' noise at a radius of 1
+SWEEPS = 20  # the largest number of Lloyd iterations
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A part of the rows, and how many they are said to be."""
+    """A part of the rows and its noisy count."""
 
     index: Tensor
     count: int
@@ -56,41 +56,43 @@ def private_centroids(
     dims: int | None = None,
     depth: int = DEPTH,
 ) -> tuple[Tensor, list[Release]]:
-    """At most `k` centroids of rows, and the records that `Client.released` wants with them.
+    """At most `k` private centroids of rows, and the records to pass to `Client.released`.
 
     Args:
-        rows: one an image, (n, columns), a function of that image alone; longer ones than
-            `radius` are shortened to it, and one that is not finite counts as zero.
-        k: centroids at most; there are fewer if the tree has fewer leaves.
+        rows: one for each image, (n, columns), a function of that image alone; rows longer than
+            `radius` are clipped to it, and entries that are not finite become zero.
+        k: the largest number of centroids; there are fewer if the tree has fewer leaves.
         epsilon: of this release alone, for one row more or less; inf: no noise, no protection.
         delta: of this release alone.
-        noise: where noise comes from.
-        rng: draws that protect nothing: hyperplanes and first centroids.
-        radius: the greatest length of a row that counts in full.
-        dims: columns that are left by a public random matrix; none: all. Noise falls with their
-            root, but centroids come back into a subspace of so many dimensions, where their
-            cosine with whole rows is at most about sqrt(dims / columns).
-        depth: hyperplanes at most. Fewer leave more of epsilon for each.
+        noise: source of the privacy noise.
+        rng: draws that protect nothing: hyperplanes and initial centroids.
+        radius: the norm that rows are clipped to.
+        dims: columns after projection by a public random matrix; none: all. Noise falls with
+            their square root, but centroids then lie in a subspace of that many dimensions,
+            where their cosine with whole rows is at most about sqrt(dims / columns).
+        depth: the largest number of hyperplanes. With fewer, each gets more of epsilon.
 
     Returns:
-        Centroids, (at most k, columns), none longer than `radius`, and the releases.
+        Centroids, (at most k, columns), of norm at most `radius`, and the releases.
     """
     _check(k, radius, dims, depth)
     a = 0.0 if epsilon == math.inf else multiplier(epsilon, delta, depth)
-    told = releases("", a, radius, depth, noise.source)
-    back = None if dims is None or dims >= rows.shape[1] else public_matrix(rows.shape[1], dims)
+    records = releases("", a, radius, depth, noise.source)
+    projection = (
+        None if dims is None or dims >= rows.shape[1] else public_matrix(rows.shape[1], dims)
+    )
     points = rows.detach().double().nan_to_num(0.0, 0.0, 0.0)
-    if back is not None:
-        points = math.sqrt(len(back) / back.shape[1]) * points @ back
-    points = shortened(points, radius)
+    if projection is not None:
+        points = math.sqrt(len(projection) / projection.shape[1]) * points @ projection
+    points = clipped(points, radius)
     leaves = tree(points, k, a, noise, rng, depth)
     sums = torch.stack([points[leaf.index].sum(0) for leaf in leaves])
     weights = torch.tensor([max(1, leaf.count) for leaf in leaves], dtype=torch.float64)
-    means = shortened(noise.gaussian(sums, a * radius) / weights[:, None], radius)
+    means = clipped(noise.gaussian(sums, a * radius) / weights[:, None], radius)
     centroids = weighted_kmeans(means, weights, k, rng)
-    if back is not None:
-        centroids = centroids @ back.T
-    return centroids.to(rows.dtype), told
+    if projection is not None:
+        centroids = centroids @ projection.T
+    return centroids.to(rows.dtype), records
 
 
 def releases(
@@ -100,7 +102,7 @@ def releases(
     depth: int = DEPTH,
     source: Randomness = "system",
 ) -> list[Release]:
-    """The noise between rows and centroids, for a multiplier: of sums, and of counts."""
+    """The releases behind a set of centroids at noise multiplier `a`: of sums and of counts."""
     return [
         Release(field, "gaussian", radius, a * radius, source, 1, "add-remove"),
         Release(field, "discrete-laplace", 1, COUNTS * a, source, depth + 1, "add-remove"),
@@ -109,9 +111,9 @@ def releases(
 
 @lru_cache(maxsize=64)
 def multiplier(epsilon: float, delta: float, depth: int = DEPTH) -> float:
-    """The least noise of sums, in radii, with which one release stays within (epsilon, delta).
+    """The least noise of sums, in radii, that keeps one release within (epsilon, delta).
 
-    The counts of each level then have discrete Laplace noise of `COUNTS` times this scale.
+    The counts of each level have discrete Laplace noise of `COUNTS` times this scale.
 
     >>> [round(multiplier(epsilon, 1e-3), 3) for epsilon in (0.8, 1.0, 10.0)]
     [3.186, 2.641, 0.417]
@@ -132,8 +134,8 @@ def multiplier(epsilon: float, delta: float, depth: int = DEPTH) -> float:
         high += 1
     while excess(low) <= 0:
         low -= 1
-    found = math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-10)) * (1 + 1e-9)
-    return found if excess(math.log(found)) <= 0 else found * (1 + 1e-6)  # safe from rounding
+    least = math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-10)) * (1 + 1e-9)
+    return least if excess(math.log(least)) <= 0 else least * (1 + 1e-6)  # safe from rounding
 
 
 def public_matrix(columns: int, dims: int) -> Tensor:
@@ -144,8 +146,8 @@ def public_matrix(columns: int, dims: int) -> Tensor:
     return matrix
 
 
-def shortened(rows: Tensor, radius: float) -> Tensor:
-    """Rows with those beyond the radius pulled back to it."""
+def clipped(rows: Tensor, radius: float) -> Tensor:
+    """Rows clipped to a norm of at most `radius`."""
     lengths: Tensor = rows.norm(dim=1, keepdim=True)
     return rows * (radius / lengths.clamp(min=radius))
 
@@ -153,12 +155,13 @@ def shortened(rows: Tensor, radius: float) -> Tensor:
 def tree(
     points: Tensor, k: int, a: float, noise: Noise, rng: torch.Generator, depth: int
 ) -> list[Leaf]:
-    """Sort points by the sides of random hyperplanes as long as noisy counts are large enough.
+    """Split points by random hyperplanes while the noisy counts are large enough.
 
-    A part branches if its count is at least three times a least one, and parts of it below the
-    least are dropped, for they would be more noise than image; if both are, it stays whole. The
-    least count keeps a mean's noise to a tenth of the radius unless that would leave fewer than 2k
-    parts. A point is in one part of each level: each level is one release of sensitivity 1.
+    A part is split if its count is at least three times the least count. A half below the least
+    count is dropped, because its mean would be mostly noise; if both are, the part stays whole.
+    The least count keeps a mean's noise to a tenth of the radius unless that would leave fewer
+    than 2k parts. A point is in one part of each level, so each level is one release of
+    sensitivity 1.
     """
     planes = torch.randn(depth, points.shape[1], generator=rng, dtype=torch.float64)
     sides = points @ planes.T >= 0
@@ -186,9 +189,9 @@ def tree(
 
 
 def weighted_kmeans(points: Tensor, weights: Tensor, k: int, rng: torch.Generator) -> Tensor:
-    """Lloyd's k-means from k-means++, each point counting by its weight.
+    """Weighted k-means: Lloyd's algorithm, initialised by k-means++.
 
-    There are fewer than `k` centroids if there are fewer different points.
+    There are fewer than `k` centroids if there are fewer distinct points.
 
     >>> some = torch.tensor([[0.0], [1.0], [9.0], [9.0]])
     >>> weights = torch.tensor([3.0, 1.0, 1.0, 1.0])
@@ -213,7 +216,7 @@ def weighted_kmeans(points: Tensor, weights: Tensor, k: int, rng: torch.Generato
 
 
 def _distances(points: Tensor, others: Tensor) -> Tensor:
-    """Exactly 0 between equal points, which products of matrices would not give."""
+    """Euclidean distances, exactly 0 between equal points, unlike those by matrix products."""
     return torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 

@@ -21,36 +21,36 @@ Neighbours = Literal["replace", "add-remove", "client"]
 
 @dataclass(frozen=True)
 class Release:
-    """Noise that a guarded value got before it left a client: what the accountant needs to know.
+    """Noise added to a guarded value before it left a client, as the accountant needs it.
 
-    One image moves what the noise was added to by at most `sensitivity`: by Euclid's distance
-    under Gaussian noise, by the sum of absolute changes of whole numbers under discrete Laplace
-    noise. `replace` means one image in another's place, `add-remove` one image more or less,
-    `client` any images in place of all that a client has. How many images a client has is
-    registered and public: of `add-remove` a missing one adds nothing, and divisors stay.
+    One image changes the value under the noise by at most `sensitivity`: in Euclidean distance for
+    Gaussian noise, in the sum of absolute changes of integers for discrete Laplace noise.
+    `replace` means one image in another's place, `add-remove` one image more or less, `client`
+    any images in place of all images of a client. The number of images of a client is registered
+    and public: under `add-remove` a missing image contributes zero, and divisors do not change.
     """
 
     field: str
     mechanism: Mechanism
     sensitivity: float
-    scale: float  # gaussian: standard deviation; discrete-laplace: chances fall by exp(-1 / scale)
+    scale: float  # gaussian: standard deviation; discrete-laplace: decay exp(-1 / scale)
     noise: Randomness = "system"
-    count: int = 1  # such releases, each of its own noise
+    count: int = 1  # releases of this kind, each with independent noise
     neighbours: Neighbours = "replace"
 
     @property
     def how(self) -> dict[str, Any]:
-        """What `Client.release` wants to know, of Gaussian noise."""
+        """The arguments of `Client.release`, for Gaussian noise."""
         names = {"sensitivity": "sensitivity", "sigma": "scale", "neighbours": "neighbours"}
         return {word: getattr(self, name) for word, name in names.items()}
 
 
 class Noise:
-    """Where privacy noise comes from.
+    """A source of privacy noise.
 
-    `simulated` noise follows from the run's seed: a study can be repeated bit for bit, but whoever
-    knows the seed can subtract it. `system` noise comes from the operating system's cryptographic
-    generator and is what a real release needs.
+    `simulated` noise follows from the run's seed: a study can be repeated bit for bit, but anyone
+    who knows the seed can subtract it. `system` noise comes from the operating system's
+    cryptographic generator; a real release needs it.
     """
 
     def __init__(self, source: Randomness, rng: torch.Generator) -> None:
@@ -59,10 +59,10 @@ class Noise:
         self._rng = rng
 
     def gaussian(self, value: Tensor, sigma: float) -> Tensor:
-        """The value plus independent N(0, sigma squared) in every entry."""
+        """The value plus independent noise N(0, sigma^2) in every entry."""
         if not value.is_floating_point():
             raise WireError(
-                f"noise cannot be added to {value.dtype}: rounding would take most of it away. "
+                f"noise cannot be added to {value.dtype}: rounding would remove most of it. "
                 "Release value.double() instead."
             )
         _check_size("sigma", sigma)
@@ -73,21 +73,19 @@ class Noise:
         return value + (sigma * draws).to(value.dtype)
 
     def discrete_laplace(self, value: Tensor, scale: float) -> Tensor:
-        """Whole numbers plus independent noise: k with a chance in proportion to exp(-|k| / scale).
+        """Integers plus independent noise: k with probability proportional to exp(-|k| / scale).
 
-        System noise has exactly these chances: it is drawn by whole-number arithmetic alone.
+        System noise has exactly this distribution: it is drawn by integer arithmetic alone.
         """
         if value.dtype != torch.int64:
-            raise WireError(
-                f"discrete noise cannot be added to {value.dtype}: it needs whole numbers, int64"
-            )
+            raise WireError(f"discrete noise cannot be added to {value.dtype}: it needs int64")
         _check_size("scale", scale)
         if scale == 0:
             return value.clone()
         if self.source == "simulated":
             uniform = 1 - torch.rand((2, *value.shape), generator=self._rng, dtype=torch.float64)
             geometric = (-scale * uniform.log()).floor().long()
-            draws = geometric[0] - geometric[1]  # of two geometric numbers, hence of both signs
+            draws = geometric[0] - geometric[1]  # a difference of two geometric draws
         else:
             one = Fraction(scale)
             drawn = [_system_laplace(one) for _ in range(value.numel())]
@@ -112,16 +110,16 @@ def _system_normal(count: int) -> np.ndarray:
 def _system_laplace(scale: Fraction) -> int:
     """One discrete Laplace draw, exact for a fraction (Canonne, Kamath and Steinke, 2020).
 
-    With scale = t / s, a geometric number of steps 1 / t is put together from its remainder by t
-    and its whole multiples of t; s of them make one step of the result.
+    With scale = t / s, a geometric draw in steps of 1 / t is composed of its remainder modulo t
+    and its multiple of t; s of these steps are one unit of the result.
     """
     t, s = scale.numerator, scale.denominator
     while True:
         rest = secrets.randbelow(t)
-        if not _happens(rest, t):
+        if not _bernoulli_exp(rest, t):
             continue
         whole = 0
-        while _happens(1, 1):
+        while _bernoulli_exp(1, 1):
             whole += 1
         size = (rest + t * whole) // s
         negative = secrets.randbelow(2) == 1
@@ -129,8 +127,8 @@ def _system_laplace(scale: Fraction) -> int:
             return -size if negative else size
 
 
-def _happens(top: int, bottom: int) -> bool:
-    """True with a chance of exactly exp(-top / bottom), for a fraction of at most 1."""
+def _bernoulli_exp(top: int, bottom: int) -> bool:
+    """True with probability exactly exp(-top / bottom), for a fraction of at most 1."""
     turn = 1
     while secrets.randbelow(bottom * turn) < top:
         turn += 1

@@ -1,4 +1,4 @@
-"""Contact sheets: images in rows, the first of each set apart, frames by whether they fit it."""
+"""Contact sheets: rows of a query image and others, framed by whether the classes agree."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 
 from harmonium.report.figure import COLOURS, INK, headline, saved_figure
 
-FRAME = 0.07  # of an image's side
-ACROSS = 2  # sheets beside each other
-SIDE = 0.5  # of an image, in inches
+FRAME = 0.07  # width of a frame, as a fraction of an image's side
+ACROSS = 2  # sheets side by side
+SIDE = 0.5  # side of an image, in inches
 
 
-class Sheet(NamedTuple):
-    """Rows of images."""
+class ContactSheet(NamedTuple):
+    """Rows of images, a query and those compared with it."""
 
-    pixels: np.ndarray  # uint8 (rows, columns, height, width, channels); the first column asks
-    fits: np.ndarray  # bool (rows, columns)
+    pixels: np.ndarray  # uint8 (rows, columns, height, width, channels); queries first
+    same_class: np.ndarray  # bool (rows, columns), as the row's query
 
 
-def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
-    """Sheets side by side; a frame is blue where an image is of its row's class, else orange.
+def plot_contact_sheets(path: str | Path, panels: Mapping[str, ContactSheet], title: str) -> None:
+    """Plot sheets side by side; a frame is blue if an image is of its query's class, else orange.
 
     Args:
-        path: where to, `.png`, `.pdf` or `.svg`.
-        panels: name to sheet.
+        path: the file to write, `.png`, `.pdf` or `.svg`.
+        panels: sheets by name.
         title: what the plot shows.
     """
     across = min(ACROSS, len(panels))
@@ -51,10 +51,10 @@ def sheets(path: str | Path, panels: Mapping[str, Sheet], title: str) -> None:
         figure.legend(handles=marks, loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
 
 
-def mosaic(sheet: Sheet) -> np.ndarray:
-    """All images of a sheet in one, `(height, width, 3)`, uint8, framed, the first set apart.
+def mosaic(sheet: ContactSheet) -> np.ndarray:
+    """All images of a sheet in one, `(height, width, 3)`, uint8, framed but for the queries.
 
-    >>> mosaic(Sheet(np.zeros((2, 3, 8, 8, 1), np.uint8), np.ones((2, 3), bool))).shape
+    >>> mosaic(ContactSheet(np.zeros((2, 3, 8, 8, 1), np.uint8), np.ones((2, 3), bool))).shape
     (24, 38, 3)
     """
     rows, columns, height, width, _ = sheet.pixels.shape
@@ -62,7 +62,7 @@ def mosaic(sheet: Sheet) -> np.ndarray:
     gap = max(2, width // 2)
     tall, broad = height + 2 * frame, width + 2 * frame
     step = frame  # between images
-    made = np.full(
+    canvas = np.full(
         (rows * (tall + step) + step * 2, columns * (broad + step) + gap + step, 3), 255, np.uint8
     )
     for row in range(rows):
@@ -70,12 +70,13 @@ def mosaic(sheet: Sheet) -> np.ndarray:
             top = row * (tall + step) + step
             left = column * (broad + step) + step + (gap if column else 0)
             if column:
-                made[top : top + tall, left : left + broad] = _colour(bool(sheet.fits[row, column]))
-            inner = made[top + frame : top + frame + height, left + frame : left + frame + width]
+                colour = _colour(bool(sheet.same_class[row, column]))
+                canvas[top : top + tall, left : left + broad] = colour
+            inner = canvas[top + frame : top + frame + height, left + frame : left + frame + width]
             inner[:] = sheet.pixels[row, column]  # one channel fills all three
-    return made
+    return canvas
 
 
-def _colour(fits: bool) -> list[int]:
-    text = COLOURS[0 if fits else 1]
+def _colour(same_class: bool) -> list[int]:
+    text = COLOURS[0 if same_class else 1]
     return [int(text[place : place + 2], 16) for place in (1, 3, 5)]

@@ -1,11 +1,11 @@
-"""The one place where progress is drawn: the line of a run, and the work under way.
+"""Draw progress on a console: the line of a run, and the work under way.
 
 A run's line comes from its watcher (`run_progress`), the work from the progress events of
-`harmonium.core.progress`. On a terminal both are drawn several times a second, and go away when
-they are over; the name of a command stands there while there is neither, from its first moment on.
-Elsewhere work that lasts gets a plain line every few seconds.
+`harmonium.core.progress`. A terminal shows both, redraws them several times a second, and clears
+them when they end; before there is either, it shows the name of the command. Elsewhere, long work
+prints a plain line every few seconds.
 
-No heavy library is imported here, so that the first line is drawn before any of them is.
+This module imports no heavy library, so that the first line appears before those are loaded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rich.text import Text
 from harmonium.core.progress import send_events_to
 from harmonium.report.terminal_table import prose
 
-PATIENCE = 2.0  # seconds that work may take before it is worth a word
-SPACING = 5.0  # seconds between plain lines about work that lasts
-TICK = 0.25  # seconds between two drawings
+PATIENCE = 2.0  # seconds of work before it is shown
+SPACING = 5.0  # seconds between plain lines about long work
+TICK = 0.25  # seconds between two redraws
 
 
 # ---- lines that fit ------------------------------------------------------------------------------
@@ -34,14 +34,14 @@ TICK = 0.25  # seconds between two drawings
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a line; `forms` say the same at less and less length."""
+    """A part of a line; `forms` are its wordings, the longest first."""
 
-    place: int  # in the line, from the left
+    place: int  # its position in the line, from the left
     forms: tuple[str, ...]
 
 
 def fitted(pieces: Sequence[Piece], width: int, between: str = "  ") -> str:
-    """As many pieces as fit into a width, the first ones before all others, in their places.
+    """As many pieces as fit into a width, the first ones preferred, ordered by their places.
 
     >>> pieces = [Piece(1, ("round 3/20",)), Piece(2, ("time left 1:05", "1:05")), Piece(0, ("a",))]
     >>> fitted(pieces, 40), fitted(pieces, 20), fitted(pieces, 14)
@@ -53,7 +53,7 @@ def fitted(pieces: Sequence[Piece], width: int, between: str = "  ") -> str:
         parts = {**chosen, place: form}
         return len(between.join(parts.values())) <= width
 
-    for piece in pieces:  # all that find room at their shortest, then longer forms
+    for piece in pieces:  # first the shortest form of each, then longer ones where there is room
         if not fits(piece.place, piece.forms[-1]):
             break
         chosen[piece.place] = piece.forms[-1]
@@ -74,7 +74,7 @@ def bar(share: float, length: int) -> str:
 
 
 def drawn(line: str) -> Text:
-    """A line of the live display, its bars in the colours of bars."""
+    """A line of the live display, with coloured bars."""
     text = Text(line, no_wrap=True, overflow="crop")
     text.highlight_regex("━+", "bar.complete")
     text.highlight_regex("─+", "bar.back")
@@ -82,7 +82,7 @@ def drawn(line: str) -> Text:
 
 
 def clock(seconds: float) -> str:
-    """A time as clocks have it.
+    """A duration as minutes and seconds, or hours, minutes and seconds.
 
     >>> clock(75.4), clock(3600)
     ('1:15', '1:00:00')
@@ -105,7 +105,7 @@ class _Work:
     unit: str
 
     def words(self, name: str) -> str:
-        """What it is and how far it has come.
+        """Its name and progress.
 
         >>> _Work(0.0, 300, 1200, "images").words("features")
         'features: 300 of 1,200 images'
@@ -116,7 +116,7 @@ class _Work:
 
 
 class RunLine(Protocol):
-    """A run as a display shows it."""
+    """A run that a display can show."""
 
     def line(self, width: int) -> str:
         """The run on one line of a terminal."""
@@ -126,7 +126,7 @@ class RunLine(Protocol):
 
 
 class Display:
-    """What a console shows while a command works: the line of a run and the work under way."""
+    """The progress shown while a command works: the line of a run and the work under way."""
 
     def __init__(self, console: Console) -> None:
         """Draw on `console` if it is a terminal; print plain lines to it otherwise."""
@@ -145,14 +145,14 @@ class Display:
             if done == total:
                 self._works.pop(what, None)
             elif what in self._works:
-                held = self._works[what]
-                held.done, held.total, held.unit = done, total, unit
+                known = self._works[what]
+                known.done, known.total, known.unit = done, total, unit
             else:
                 self._works[what] = _Work(time.perf_counter(), done, total, unit)
             self.tick(at_once=self._shows_work and not self._works)
 
     def tick(self, *, at_once: bool = False) -> None:
-        """Draw anew, or say a line, if it is time to."""
+        """Redraw, or print a plain line, if it is time to."""
         with self._lock:
             now = time.perf_counter()
             if not self.console.is_terminal:
@@ -163,25 +163,25 @@ class Display:
                 self._draw(now)
 
     def say(self, text: str, *, is_prose: bool = False) -> None:
-        """Print a line that stays, above what is drawn; prose is broken between words."""
+        """Print a permanent line above the live display; prose is wrapped between words."""
         self._said = time.perf_counter()
         if is_prose and self.console.is_terminal:
             text = prose(text, self.console.width)
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def under_way(self, what: str) -> bool:
-        """Whether some work has begun and not ended."""
+        """Whether this work has begun and not ended."""
         return what in self._works
 
     def share(self, unit: str) -> float:
-        """How much of the work that is counted in some unit is done."""
+        """The fraction done of the work that is counted in this unit."""
         for one in self._works.values():
             if one.unit == unit and one.total:
                 return one.done / one.total
         return 0.0
 
     def close(self) -> None:
-        """Take all that is drawn away; nothing is under way any more."""
+        """Clear the display; no work is under way any more."""
         with self._lock:
             self._works.clear()
             self.run = self._command = None
@@ -189,7 +189,7 @@ class Display:
 
     @contextmanager
     def ticking(self, command: str = "") -> Iterator[None]:
-        """Go on drawing while work tells nothing of itself; a terminal shows `command` at once."""
+        """Keep redrawing between progress events; a terminal shows `command` at once."""
         over = threading.Event()
         if command and self.console.is_terminal:
             self._command = command, _Work(time.perf_counter(), 0, None, "")
@@ -214,7 +214,7 @@ class Display:
             yield from map(drawn, self.lines(options.max_width))
 
     def lines(self, width: int) -> list[str]:
-        """The line of the run, and one of the work under way if it lasts."""
+        """The line of the run, and one of the work under way if that takes long."""
         lines = [self.run.line(width)] if self.run else []
         oldest = self._lasting(time.perf_counter())
         self._shows_work = oldest is not None
@@ -232,14 +232,14 @@ class Display:
         return lines
 
     def _lasting(self, now: float) -> _Work | None:
-        """The oldest work under way if it is worth a word; all of a named command is."""
+        """The oldest work under way if it is long enough to show; a named command always is."""
         if self._command and self.run is None:
             return self._command[1]
         oldest = next(iter(self._works.values()), None)
         return oldest if oldest and now - oldest.began >= PATIENCE else None
 
     def _parts(self) -> list[str]:
-        """What is under way: the outermost work, and the latest of what can be counted in it."""
+        """The work under way: the outermost, and the latest countable work within it."""
         works = [*self._works.items()]
         if not works and self._command:
             works = [self._command]
@@ -273,17 +273,16 @@ _displays: dict[Console, Display] = {}
 
 
 def display_of(console: Console) -> Display:
-    """The one display of a console, for no two can be drawn at once."""
+    """The display of a console; each console has only one."""
     return _displays.setdefault(console, Display(console))
 
 
 @contextmanager
 def long_work(console: Console, silent: bool = False, command: str = "") -> Iterator[None]:
-    """Show how far work is that takes more than a moment: training, decoding, features, probes.
+    """Show the progress of long work: training, decoding, features, probes.
 
-    `command` says what a command does, e.g. `evaluating`. A terminal shows it from the first moment
-    until there is a run or work to show, so that it may go around imports that take seconds.
-    Results are to be printed afterwards.
+    `command` says what a command does, e.g. `evaluating`. A terminal shows it at once, until there
+    is a run or work to show, so slow imports can be done inside. Print results afterwards.
     """
     if silent:
         yield

@@ -1,7 +1,7 @@
-"""A run as it is watched: one live line on a terminal, plain lines anywhere else.
+"""Progress of a run: one live line on a terminal, plain lines anywhere else.
 
-What does not fit into a terminal's width is left out in a fixed order: round, loss, kNN and time
-left stay longest.
+Figures that do not fit into the terminal's width are left out in a fixed order: round, loss, kNN
+and time left go last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from harmonium.recipe.schema import Recipe
     from harmonium.runs.loop import Result
 
-MOST_NAMES = 5  # of missing clients in a round's line
+MOST_NAMES = 5  # missing clients that a round's line names
 LATER = (
     "objective",
     "clients",
@@ -37,11 +37,11 @@ LATER = (
     "shortened",
     "left_out",
     "bytes",
-)  # of a round, after what matters most
+)  # figures of a round that are shown last
 
 
 def watcher_for(console: Console, label: str = "") -> Callback:
-    """The watcher that suits where the output goes."""
+    """The watcher for a console: a live line on a terminal, plain lines elsewhere."""
     return LiveWatcher(console, label) if console.is_terminal else LineWatcher(console, label)
 
 
@@ -49,7 +49,7 @@ def progress(label: str = "") -> Callback:
     """A callback that shows a run on standard error as the commands do.
 
     Args:
-        label: tells several runs apart; `compare`, `sweep` and `tune` give it.
+        label: distinguishes several runs; `compare`, `sweep` and `tune` give it.
 
     Returns:
         A live line on a terminal, a plain line a round anywhere else.
@@ -66,29 +66,31 @@ class LineWatcher(Callback):
     """One plain line a round."""
 
     def __init__(self, console: Console, label: str = "") -> None:
-        """Print to `console`; `label` tells several runs apart."""
+        """Print to `console`; `label` distinguishes several runs."""
         self.display = display_of(console)
         self.label = f"{label}: " if label else ""
         self._rounds = self._done = 0
         self._clock = _Clock()
         self._warned = ""
-        self._told: set[tuple[int, str]] = set()
+        self._explained: set[tuple[int, str]] = set()
         self._silent: set[int] = set()  # clients that did not answer an ask of this round
         self._answered: set[int] = set()  # clients that answered one
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
-        """Say where the run is kept and whether it continues."""
+        """Print what is run, its folder and whether it continues."""
         self.folder = folder
         self._rounds, self._done = recipe.rounds, done
         self._clock = _Clock(
             recipe.rounds, lambda number: recipe.evaluate.due(number, recipe.rounds)
         )
         clients = counted(recipe.clients, "client")
-        if self.names and len(self.names) < recipe.clients:  # of a federation, some are not there
+        if self.names and len(self.names) < recipe.clients:  # not all sites have joined
             clients = f"{len(self.names)} of {clients}"
         if new := recipe.split.newcomers:
-            beside = " and " if recipe.clients == 1 else ", "  # all of one place, or among them
-            clients += beside + counted(new, "newcomer")
+            separator = (
+                " and " if recipe.clients == 1 else ", "
+            )  # newcomers are extra, or among them
+            clients += separator + counted(new, "newcomer")
         losses = [
             recipe.objective.name or "an objective of your own",
             *(t.name for t in recipe.terms),
@@ -101,7 +103,7 @@ class LineWatcher(Callback):
         self.display.run = self
 
     def place_under_way(self) -> str:
-        """Which run and round work belongs to; the setup and the end belong to none."""
+        """The run and round that work belongs to; setup and final evaluation have no round."""
         number = self._done + 1
         is_round = number <= self._rounds and not self.display.under_way(SETUP)
         return self.label.rstrip(": ") + (
@@ -113,10 +115,10 @@ class LineWatcher(Callback):
         return fitted([Piece(0, (f"{self.label}round {self._done}/{self._rounds}",))], width)
 
     def task(self, reply: Reply) -> None:
-        """Say why a client did not answer, the first time."""
+        """Print why a client did not answer, once for each reason."""
         (self._silent if reply.up is None else self._answered).add(reply.client)
-        if reply.why and (reply.client, reply.why) not in self._told:
-            self._told.add((reply.client, reply.why))
+        if reply.why and (reply.client, reply.why) not in self._explained:
+            self._explained.add((reply.client, reply.why))
             name = self.names.get(reply.client, f"client {reply.client}")
             self.note(f"{name} did not take part: {reply.why}")
 
@@ -131,7 +133,7 @@ class LineWatcher(Callback):
         self._warn(row)
 
     def _figures_of(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """The round's figures; clients that have names are named if they are missing."""
+        """The round's figures; missing clients are named if they have names."""
         words, missing = figures_of(row), sorted(self._silent - self._answered)
         if len(missing) == row["missing"] and all(client in self.names for client in missing):
             names = [self.names[client] for client in missing[:MOST_NAMES]]
@@ -142,27 +144,27 @@ class LineWatcher(Callback):
         return words
 
     def _warn(self, row: Mapping[str, Any]) -> None:
-        """Say what is wrong with the representation when it begins, not at every look."""
+        """Warn of a problem with the representation when it begins, not at every evaluation."""
         if "health" in row:
-            found = "; ".join(row["health"]["warnings"])
-            kind = found.partition(":")[0]  # the figures behind it differ each time
-            if found and kind != self._warned:
-                self.note(found)
+            warning = "; ".join(row["health"]["warnings"])
+            kind = warning.partition(":")[0]  # the figures after it differ each time
+            if warning and kind != self._warned:
+                self.note(warning)
             self._warned = kind
 
     def note(self, text: str) -> None:
-        """Print a remark."""
+        """Print a note."""
         self.display.say(f"{self.label}note: {text}", is_prose=True)
 
     def close(self) -> None:
-        """Nothing more will come of this run."""
+        """Stop showing this run."""
         if self.display.run is self:
             self.display.run = None
             self.display.tick(at_once=True)
 
 
 class LiveWatcher(LineWatcher):
-    """A line that stays in its place: a bar that moves with every client, the latest figures."""
+    """One live line: a bar that moves with every client, and the latest figures."""
 
     def begin(self, recipe: Recipe, folder: Path, done: int, cohort: int) -> None:
         """Draw the line for the first time."""
@@ -173,7 +175,7 @@ class LiveWatcher(LineWatcher):
         self.display.tick(at_once=True)
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
-        """Put the round's figures into the line."""
+        """Show the round's figures in the line."""
         self._done = row["round"]
         passing = ("clients", "score", "shortened", "left_out")
         self._figures = self._figures | dict.fromkeys(passing, "")
@@ -183,9 +185,9 @@ class LiveWatcher(LineWatcher):
         self.display.tick(at_once=True)
 
     def line(self, width: int) -> str:
-        """Round, loss, kNN and time left before all else; then whose run it is, and the rest.
+        """Round, loss, kNN and time left first; then the run's label and the other figures.
 
-        A kNN stays until the next one; every other figure is of the last round.
+        A kNN accuracy stays until the next one; every other figure is that of the last round.
         """
         is_setup = self.display.under_way(SETUP)
         done = self._done + (0.0 if is_setup else self.display.share("clients"))
@@ -215,20 +217,20 @@ class LiveWatcher(LineWatcher):
 
 
 class _Clock:
-    """How long the rest will take, from the rounds seen so far.
+    """Estimates the remaining time from the rounds so far.
 
-    The first round is not counted, for it also starts the workers, decodes images, and lets
-    FedStyle's clients learn their styles. Rounds that end with an evaluation are averaged apart.
+    The first round is not counted, because it also starts the workers, decodes images, and lets
+    FedStyle's clients learn their styles. Rounds with an evaluation are averaged separately.
     """
 
     def __init__(self, rounds: int = 0, due: Callable[[int], bool] = lambda number: False) -> None:
-        """Estimate a run of so many rounds, of which some are `due` for an evaluation."""
+        """Estimate a run of `rounds` rounds; `due` says which end with an evaluation."""
         self._rounds, self._due = rounds, due
         self._last: float | None = None  # when a round ended
         self._took: dict[bool, list[float]] = {}  # seconds, by whether it was evaluated
 
     def left(self, number: int) -> str:
-        """The time after a round that has just ended; empty while too little is known."""
+        """The time left after a round that has just ended; empty while too little is known."""
         now = time.perf_counter()
         if self._last is not None:
             self._took.setdefault(self._due(number), []).append(now - self._last)
@@ -243,7 +245,7 @@ class _Clock:
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """Loss, kNN, clients, score and bytes of a round in a few words each, what there is of them."""
+    """The available figures of a round in a few words each: loss, kNN, clients, score, bytes."""
     words: dict[str, str] = {}
     if row["loss"] is not None:
         words["loss"] = f"loss {row['loss']:.3f}"
@@ -254,19 +256,19 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
     words["clients"] = counted(row["answered"], "client")
     if row["missing"]:
         words["clients"] += f", {row['missing']} missing"
-    told = row.get("reported", {})
-    if "align" in told and "unif" in told:
-        words["score"] = f"score {tuning_score(told['align'], told['unif']):.3f}"
-    if "shortened" in told:
-        words["shortened"] = f"{told['shortened']:.0f} shortened, to {told['shortened_to']:.2g}"
-    if "left_out" in told:
-        words["left_out"] = f"{told['left_out']:.0f} left out"
+    values = row.get("reported", {})
+    if "align" in values and "unif" in values:
+        words["score"] = f"score {tuning_score(values['align'], values['unif']):.3f}"
+    if "shortened" in values:
+        words["shortened"] = f"{values['shortened']:.0f} shortened, to {values['shortened_to']:.2g}"
+    if "left_out" in values:
+        words["left_out"] = f"{values['left_out']:.0f} left out"
     words["bytes"] = size_of(row["bytes_up"] + row["bytes_down"])
     return words
 
 
 def size_of(count: float) -> str:
-    """Bytes in the unit that suits them.
+    """A number of bytes in a readable unit.
 
     >>> size_of(2_800_000)
     '2.8 MB'
@@ -279,14 +281,14 @@ def size_of(count: float) -> str:
 
 @contextmanager
 def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function to call with (what, bytes so far, bytes in all) while something is fetched."""
+    """A function to call with (name, bytes so far, bytes in total) during a download."""
     if not console.is_terminal:
-        told: dict[str, int] = {}
+        shown: dict[str, int] = {}
 
         def say(what: str, done: int, total: int | None) -> None:
             tenth = 10 * done // total if total else done // 10_000_000
-            if told.get(what) != tenth:
-                told[what] = tenth
+            if shown.get(what) != tenth:
+                shown[what] = tenth
                 share = f": {size_of(done)}" + (f" of {size_of(total)}" if total else "")
                 text = what + (share if done else "")
                 console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,8 +1,8 @@
 """How long a run would take and what it would send, from a few measured steps: `--dry-run`.
 
-The run's own code plays its setup and two rounds with two of its clients in a folder that goes
-away. Passes over examples stop after a few batches, and the rest of them is counted at the pace of
-those. Evaluations are measured on some of the images.
+The run's own code performs its setup and two rounds with two of its clients in a temporary folder.
+Passes over examples stop after a few batches, and the time for the remaining ones is extrapolated.
+Evaluations are timed on a sample of the images.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from harmonium.runs.loop import initial_encoder
 from harmonium.runs.open_run import load_public, make_runtime, missing
 from harmonium.runs.start import evaluation_data
 
-CLIENTS = 2  # that are measured
-BATCHES = 4  # of a pass over examples; the first one is slower and not counted
-PASS = 1.0  # seconds after which a pass stops sooner
-PATIENCE = 6.0  # seconds after which measuring does no more than it must
+CLIENTS = 2  # clients that are timed
+BATCHES = 4  # timed batches of a pass over examples; the first is slower and not counted
+PASS = 1.0  # seconds after which a pass stops before that number
+PATIENCE = 6.0  # seconds of measuring after which only what is needed is measured
 EVALUATED = 1.0  # seconds that features for a trial evaluation may take
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would take."""
+    """The time and traffic that a run would need."""
 
     setup: float  # seconds before the first round
     training: float  # seconds of all rounds
-    evaluation: float  # seconds of all evaluations, the last one included
+    evaluation: float  # seconds of all evaluations, including the final one
     rounds: int
     bytes_down: int  # of all rounds
     bytes_up: int
@@ -63,29 +63,29 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The whole time of the run."""
+        """The total time of the run."""
         return self.setup + self.training + self.evaluation
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """A dict for JSON."""
         return {**asdict(self), "seconds": self.seconds}
 
     def lines(self) -> list[str]:
-        """What a reader of the command sees."""
+        """The lines that the command prints."""
         parts = {"setup": self.setup, "training": self.training, "evaluation": self.evaluation}
         pace = f"{self.training / self.rounds:.2g} s a round"
-        told = ", ".join(f"{name} {clock(part)}" for name, part in parts.items())
+        times = ", ".join(f"{name} {clock(part)}" for name, part in parts.items())
         return [
-            f"time     about {clock(self.seconds)}: {told}; {pace}",
+            f"time     about {clock(self.seconds)}: {times}; {pace}",
             f"bytes    about {size_of(self.bytes_down)} down and {size_of(self.bytes_up)} up",
             f"assumed  {'; '.join(self.assumed)}",
         ]
 
 
 def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
-    """What a run would take, or why that cannot be said.
+    """An estimate of a run, or the reason why there is none.
 
-    Without `verdict`, the run ends before the test part is looked at, as those of a study do.
+    Without `verdict`, the final evaluation on the test set is left out, as in the runs of a study.
     """
     try:
         if missing(recipe):
@@ -93,18 +93,18 @@ def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
         if isinstance(recipe.data, Sites):
             return "the images are at the sites"
         for spec in filter(None, (recipe.data, recipe.public)):
-            if not _at_hand(spec):
+            if not _loads_quickly(spec):
                 return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
         with work("measuring a few steps"), tempfile.TemporaryDirectory() as folder:
             return _measured(recipe, Path(folder), verdict)
     except HarmoniumError as error:
         return f"a run would be refused: {error}"
-    except Exception as error:  # noqa: BLE001  (a dry run tells its recipe whatever a trial does)
+    except Exception as error:  # noqa: BLE001  (a dry run shows its recipe even if the trial fails)
         return f"a trial failed: {type(error).__name__}: {error}"
 
 
-def _at_hand(spec: DataSpec) -> bool:
-    """Whether images load in a moment: they are decoded, or drawn rather than read from files."""
+def _loads_quickly(spec: DataSpec) -> bool:
+    """Whether images load quickly: they are decoded already, or generated rather than read."""
     reads = isinstance(spec, Published) or {"path", "sets"} & {one.name for one in fields(spec)}
     return not reads or spec.is_decoded()
 
@@ -113,13 +113,15 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
-    # Noise is drawn and masks are added in a moment; a trial needs neither.
+    # Drawing noise and adding masks take little time; a trial does without them.
     runtime = replace(
         make_runtime(recipe, dataset, split, folder, public), masks=None, noise="simulated"
     )
     trial = _Trial(recipe, runtime, split.examples, folder)
-    trial.play()
-    looks, last = _evaluation(recipe, evaluation_data(dataset, split), runtime.method, verdict)
+    trial.run()
+    one_evaluation, last = _evaluation(
+        recipe, evaluation_data(dataset, split), runtime.method, verdict
+    )
     cohort = recipe.participation.asked(recipe.training)
     beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
     first, later = trial.rounds[0], trial.rounds[-1]
@@ -129,14 +131,14 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
         for way in ("down", "up")
     }
     due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
-    begin, settle = (
+    begin, before_evaluation = (
         trial.measuring(plan, cohort, beside)
         for plan in (runtime.method.begin, runtime.method.before_evaluation)
     )
     return Estimate(
         setup=trial.setup.server + trial.setup.client * recipe.training / beside,
         training=later.server * recipe.rounds + of_rounds(first.client, later.client) / beside,
-        evaluation=looks * (1 + due) + begin + settle * due + last,
+        evaluation=one_evaluation * (1 + due) + begin + before_evaluation * due + last,
         rounds=recipe.rounds,
         bytes_down=round(sent["down"]),
         bytes_up=round(sent["up"]),
@@ -147,8 +149,8 @@ def _measured(recipe: Recipe, folder: Path, verdict: bool) -> Estimate:
 def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, rounds: int) -> float:
     """The total over all clients and rounds, from one client's first round and a later one.
 
-    A first round costs more where clients do something once, such as learning a style: then each
-    does it in the first round in which it is asked. It costs less where nothing is there yet.
+    A first round costs more where clients do something once, such as learning a style: each client
+    does it in the first round that asks it. It costs less where there is no state to send yet.
 
     >>> in_all_rounds(5.0, 2.0, clients=4, cohort=2, rounds=3)  # 2 * (5 + 2 + 2), and 2 * 3 later
     24.0
@@ -160,19 +162,19 @@ def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, roun
 def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[str, ...]:
     clients = counted(len(trial.cohort), "client")
     started = "the start of worker processes is not counted"
-    told = [
+    assumptions = [
         f"training at the pace of up to {BATCHES} batches at {clients} of the {cohort} of a round",
         f"{counted(beside, 'client')} trained at once, with nothing else running on this machine",
         "evaluations at the pace of a sample of the images",
         *([started] if recipe.engine.workers != 0 else []),
     ]
     if recipe.participation.unreliable:
-        told.append("no client drops out")
+        assumptions.append("no client drops out")
     if recipe.privacy.masks is not None:
-        told.append("no secure aggregation")
+        assumptions.append("no secure aggregation")
     if recipe.engine.kind != "local":
-        told.append("the local engine")
-    return tuple(told)
+        assumptions.append("the local engine")
+    return tuple(assumptions)
 
 
 # ---- the trial -----------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[s
 
 @dataclass(frozen=True)
 class _Cost:
-    """What a plan takes: seconds at the server, seconds and bytes for each client asked."""
+    """The cost of a plan: seconds at the server, seconds and bytes for each client asked."""
 
     server: float
     client: float
@@ -207,7 +209,7 @@ class _Trial:
         self.setup = _Cost(0.0, 0.0, {"down": 0.0, "up": 0.0})
         self.rounds: list[_Cost] = []
 
-    def play(self) -> None:
+    def run(self) -> None:
         """Measure the setup, the first round, and a second one while there is time."""
         with send_events_to(self._meter.event), abridged(self._meter.enough):
             self.setup = self._cost(0)
@@ -218,24 +220,24 @@ class _Trial:
     def measuring(
         self, plan: Callable[[Server, Sequence[ClientId]], Plan], cohort: int, beside: int
     ) -> float:
-        """Seconds of what clients measure by a plan, of all that are asked."""
+        """Seconds of a plan in which clients measure, extrapolated to all clients that it asks."""
         engine, server = self._engine, self._server
         engine.tasks.clear()
         engine.of_all = 0.0
         engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
-        began, further = time.perf_counter(), self._meter.further
+        began, extrapolated = time.perf_counter(), self._meter.extrapolated
         with send_events_to(self._meter.event), abridged(self._meter.enough):
             self._driver.drive(plan(server, self.cohort), server)
-        whole = time.perf_counter() - began + self._meter.further - further
+        whole = time.perf_counter() - began + self._meter.extrapolated - extrapolated
         at_clients = sum(engine.tasks)
         return max(0.0, whole - at_clients) + engine.of_all * self._scale / beside
 
     def _cost(self, number: int) -> _Cost:
-        began, further = time.perf_counter(), self._meter.further
+        began, extrapolated = time.perf_counter(), self._meter.extrapolated
         self._engine.tasks.clear()
         server = replace(self._server, round=number)
         self._server = self._driver.drive(self.method.run_plan(server, self.cohort), server)
-        whole = time.perf_counter() - began + self._meter.further - further
+        whole = time.perf_counter() - began + self._meter.extrapolated - extrapolated
         tasks, sent = sum(self._engine.tasks), dict(self._ledger.totals)
         self._ledger.take()
         share = self._scale / len(self.cohort)
@@ -247,18 +249,18 @@ class _Trial:
 
 
 class _TimedEngine(LocalEngine):
-    """The local engine, with the seconds that every task would take in full."""
+    """The local engine; it records the seconds that every task would take in full."""
 
     def __init__(self, runtime: ClientRuntime, folder: Path, meter: _Meter) -> None:
         super().__init__(runtime, folder, workers=0)
         self.tasks: list[float] = []
-        self.only: Sequence[ClientId] | None = None  # who answers for all that are asked
-        self.everyone, self.cohort = 0, 0  # how many clients there are, and those of a round
-        self.of_all = 0.0  # seconds of all of them
+        self.only: Sequence[ClientId] | None = None  # clients that stand for all
+        self.everyone, self.cohort = 0, 0  # numbers of all clients and of a round's
+        self.of_all = 0.0  # seconds of all clients asked
         self._meter = meter
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """All clients that are asked, or a few of them that stand for all."""
+        """Ask all clients, or only the few that stand for all."""
         if self.only is None:
             yield from super().deliver(ask, turn)
             return
@@ -270,17 +272,17 @@ class _TimedEngine(LocalEngine):
         self.of_all += (sum(self.tasks) - before) * asked / max(1, len(few))
 
     def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
-        began, further = time.perf_counter(), self._meter.further
+        began, extrapolated = time.perf_counter(), self._meter.extrapolated
         done = super()._in_process(task, broadcast)
-        self.tasks.append(time.perf_counter() - began + self._meter.further - further)
+        self.tasks.append(time.perf_counter() - began + self._meter.extrapolated - extrapolated)
         return done
 
 
 class _Meter:
-    """Stops passes over examples early, and extrapolates what the rest would have taken."""
+    """Stops passes over examples early and extrapolates the time of the remaining batches."""
 
     def __init__(self) -> None:
-        self.further = 0.0  # seconds that stopped passes would have gone on
+        self.extrapolated = 0.0  # seconds that the stopped passes would have taken on top
         self._latest = ""
         self._seen: dict[str, list[tuple[float, int]]] = {}
         self._total: dict[str, int] = {}
@@ -292,7 +294,7 @@ class _Meter:
         return time.perf_counter() - self._began > PATIENCE
 
     def event(self, what: str, done: int, total: int | None, unit: str) -> None:
-        """Note how far a pass is."""
+        """Record the progress of a pass."""
         if total is None or unit != "images":
             return
         if done == total:
@@ -302,7 +304,7 @@ class _Meter:
         self._seen.setdefault(what, []).append((time.perf_counter(), done))
 
     def enough(self, batches: int) -> bool:
-        """Whether a pass may stop; if so, what is left of it is counted."""
+        """Whether a pass may stop; if so, the time of its remaining batches is added."""
         seen = self._seen.get(self._latest, [])
         if batches < 1 or len(seen) < 2:
             return False
@@ -311,7 +313,7 @@ class _Meter:
             return False
         (start, none), (end, done) = seen[1 if len(seen) > 2 else 0], seen[-1]
         left = self._total[self._latest] - done
-        self.further += left * (end - start) / max(1, done - none)
+        self.extrapolated += left * (end - start) / max(1, done - none)
         return True
 
 
@@ -321,7 +323,7 @@ class _Meter:
 def _evaluation(
     recipe: Recipe, dataset: Dataset, method: Method, verdict: bool
 ) -> tuple[float, float]:
-    """Seconds of one evaluation during training, and of the verdict with all its probes."""
+    """Seconds of one evaluation during training, and of the final one with all its probes."""
     encoder, settings = initial_encoder(method, dataset), recipe.evaluate
     evaluator = Evaluator(settings, dataset, method.views, recipe.seed, encoder)
     some = 64
@@ -334,12 +336,12 @@ def _evaluation(
     bank, queries = settings.bank, settings.queries
     one = _seconds(lambda: few.validate(encoder))
     whole = min(bank, len(dataset.train)) + min(queries, len(dataset.validation))
-    looked = min(bank, len(few.data.train)) + min(queries, len(few.data.validation))
+    sampled = min(bank, len(few.data.train)) + min(queries, len(few.data.validation))
     last = _seconds(lambda: few.test(encoder).figures) if verdict else 0.0
     counts = [sum(len(getattr(d, name)) for name in parts) for d in (dataset, few.data)]
     own = settings.clients if method.has_own_encoders else 1
     kinds = own + 1 + 2  # trained, untrained, and two kinds of raw pixels
-    return one * whole / max(1, looked), last * counts[0] / max(1, counts[1]) * kinds
+    return one * whole / max(1, sampled), last * counts[0] / max(1, counts[1]) * kinds
 
 
 def _features(encoder: nn.Module, evaluator: Evaluator, images: Images, count: int) -> None:

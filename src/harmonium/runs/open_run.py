@@ -1,7 +1,7 @@
-"""From a run's folder to what its client tasks need: images, split and host.
+"""Open a run's folder: its recipe, images, split and client runtime.
 
-Whoever performs tasks of a run, in this process or another, begins here, and gets the images that
-the run began with or an error.
+Every process that performs tasks of a run begins here. It gets the images that the run began with,
+or an error.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe that a run began with; given weights are those that its folder has a copy of.
+    """The recipe that a run began with; initial weights come from the copy in its folder.
 
-    A recipe that was edited since is refused.
+    A recipe that was edited since then is refused.
     """
-    path, held = folder / RECIPE, RunFolder(folder)
+    path, run_folder = folder / RECIPE, RunFolder(folder)
     if not path.exists():
         raise StoreError(f"{folder} holds no run: {path} is missing")
-    about = held.about()
+    about = run_folder.about()
     command = "server start" if about.get("federation") else "run"
     remedy = (
         "bring the run's own recipe back, or start a new run with this one: "
         f"harmonium {command} {path}"
     )
-    held.check(RECIPE, remedy)
+    run_folder.check(RECIPE, remedy)
     known = "files" in about
     with files.reading(path, remedy):
         try:
             recipe = Recipe.from_tree(_tree(path))
         except HarmoniumError as error:
-            if known:  # the file is as it was: something that it names is not
+            if known:  # the file is unchanged, so something that it refers to has changed
                 raise
             raise StoreError(f"{path}: {error}") from None
     if recipe.init is None:
@@ -60,12 +60,12 @@ def _tree(path: Path) -> dict[str, Any]:
 def check_recipe(folder: Path, remedy: str = "") -> None:
     """Refuse a run whose recipe no longer means what it meant when the run began.
 
-    Its digest was written down then. A recipe of an earlier version may lack settings that have
-    come since, and their defaults need not be what that version did. `remedy` is what to do
+    Its digest was recorded then. A recipe of an earlier version may lack settings that were added
+    since, and their defaults need not match that version's behaviour. `remedy` says what to do
     instead of continuing the run.
     """
     recipe, about = read_recipe(folder), read_about(folder)
-    earlier = [part["recipe"][0] for part in about["history"][-1:]]  # killed while it was extended
+    earlier = [part["recipe"][0] for part in about["history"][-1:]]  # if killed during an extension
     if recipe.digest in (about["recipe"], *earlier):
         return
     path = folder / RECIPE
@@ -82,21 +82,21 @@ def check_recipe(folder: Path, remedy: str = "") -> None:
     )
 
 
-def _lacking(held: Mapping[str, Any], whole: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The settings that a recipe's file does not have.
+def _lacking(tree: Mapping[str, Any], whole: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings of `whole` that a recipe's file lacks.
 
     >>> list(_lacking({"rounds": 5, "local": {"lr": 1}}, {"rounds": 5, "local": {"lr": 1, "b": 2}}))
     ['local.b']
     """
     for key, value in whole.items():
-        if key not in held:
+        if key not in tree:
             yield f"{above}{key}"
-        elif isinstance(value, Mapping) and isinstance(its := held[key], Mapping):
-            yield from _lacking(its, value, f"{above}{key}.")
+        elif isinstance(value, Mapping) and isinstance(inner := tree[key], Mapping):
+            yield from _lacking(inner, value, f"{above}{key}.")
 
 
 def open_runtime(folder: Path) -> ClientRuntime:
-    """The host of a run's client tasks, built from its folder alone."""
+    """The client runtime of a run, built from its folder alone."""
     recipe = read_recipe(folder)
     dataset, public, split = opened(recipe, folder)
     return make_runtime(recipe, dataset, split, folder, public)
@@ -105,22 +105,22 @@ def open_runtime(folder: Path) -> ClientRuntime:
 def make_runtime(
     recipe: Recipe, dataset: Dataset, split: Split, folder: Path, public: Dataset | None = None
 ) -> ClientRuntime:
-    """The host of client tasks for a recipe and its data.
+    """The client runtime for a recipe and its data.
 
-    Labels that a task may not see are taken off here, so that no task can come by them.
+    Labels that a task may not see are removed here, so that no task can read them.
     """
     split.check(dataset)
     method = recipe.build_method(dataset)
     if method.initial is not None:
-        _ = method.blueprint  # weights that have changed are refused before any task
-    held, shared = as_held(dataset, split).train, public.train if public else None
+        _ = method.blueprint  # refuse changed weights before any task
+    images, shared = as_held(dataset, split).train, public.train if public else None
     if method.reads_labels:
-        held, shared = split.seen(held), shared and shared.relabelled(shared.labels)
+        images, shared = split.seen(images), shared and shared.relabelled(shared.labels)
     else:
-        held, shared = held.without_labels(), shared and shared.without_labels()
+        images, shared = images.without_labels(), shared and shared.without_labels()
     return ClientRuntime(
         method=method,
-        images=held,
+        images=images,
         indices=split.indices,
         folder=folder / "clients",
         noise=recipe.privacy.noise,
@@ -132,19 +132,19 @@ def make_runtime(
 def load_public(
     recipe: Recipe, shape: tuple[int, int, int], key: str | None = None
 ) -> Dataset | None:
-    """The public images, brought to the shape of the clients'."""
+    """The public images, resized to the shape of the clients' images."""
     if recipe.public is None:
         return None
     height, width, channels = shape
     spec = replace(recipe.public, channels=channels)
     try:
         return (replace(spec, size=height) if height == width else spec).load(key)
-    except (ConfigError, DataError) as error:  # the same settings, but of another section
+    except (ConfigError, DataError) as error:  # the settings of `data`, in another section
         raise error.within("public") from None
 
 
 def missing(recipe: Recipe) -> list[str]:
-    """Data sets that must be fetched before a recipe can run, each with its command."""
+    """Data sets to fetch before a recipe can run, each with the command that fetches it."""
     sets = [recipe.data, *([] if recipe.public is None else [recipe.public])]
     return list(dict.fromkeys(text for one in sets for text in one.missing()))
 
@@ -168,13 +168,13 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
 
 
 def read_split(folder: Path) -> Split:
-    """Who holds which images of a run, as it began."""
+    """The split that a run began with."""
     RunFolder(folder).check(SPLIT)
     return Split.load(folder / SPLIT)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The digests and cache keys of what a run began with, and notes on it."""
+    """Digests and cache keys of a run's data at its start, and notes on it."""
     about = RunFolder(folder).about()
     with files.reading(folder / ABOUT):
         keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
@@ -183,7 +183,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:
-    """What a reader should know of the public images."""
+    """Notes on the public images."""
     if public is None:
         return []
     notes = [f"public: {note}" for note in public.notes]

@@ -24,7 +24,7 @@ from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import exchange, statistic, weights
-from harmonium.testing import Heard, Trial, first_trial
+from harmonium.testing import RecordedAsk, Trial, first_trial
 
 OWN: dict[str, dict[str, Any]] = {
     "fedca": {"method": {"name": "fedca", "align_epochs": 1, "size": 32}},
@@ -45,8 +45,8 @@ def trial(name: str) -> Trial:
     return first_trial(name.partition(" ")[0], **OWN.get(name, {}))
 
 
-def heard(name: str, step: str) -> Heard:
-    return next(one for one in reversed(trial(name).heard) if one.ask.step == step)
+def heard(name: str, step: str) -> RecordedAsk:
+    return next(one for one in reversed(trial(name).recorded) if one.ask.step == step)
 
 
 def scaled(name: str, by: float) -> Callable[[Any], Any]:
@@ -161,7 +161,7 @@ def _empty(value: Any) -> bool:
 
 
 # ---- whatever is sent ----------------------------------------------------------------------------
-def replayed(found: Heard, method: Method, tell: Callable[[int], bool], up: Any) -> Driver:
+def replayed(found: RecordedAsk, method: Method, tell: Callable[[int], bool], up: Any) -> Driver:
     """A driver that was told the same lie by several clients."""
     replies = [replace(one, up=up(one.up)) if tell(one.client) else one for one in found.replies]
     engine = type("Engine", (), {"deliver": lambda *_: iter(replies), "accept": lambda *_: None})()
@@ -215,7 +215,7 @@ def test_the_watcher_hears_who_was_refused_and_why() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedca", "orchestra", "fedsc"])
 def test_honest_answers_are_within_their_limits(name: str) -> None:
     found = trial(name)
-    for one in found.heard:
+    for one in found.recorded:
         for reply in one.replies:
             frame = codec.encode({"up": reply.up, "why": "", "state": None, "releases": []})
             examples = found.server.examples[reply.client]

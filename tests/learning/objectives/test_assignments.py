@@ -136,7 +136,9 @@ def test_the_target_sees_the_first_view_or_the_image(practise: Practise, view: s
     with torch.no_grad():
         pictures = batch.plain if view == "raw" else batch.views[0]
         wanted = functional.normalize(target["projector"](target["encoder"](pictures)))
-    torch.testing.assert_close(practice.method.objective.hear(practice.parts, batch), wanted)
+    torch.testing.assert_close(
+        practice.method.objective.target_projections(practice.parts, batch), wanted
+    )
     torch.testing.assert_close(wanted.norm(dim=1), torch.ones(6))
 
 
@@ -193,7 +195,7 @@ def test_parts_have_the_published_sizes() -> None:
         ({"momentum": 1.1}, "objective.momentum is 1.1; it must be within 0 and 1"),
         ({"rotation_weight": -1.0}, "objective.rotation_weight is -1.0"),
         ({"rotation_weight": 0.0, "cluster_weight": 0.0}, "are both 0"),
-        ({"head": "encoder"}, "has it on the projector"),
+        ({"head": "encoder"}, "objective.head=projector"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -88,7 +88,7 @@ def test_versions_differ_in_head_and_temperature(
     made = {"encoder": torch.nn.Linear(1, 512)}
     built = settings.build(made, 512, World())
     assert sum(p.numel() for p in built["projector"].module.parameters()) == parameters
-    assert settings.warmth == temperature
+    assert settings.softmax_temperature == temperature
     assert len(built["queue"].module.rows) == 4096  # type: ignore[arg-type]
 
 

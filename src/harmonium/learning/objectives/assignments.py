@@ -1,17 +1,17 @@
-"""Assignments: predict to which of some given centroids a slow copy assigns another view.
+"""Assignments: predict the cluster that a slow copy of the network assigns to another view.
 
 The loss of a client of Orchestra (Lubana et al., 2022, Algorithm 1): the slow copy, the target,
-assigns one view of an image by its cosines to the centroids, and the online network predicts that
-from another view (eq. 4). Alone that would end with one assignment for all images; so it predicts
-as well by which quarter an image was turned (eq. 3). Centroids are given by the method.
+assigns one view of an image by its cosines to the centroids, and the online network predicts this
+assignment from another view (eq. 4). Alone this collapses to one assignment for all images, so the
+network also predicts the rotation of an image (eq. 3). The method provides the centroids.
 
-Lines 13 and 14 of Algorithm 1 print a minus before what is to be minimised, and eq. 3 an accuracy:
+Lines 13 and 14 of Algorithm 1 print a minus before a loss to minimise, and eq. 3 is an accuracy:
 here both are cross-entropies. Where paper and released code differ, the defaults are the code's:
 the target moves before a step and sees a view, and views are turned; `update: after`,
-`target_view: raw` and `augment: false` are the paper's. In the code the online network also passes
-the target's view, which nothing but BatchNorm's statistics notices; `extra_forward` does that, in a
-pass of its own. As in the code, the view that is assigned and the turned one pass the online
-network one after the other, so BatchNorm sees each by itself; `local.joint_views` joins them.
+`target_view: raw` and `augment: false` are the paper's. In the code the online network also sees
+the target's view, which affects only its BatchNorm statistics; `extra_forward` does that, in a
+separate pass. As in the code, the assigned view and the turned one pass the online network one
+after the other, so BatchNorm normalises each separately; `local.joint_views` joins them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Clustered(Context):
 
 @dataclass(kw_only=True)
 class Assigned(Seen):
-    """The second view by the online network, the first by the target, and the turned one."""
+    """Outputs of the online network (second view, turned images) and the target (first view)."""
 
     turned: Seen | None
 
@@ -63,7 +63,7 @@ class Assignments(Rotation):
     joint_views = False
 
     turns: Literal["all", "one"] = "one"  # all four of each image, or one at random
-    head: Literal["encoder", "projector"] = "projector"  # what the linear head looks at
+    head: Literal["encoder", "projector"] = "projector"  # input of the linear head
     augment: bool = True  # turn the last view instead of the image itself
     bias: bool = False  # in the projector's last layer
     temperature: float = 0.1  # of the softmax over centroids
@@ -71,7 +71,7 @@ class Assignments(Rotation):
     update: Literal["before", "after"] = "before"  # target moves before a step, or after it
     target: Owner = "mean"  # sent and averaged, kept at the client, or restarted every round
     target_view: Literal["augmented", "raw"] = "augmented"  # first view, or the image itself
-    extra_forward: bool = False  # the online network passes it too, for BatchNorm's statistics
+    extra_forward: bool = False  # the online network sees it too, for BatchNorm's statistics
     cluster_weight: float = 1.0  # of the assignments; 0: rotation prediction alone
     rotation_weight: float = 1.0  # of the turns; 0: assignments alone
 
@@ -84,12 +84,12 @@ class Assignments(Rotation):
             raise ConfigError("objective.cluster_weight and objective.rotation_weight are both 0")
         if self.head != "projector":
             raise ConfigError(
-                "objective.head is encoder; objective=assignments has it on the projector"
+                "objective.head is encoder; objective=assignments needs objective.head=projector"
             )
 
     @property
     def any_method(self) -> bool:
-        """Only without assignments: centroids come from Orchestra."""
+        """Only without assignments, because the centroids come from Orchestra."""
         return not self.cluster_weight
 
     def check_context(self, context: type[Context]) -> None:
@@ -101,58 +101,58 @@ class Assignments(Rotation):
             )
 
     def check_views(self, views: Views) -> None:
-        """Two views to compare, or a third to turn; turned views are refused."""
+        """Require two views to compare, or a third to turn; refuse turned views."""
         Objective.check_views(self, views)
         super().check_views(views)
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """A projector, the head that tells turns, and the target of encoder and projector."""
+        """A projector, the rotation head, and the target copy of encoder and projector."""
         parts = super().build(made, dim, world)
         followed = {**made, "projector": parts["projector"].module}
         return {**parts, "target": twin(followed, ("encoder", "projector"), self.target)}
 
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
-        """A `fresh` target, or a client's first `local` one, starts as the received model."""
+        """Start a `fresh` target, or a client's first `local` one, from the received model."""
         restart(parts, first=first)
 
-    def hear(self, parts: Parts, batch: Batch) -> Tensor:
+    def target_projections(self, parts: Parts, batch: Batch) -> Tensor:
         """Unit projections of the target, (n, dim), without gradient."""
-        pictures = batch.views[0] if self.target_view == "augmented" else batch.plain
+        images = batch.views[0] if self.target_view == "augmented" else batch.plain
         if self.extra_forward:
             with torch.no_grad():
-                parts["projector"](parts["encoder"](pictures))
-        return functional.normalize(targets(parts, [pictures])[0])
+                parts["projector"](parts["encoder"](images))
+        return functional.normalize(targets(parts, [images])[0])
 
     def projections(self, views: int) -> int:
-        """Of the view that is assigned; turned ones are apart."""
+        """The assigned view has one; turned images are not counted."""
         return 1 if self.cluster_weight else 0
 
     def see(self, parts: Parts, batch: Batch) -> Any:
-        """What target and online network make of their views; no pass for what has no weight."""
+        """Outputs of target and online network; a loss of weight 0 needs no forward pass."""
         if self.update == "before":
             follow(parts, self.momentum)
-        slow = self.hear(parts, batch)
+        target = self.target_projections(parts, batch)
         assigned = batch.views[1:2] if self.cluster_weight else []
         turned, turns = self.turned(batch) if self.rotation_weight else ([], torch.zeros(0))
         h, z = parts.through([*assigned, *turned], "encoder", "projector")
         rest = len(assigned)
         apart = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
-        return Assigned(batch, h[:rest], z[:rest], [slow], turned=apart)
+        return Assigned(batch, h[:rest], z[:rest], [target], turned=apart)
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """Cross-entropies of assignments (eq. 4) and of turns (eq. 3), as weighted."""
+        """Weighted sum of the cross-entropies of assignments (eq. 4) and of turns (eq. 3)."""
         self.check_context(type(context))
         losses, turned = [], cast(Assigned, seen).turned
         if self.cluster_weight:
             centroids = cast(Clustered, context).centroids
-            apart = assignment_loss(seen.t[0], seen.z[0], centroids, self.temperature)
-            losses.append(self.cluster_weight * apart)
+            loss = assignment_loss(seen.t[0], seen.z[0], centroids, self.temperature)
+            losses.append(self.cluster_weight * loss)
         if turned is not None:
             losses.append(self.rotation_weight * super().score(parts, turned, context))
         return torch.stack(losses).sum()
 
     def after_step(self, parts: Parts) -> None:
-        """The target follows, unless it has before the step."""
+        """Let the target follow, unless it did before the step."""
         if self.update == "after":
             follow(parts, self.momentum)
 

@@ -1,11 +1,11 @@
-"""Rotation prediction: tell by which quarter an image was turned.
+"""Rotation prediction: classify by how many quarter turns an image was rotated.
 
 Gidaris et al., Unsupervised Representation Learning by Predicting Image Rotations, 2018. Two
 federated systems have it as a baseline: FedCA's (FedPR; all four turns of each image, a linear
 head on the features) is the default; Orchestra's (RotPred) is `turns: one, head: projector`, one
-random turn of each unaugmented image, and a linear head on the projector's output as it is.
-Orchestra itself has the task beside its own loss, on images or on views. The original code passes
-the four turns of a batch together, so they share a BatchNorm pass.
+random turn of each unaugmented image, and a linear head on the projector's output. Orchestra itself
+adds this task to its own loss, on images or on views. The original code passes the four turns of a
+batch together, so they share BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harmonium.learning.world import World
 
 @dataclass(kw_only=True)
 class Turned(Seen):
-    """Turned images as the model sees them; with all four turns, each turn is a view."""
+    """The model's outputs for turned images; with all four turns, each turn is a view."""
 
     turns: Tensor  # (views * n,) quarter turns, 0 to 3
 
@@ -46,7 +46,7 @@ class Rotation(Objective):
     paper = "Gidaris et al., 2018"
 
     turns: Literal["all", "one"] = "all"  # all four of each image, or one at random
-    head: Literal["encoder", "projector"] = "encoder"  # what the linear head looks at
+    head: Literal["encoder", "projector"] = "encoder"  # input of the linear head
     augment: bool = False  # turn the last view instead of the image itself
     out: int | None = None  # width of the projector, if the head needs one; none: the encoder's
     bias: bool = True  # in the projector's last layer; false in Orchestra, but not in RotPred
@@ -55,7 +55,7 @@ class Rotation(Objective):
         check(self, "at least 1", lambda size: size >= 1, "out")
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """A linear head, and the projector under it if it has one; all averaged."""
+        """A linear head, and the projector before it if there is one; all are averaged."""
         if self.head == "encoder":
             return {"rotation": Part(nn.Linear(dim, 4))}
         out = self.out or dim
@@ -63,11 +63,11 @@ class Rotation(Objective):
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
     def alone(self) -> bool:
-        """No image looks at another."""
+        """The loss of an image does not depend on other images."""
         return True
 
     def projections(self, views: int) -> int:
-        """One of every turned image, if the head looks at them."""
+        """One for every turned image, if the head is on the projector."""
         return 0 if self.head == "encoder" else 4 if self.turns == "all" else 1
 
     def see(self, parts: Parts, batch: Batch) -> Turned:
@@ -80,13 +80,13 @@ class Rotation(Objective):
         return Turned(batch, h, z, turns=turns)
 
     def turned(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Turned images, each of the four turns a view, and the quarters they were turned by."""
-        pictures = self._images(batch)
+        """Turned images, one view for each turn, and their numbers of quarter turns."""
+        images = self._images(batch)
         if self.turns == "all":
-            turns = torch.arange(4).repeat_interleave(len(pictures))
-            return list(quarter_turns(pictures.repeat(4, 1, 1, 1), turns).chunk(4)), turns
-        turns = torch.randint(4, (len(pictures),), generator=batch.rng)
-        return [quarter_turns(pictures, turns)], turns
+            turns = torch.arange(4).repeat_interleave(len(images))
+            return list(quarter_turns(images.repeat(4, 1, 1, 1), turns).chunk(4)), turns
+        turns = torch.randint(4, (len(images),), generator=batch.rng)
+        return [quarter_turns(images, turns)], turns
 
     def check_views(self, views: Views) -> None:
         """Refuse views that are turned already."""
@@ -97,18 +97,18 @@ class Rotation(Objective):
             )
 
     def _images(self, batch: Batch) -> Tensor:
-        """What is to be turned, (n, channels, side, side); views are made only if wanted."""
-        pictures = batch.views[-1] if self.augment else batch.plain
-        height, width = pictures.shape[2:]
+        """The images to turn, (n, channels, side, side); views are made only if needed."""
+        images = batch.views[-1] if self.augment else batch.plain
+        height, width = images.shape[2:]
         if height != width:
             raise ConfigError(
                 f"objective=rotation needs square images but these are {height} x {width}: set "
                 "views.size"
             )
-        return pictures
+        return images
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """Cross-entropy of the predicted turns; guessing costs log 4."""
-        looked_at = seen.z if self.head == "projector" else seen.h
-        predicted = parts["rotation"](torch.cat(looked_at))
+        """Cross-entropy of the predicted turns; chance level is log 4."""
+        inputs = seen.z if self.head == "projector" else seen.h
+        predicted = parts["rotation"](torch.cat(inputs))
         return functional.cross_entropy(predicted, cast(Turned, seen).turns)

@@ -204,7 +204,7 @@ class Orchestra(Method):
         if self.epsilon is not None:
             return self.private_local_centroids(client, parts)
         memory = ProjectionMemory(self.memory, distinct=self.distinct)
-        target_projections = cast(Assignments, self.objective).hear
+        target_projections = cast(Assignments, self.objective).target_projections
         for batch in client.batches(1, self.local.batch, drop_last=self.local.drop_last):
             if len(memory) < self.memory:
                 memory.push(batch.index, target_projections(parts.train(), batch))
