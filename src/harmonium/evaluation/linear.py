@@ -32,7 +32,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """Result of a linear probe: accuracies are shares, counts are labelled images."""
 
     accuracy: float
@@ -66,7 +66,7 @@ def linear_probe(
     test_labels: Tensor,
     *,
     strengths: Sequence[float] = STRENGTHS,
-) -> Probe:
+) -> LinearProbe:
     """Multinomial logistic regression on frozen features, its penalty chosen on validation.
 
     One path of solutions (`logistic.py`) from the strongest penalty to the weakest, each start
@@ -101,7 +101,7 @@ def linear_probe(
             best, best_accuracy, best_strength = model, accuracy, strength
     assert best is not None  # the grid is not empty and any accuracy is above -1
     given = answers([(best.scores(asked), best.classes)], asked_labels)
-    return Probe(
+    return LinearProbe(
         accuracy=given.accuracy,
         strength=best_strength,
         validation_accuracy=best_accuracy if len(held) else None,

@@ -43,9 +43,9 @@ class Measure:
     name: ClassVar[str] = ""
     legend: ClassVar[str] = ""  # what words of its tables mean, in a line below them
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The figures of one run."""
-        raise TypeError(f"{type(self).__name__} must define `look`")
+        raise TypeError(f"{type(self).__name__} must define `compute`")
 
     def needs(self, names: Sequence[str]) -> list[str]:
         """The data sets that it looks at, of those that a call names; refuses if none will do."""

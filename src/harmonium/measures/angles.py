@@ -57,7 +57,7 @@ class Angles(Measure):
                 value = getattr(self, name)
                 raise ConfigError(f"angles.{name} is {value}; it must be at least {least}")
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Angles of one run, by pair and over all pairs."""
         images = run.images(self.pictures, self.seed)
         chosen = run.clients(self.clients, self.seed, "angles", least=2)

@@ -198,7 +198,7 @@ def _measure(
         figures, errors = dict[str, Figures](), {}
         for label, run in runs.items():
             try:
-                figures[label] = asked[name].look(run)
+                figures[label] = asked[name].compute(run)
             except (ConfigError, DataError) as error:
                 errors[label] = error
         first = next(iter(errors.values()), None)

@@ -32,7 +32,7 @@ from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.angles import Angles, angles
 from harmonium.measures.eval_data import EvalData
 from harmonium.measures.extra_round import encoder_of, sends_model, trained
-from harmonium.measures.probing import Probe, by_set
+from harmonium.measures.probing import ProbeMeasure, by_set
 from harmonium.measures.run_reader import Run
 
 WORDS = {
@@ -46,7 +46,7 @@ WHOLE = "all"  # parts together
 
 @measures("geometry")
 @dataclass(frozen=True)
-class Geometry(Probe):
+class Geometry(ProbeMeasure):
     """Alignment, uniformity, rank and spread of features; drift of clients' models."""
 
     pictures: int = 512  # of each set, at most
@@ -78,9 +78,9 @@ class Geometry(Probe):
         rng = seeds.numpy_rng(self.seed, "measure", "pictures")
         return images.subset(np.sort(rng.permutation(len(images))[: self.pictures]))
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Features on every set, then clients' local models."""
-        found = super().look(run)
+        found = super().compute(run)
         if self.clients < 2:
             return found
         local, notes = self._local(run)

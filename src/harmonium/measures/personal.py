@@ -143,7 +143,7 @@ class Personal(Measure):
         changed = found.standardise if self.standardise is None else self.standardise
         return replace(found, standardise=changed)
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Both figures of one run."""
         tests = self._client_tests(run)
         general = self._general(run, tests)

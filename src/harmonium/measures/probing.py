@@ -35,7 +35,7 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Probe(Measure):
+class ProbeMeasure(Measure):
     """A measure of an encoder on each of the sets that a call names."""
 
     part: Literal["test", "validation"] = "test"  # to evaluate on; choose settings on validation
@@ -44,7 +44,7 @@ class Probe(Measure):
         """All of them."""
         return list(names)
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The figures of one run on every set."""
         names = self.needs(run.sets.names)
         several, found, lost = len(names) > 1, dict[str, Figures](), list[str]()
@@ -100,7 +100,7 @@ class Probe(Measure):
 
 
 @dataclass(frozen=True)
-class Frozen(Probe):
+class Frozen(ProbeMeasure):
     """A probe of frozen features that gives an accuracy, beside its references.
 
     Those are an untrained encoder, pixels as they are and whitened, and the commonest class.

@@ -23,7 +23,7 @@ from harmonium.evaluation.evaluator import average
 from harmonium.evaluation.retrieval import nearest, retrieve
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.eval_data import EvalData, labels_of
-from harmonium.measures.probing import Probe, by_set, called
+from harmonium.measures.probing import ProbeMeasure, by_set, called
 from harmonium.measures.run_reader import Run
 
 NEIGHBOURS = 8  # beside each query of the sheet
@@ -31,7 +31,7 @@ NEIGHBOURS = 8  # beside each query of the sheet
 
 @measures("retrieval")
 @dataclass(frozen=True)
-class Retrieving(Probe):
+class Retrieving(ProbeMeasure):
     """Precision and mean average precision of nearest images, and a sheet of them."""
 
     legend = "chance: the precision of a ranking that is drawn at random"

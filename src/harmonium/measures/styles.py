@@ -46,7 +46,7 @@ CHUNK = 1024  # rows whose neighbours are looked for at once
 
 @measures("styles")
 @dataclass(frozen=True)
-class Styles(Measure):
+class StyleMeasure(Measure):
     """Maps of style features and of content features, and what lies apart in either."""
 
     legend = "chance: the purity of features that know nothing of the groups"
@@ -65,7 +65,7 @@ class Styles(Measure):
             if value is not None and value < low:
                 raise ConfigError(f"styles.{name} is {value}; it must be at least {low}")
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The maps of one run, and how far clients, styles and classes lie apart in each."""
         clients, control = self._clients(run)
         held = as_held(run.dataset, run.split).train

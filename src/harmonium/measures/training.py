@@ -27,7 +27,7 @@ from harmonium.measures.probing import (
     FIGURES,
     PIXELS,
     Columns,
-    Probe,
+    ProbeMeasure,
     counted_right,
     identity,
     shown,
@@ -39,7 +39,7 @@ PLAIN, CROP = "plain", "crop"
 
 
 @dataclass(frozen=True)
-class Tunes(Probe):
+class Tunes(ProbeMeasure):
     """A measure that fine-tunes encoders."""
 
     legend = PIXELS

@@ -57,7 +57,7 @@ class TSNE(Measure):
                 value = getattr(self, name)
                 raise ConfigError(f"tsne.{name} is {value}; it must be at least {least}")
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The map of one run, and how far the client's classes lie apart from the rest."""
         images = run.images(self.pictures, self.seed)
         if len(images) < FEWEST:
