@@ -179,7 +179,7 @@ def test_turned_images_without_labels_or_styles_are_told_by_client_alone(
 def test_other_runs_and_settings_are_refused(
     fedca: Path, opened: Callable[..., Run], made: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ConfigError, match="fedstyle's clients keep, but .* is a run of fedca"):
+    with pytest.raises(ConfigError, match="styles .*fedstyle's clients, .* a run of fedca"):
         StyleMeasure().compute(opened(fedca))
     for name, value in {"clients": 1, "pictures": 1, "control": -1, "perplexity": 0.5}.items():
         with pytest.raises(ConfigError, match=f"styles.{name} is {value}; it must be at least"):

@@ -79,15 +79,15 @@ def regressions(
         moments = _moments(features)
         tolerance *= min(1.0, len(features) / MANY)
         weights = torch.zeros(classes, features.shape[1] + 1, dtype=torch.float64)
-        found = []
+        solutions = []
         for strength in strengths:
             weights = _solve(evaluate, moments, weights, strength, tolerance)
-            found.append(weights)
+            solutions.append(weights)
             if len(strengths) > 1:  # one alone is a part of something else
-                emit("linear probe", len(found), len(strengths), "penalties")
+                emit("linear probe", len(solutions), len(strengths), "penalties")
     if basis is not None:
-        found = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in found]
-    return found
+        solutions = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in solutions]
+    return solutions
 
 
 def _solve(
