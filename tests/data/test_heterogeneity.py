@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from harmonium.data import heterogeneity as module
-from harmonium.data.heterogeneity import counts, heterogeneity, js_distance, looks, summary
+from harmonium.data.heterogeneity import (
+    counts,
+    heterogeneity,
+    js_distance,
+    pixel_statistics,
+    summary,
+)
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Split
 
@@ -158,8 +164,8 @@ def test_occupied_angles_are_counted(spec, bins):
 
 def test_looks_by_hand():
     bars = np.array([[0, 255], [0, 255]], np.uint8).reshape(1, 2, 2, 1)
-    assert looks(bars).tolist() == [[0.5, 0.5, 0, 1]]  # mean, deviation, down, across
-    assert looks(np.zeros((3, 1, 1, 3), np.uint8)).tolist() == [[0] * 8] * 3
+    assert pixel_statistics(bars).tolist() == [[0.5, 0.5, 0, 1]]  # mean, deviation, down, across
+    assert pixel_statistics(np.zeros((3, 1, 1, 3), np.uint8)).tolist() == [[0] * 8] * 3
 
 
 def test_bright_and_dark_clients_are_one_deviation_away():

@@ -11,7 +11,7 @@ from harmonium.data.sets.digits import Digits
 from harmonium.data.sets.shapes import Shapes
 from harmonium.data.splits.dirichlet import Dirichlet
 from harmonium.data.splits.iid import IID
-from harmonium.data.splits.styles import Styles
+from harmonium.data.splits.styles import StyleSplit
 from harmonium.federation.method import Method
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import load_public, make_runtime
@@ -91,7 +91,7 @@ def test_copies_of_an_image_share_one_label():
     images = Images(
         np.zeros((1000, 4, 4, 1), np.uint8), labels, {"style": np.repeat([0, 1], [950, 50])}
     )
-    split = make_split(Styles(labels=0.1), images, "x", 2, 0)
+    split = make_split(StyleSplit(labels=0.1), images, "x", 2, 0)
     seen = split.seen(images).labels
     for rows, own in zip(split.indices, split.labelled, strict=True):
         distinct = np.unique(rows)

@@ -15,7 +15,7 @@ from harmonium.data.partition import Split, make_split, splits
 from harmonium.data.splits.column import Column
 from harmonium.data.splits.file import File
 from harmonium.data.splits.iid import IID
-from harmonium.data.splits.styles import Styles
+from harmonium.data.splits.styles import StyleSplit
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import planned
 
@@ -61,7 +61,7 @@ def test_any_rule_may_have_newcomers_and_shares_stay(
 
 
 def test_the_digest_of_a_split_without_newcomers_is_what_it_was(images: Images) -> None:
-    made = make_split(Styles(), images, "d", 8, 0)
+    made = make_split(StyleSplit(), images, "d", 8, 0)
     settings = {"labels": 1.0, "labelled": 1.0, "merge": 1}
     settings |= {"column": "style", "beta": None, "equalise": True}
     spec = {"name": "styles", **settings, "clients": 8, "seed": 0}
@@ -74,13 +74,13 @@ def test_the_digest_of_a_split_without_newcomers_is_what_it_was(images: Images) 
 def test_they_are_drawn_by_seed_and_of_every_style_in_turn(images: Images) -> None:
     drawn = set()
     for seed in range(8):
-        made = make_split(Styles(newcomers=4), images, "d", 12, seed)
+        made = make_split(StyleSplit(newcomers=4), images, "d", 12, seed)
         assert {client // 3 for client in made.newcomers} == {0, 1, 2, 3}  # three of each style
         drawn.add(made.newcomers)
         mixed = make_split(IID(newcomers=3), images, "d", 12, seed).newcomers
         drawn.add(mixed)
     assert len(drawn) > 10
-    same = [make_split(Styles(newcomers=2), images, "d", 8, 5).newcomers for _ in range(2)]
+    same = [make_split(StyleSplit(newcomers=2), images, "d", 8, 5).newcomers for _ in range(2)]
     assert same[0] == same[1]
     own = make_split(Column("style", newcomers=1), images, "d", 4, 0)
     assert len(own.newcomers) == 1
@@ -98,8 +98,8 @@ def test_turns() -> None:
 
 
 def test_all_but_they_are_merged(images: Images) -> None:
-    apart = make_split(Styles(newcomers=3), images, "d", 8, 1)
-    one = make_split(Styles(newcomers=3, merge=8), images, "d", 1, 1)
+    apart = make_split(StyleSplit(newcomers=3), images, "d", 8, 1)
+    one = make_split(StyleSplit(newcomers=3, merge=8), images, "d", 1, 1)
     assert len(one) == 4 and one.newcomers == (1, 2, 3) and list(one.examples) == [0]
     rest = [apart.indices[client] for client in sorted(apart.examples)]
     assert np.array_equal(one.indices[0], np.sort(np.concatenate(rest)))

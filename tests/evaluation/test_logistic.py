@@ -81,22 +81,24 @@ def test_two_classes_are_scikit_learns_too():
         assert torch.allclose(weights.double(), wanted, atol=0.01 * float(wanted.abs().max()))
 
 
-def test_a_look_is_the_definition():
+def test_one_evaluation_is_the_definition():
     features, labels = problem(n=2 * logistic.PART + 100, dim=5)  # three parts, the last of one
     weights = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    look = logistic._look(features, labels, weights, map)
+    evaluated = logistic._evaluate(features, labels, weights, map)
     value, slope = objective(features, labels, weights, 0.0)
     chances = (features.double() @ weights[:, :-1].T + weights[:, -1]).softmax(1)
-    assert look.loss == pytest.approx(value, rel=1e-6)
-    assert torch.allclose(look.slope, slope, atol=1e-6)
-    assert look.curvature == pytest.approx(float((chances * (1 - chances)).mean()), rel=1e-5)
+    assert evaluated.loss == pytest.approx(value, rel=1e-6)
+    assert torch.allclose(evaluated.gradient, slope, atol=1e-6)
+    assert evaluated.curvature == pytest.approx(float((chances * (1 - chances)).mean()), rel=1e-5)
 
 
 def test_far_scores_do_not_overflow():
     features, labels = problem(n=60)
-    look = logistic._look(features, labels, torch.full((4, 13), 1e4) * torch.eye(4, 13), map)
-    assert torch.isfinite(look.slope).all()
-    assert 0 < look.loss < float("inf")
+    evaluated = logistic._evaluate(
+        features, labels, torch.full((4, 13), 1e4) * torch.eye(4, 13), map
+    )
+    assert torch.isfinite(evaluated.gradient).all()
+    assert 0 < evaluated.loss < float("inf")
 
 
 def test_threads_do_not_matter():
@@ -125,8 +127,8 @@ def test_a_path_leads_to_each_solution():
 def test_a_path_is_shorter_than_its_solutions_alone(monkeypatch):
     features, labels = problem(n=logistic.MANY)
     passes = []
-    counted = logistic._look
-    monkeypatch.setattr(logistic, "_look", lambda *a: passes.append(1) or counted(*a))
+    counted = logistic._evaluate
+    monkeypatch.setattr(logistic, "_evaluate", lambda *a: passes.append(1) or counted(*a))
     regressions(features, labels, 4, PATH)
     along, passes[:] = len(passes), []
     for strength in PATH:
@@ -147,8 +149,8 @@ def test_few_images_are_solved_further():
 def test_separable_features_do_not_diverge(strength, monkeypatch):
     features, labels = problem(gap=100.0)
     passes = []
-    counted = logistic._look
-    monkeypatch.setattr(logistic, "_look", lambda *a: passes.append(1) or counted(*a))
+    counted = logistic._evaluate
+    monkeypatch.setattr(logistic, "_evaluate", lambda *a: passes.append(1) or counted(*a))
     (found,) = regressions(features, labels, 4, [strength])
     assert torch.isfinite(found).all()
     assert len(passes) <= logistic.PASSES + 2

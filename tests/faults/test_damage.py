@@ -129,7 +129,7 @@ def resumed(folder: Path) -> dict[str, Any]:
 def evaluated(folder: Path) -> dict[str, Any]:
     """What `harmonium eval` measures; the round is in its tables."""
     found = open_run(folder, "run", changed_recipe(folder, []))
-    (encoder,) = found.judged.values()
+    (encoder,) = found.final_encoders.values()
     weights = {key: value.tolist() for key, value in encoder.state_dict().items()}
     kept = [store.digest_of(codec.encode(found.state(client))) for client in (0, 1)]
     return {"round": found.commit.round, "weights": weights, "kept": kept}

@@ -61,7 +61,7 @@ def test_plain_and_whitened_figures_stand_side_by_side(whitened: Path) -> None:
     encoder, prepare = run.method.represent(run.server), run.method.views.plain
     made = whitening(moments_of(embed(encoder, run.dataset.train, prepare)), 6)
     assert set(result.whitened["figures"]) == {"knn", "linear", "balanced"}
-    found = NearestNeighbours(whiten=6).look(run).plain["sets"]["own"]
+    found = NearestNeighbours(whiten=6).compute(run).plain["sets"]["own"]
     assert found["accuracy"] == result.figures["knn"]
     assert found["whitened"]["accuracy"] == pytest.approx(result.whitened["figures"]["knn"])
     one = result.whitened["changes"]["knn"]
@@ -69,12 +69,14 @@ def test_plain_and_whitened_figures_stand_side_by_side(whitened: Path) -> None:
     assert "knn_whitened" in result.rounds[-1] and "knn_whitened" not in result.rounds[0]
     assert made.directions == 6
     row = (
-        NearestNeighbours(whiten=6).tables({"a": NearestNeighbours(whiten=6).look(run)})[0].rows[0]
+        NearestNeighbours(whiten=6)
+        .tables({"a": NearestNeighbours(whiten=6).compute(run)})[0]
+        .rows[0]
     )
     assert row["whitened"] == 100 * found["whitened"]["accuracy"]
-    near = Retrieving(whiten=True).look(run).plain["sets"]["own"]
+    near = Retrieving(whiten=True).compute(run).plain["sets"]["own"]
     assert near["whitened"]["map"] != near["map"]
-    shown = Retrieving(whiten=True).tables({"a": Retrieving(whiten=True).look(run)})[0].rows[0]
+    shown = Retrieving(whiten=True).tables({"a": Retrieving(whiten=True).compute(run)})[0].rows[0]
     assert shown["P@1 whitened"] == 100 * near["whitened"]["precision"]["1"]
 
 
@@ -90,7 +92,9 @@ def test_the_model_is_the_same_without_it(whitened: Path, tmp_path: Path) -> Non
         harmonium.load_encoder(result.folder, whiten=True)
     # A run that did not fit one can still be judged with it where its images are.
     assert (
-        NearestNeighbours(whiten=True).look(opened(result.folder)).plain["sets"]["own"]["whitened"]
+        NearestNeighbours(whiten=True)
+        .compute(opened(result.folder))
+        .plain["sets"]["own"]["whitened"]
     )
 
 

@@ -41,7 +41,7 @@ def test_the_summary_is_that_of_all_pairs_and_images(
     fedca: Path, opened: Callable[..., Run]
 ) -> None:
     run = opened(fedca)
-    found = Angles(clients=3, pictures=20).look(run)
+    found = Angles(clients=3, pictures=20).compute(run)
     chosen = run.clients(3, 0, "angles")
     pictures = run.images(20, 0)
     rows = {c: run.features(e, pictures, "") for c, e in run.encoders(chosen).items()}
@@ -68,7 +68,7 @@ def test_identical_local_models_have_no_angle(
 ) -> None:
     run = opened(made("fedavg"))
     still = run.recipe.changed(local={**SMALL["local"], "lr": 0.0})
-    plain = Angles(pictures=20).look(replace(run, recipe=still)).plain
+    plain = Angles(pictures=20).compute(replace(run, recipe=still)).plain
     assert plain["mean"] == plain["upper"] == plain["ratio"] == 0 < plain["others"]
     assert all(pair["mean"] == 0 for pair in plain["pairs"])
 
@@ -77,7 +77,9 @@ def test_of_many_pairs_a_seeded_sample_is_taken(
     made: Callable[..., Path], opened: Callable[..., Run]
 ) -> None:
     run = opened(made("fedavg"))
-    some = [Angles(pairs=3, pictures=9, seed=seed).look(run).plain["pairs"] for seed in (0, 0, 1)]
+    some = [
+        Angles(pairs=3, pictures=9, seed=seed).compute(run).plain["pairs"] for seed in (0, 0, 1)
+    ]
     assert some[0] == some[1] and len(some[0]) == 3
     assert [pair["clients"] for pair in some[0]] != [pair["clients"] for pair in some[2]]
 
@@ -89,11 +91,11 @@ def test_features_without_an_angle_are_left_out_or_refused(
     rows = torch.eye(20)
     rows[3] = 0
     monkeypatch.setattr(Run, "features", lambda *_: rows)
-    found = Angles(clients=2, pictures=20).look(run)
+    found = Angles(clients=2, pictures=20).compute(run)
     assert found.notes and "1 angles" in found.notes[0] and len(found.arrays["angles"]) == 19
     monkeypatch.setattr(Run, "features", lambda *_: rows * 0)
     with pytest.raises(DataError, match="all 0"):
-        Angles(clients=2, pictures=20).look(run)
+        Angles(clients=2, pictures=20).compute(run)
 
 
 def test_settings_that_cannot_be_right_are_refused() -> None:

@@ -98,7 +98,7 @@ def test_networks_and_references_have_the_figures_of_scikit_learn(
 ) -> None:
     sets = EvalSets(settings={"shapes": {"count": 100, "test_count": 50, "classes": 2}})
     run = replace(uneven(opened(two)), sets=sets)
-    found = measure.look(run)
+    found = measure.compute(run)
     one = figures(measure, found)
     held = one["references"]
     rows = [one, one["untrained"], held["raw pixels"], held["whitened pixels"]]
@@ -126,7 +126,7 @@ def test_networks_and_references_have_the_figures_of_scikit_learn(
 def test_references_of_frozen_features_have_every_figure(
     measure: Frozen, two: Path, opened: Opened
 ) -> None:
-    found = measure.look(uneven(opened(two)))
+    found = measure.compute(uneven(opened(two)))
     held = found.plain["sets"]["own"]["references"]
     runs, beside = measure.tables({"plain": found})
     assert [row["reference"] for row in beside.rows] == REFERENCES
@@ -148,7 +148,7 @@ def test_references_of_frozen_features_have_every_figure(
 def test_ten_classes_have_no_auroc(measure: Any, ten: Path, opened: Opened) -> None:
     run = opened(ten, sets=EvalSets(settings={"digits": {"limit": 60}}))
     measure = replace(measure, data="digits") if isinstance(measure, Transfer) else measure
-    found = measure.look(run)
+    found = measure.compute(run)
     one = figures(measure, found)
     assert one["references"]["commonest class"]["balanced"] == pytest.approx(0.1)
     for row in (one, one["untrained"], *one["references"].values()):
@@ -158,7 +158,7 @@ def test_ten_classes_have_no_auroc(measure: Any, ten: Path, opened: Opened) -> N
 
 
 def test_a_network_that_diverged_has_no_figure(two: Path, opened: Opened) -> None:
-    found = Semi(fractions=(0.2,), head="linear", lr=1e30, **QUICK).look(opened(two))
+    found = Semi(fractions=(0.2,), head="linear", lr=1e30, **QUICK).compute(opened(two))
     one = found.plain["sets"]["own"]["fractions"][0]
     assert one["accuracy"] is one["balanced"] is None and one["balanced_draws"] == [None, None]
     row = Semi().tables({"a": found})[0].rows[0]
@@ -170,7 +170,7 @@ def test_means_over_seeds_have_them_all(two: Path, opened: Opened) -> None:
     labels = {"a/0": 0, "a/1": 1}
     measures: Any = [lambda n: Semi(fractions=(0.2,), seed=n, **QUICK), lambda n: Personal(seed=n)]
     for measure in measures:
-        found = {label: measure(seed).look(run) for label, seed in labels.items()}
+        found = {label: measure(seed).compute(run) for label, seed in labels.items()}
         for shown in measure(0).tables(found)[:2]:
             means = over_seeds(shown, {"fedavg": list(labels)})
             assert means is not None and len(means.rows) == len(shown.rows) / 2
@@ -196,15 +196,15 @@ def test_results_of_before_are_made_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(ResultCache, "__call__", spy)
-        wanted = measure.look(opened(two, finished=ResultCache())).plain
+        wanted = measure.compute(opened(two, finished=ResultCache())).plain
     kept = ResultCache(tmp_path)
     for about in told:
         del about["figures"]
         kept(about, lambda: {"accuracy": 0.1, "general": 0.1, "personal": 0.1})
     assert len(list(tmp_path.iterdir())) == len(told) > 1
-    found = measure.look(opened(two, finished=ResultCache(tmp_path)))
+    found = measure.compute(opened(two, finished=ResultCache(tmp_path)))
     assert found.plain == wanted and len(list(tmp_path.iterdir())) == 2 * len(told)
-    assert measure.look(opened(two, finished=ResultCache(tmp_path))).plain == wanted  # from disk
+    assert measure.compute(opened(two, finished=ResultCache(tmp_path))).plain == wanted  # from disk
     assert len(list(tmp_path.iterdir())) == 2 * len(told)
 
 
@@ -214,7 +214,7 @@ def test_clients_have_the_figures_of_scikit_learn(
     by: str, two: Path, opened: Opened, asked: list[dict[str, float]]
 ) -> None:
     measure = Personal(by=by, epochs=0)
-    found = measure.look(uneven(opened(two)))
+    found = measure.compute(uneven(opened(two)))
     plain, groups = found.plain, 2 if by == "style" else 1
     general, own = asked[:groups], asked[groups : groups + 4]
     each = plain["personalisation"]["each"]
@@ -257,7 +257,7 @@ def mean(rows: Sequence[Mapping[str, float]], key: str) -> float:
 
 def test_clients_of_ten_classes_have_no_auroc(ten: Path, opened: Opened) -> None:
     measure = Personal(by=None, epochs=0)
-    found = measure.look(opened(ten))
+    found = measure.compute(opened(ten))
     always = found.plain["references"]["commonest class"]
     assert always["balanced"] == pytest.approx({"general": 0.1, "personal": 0.1})
     assert "AUROC" not in str(measure.tables({"a": found})) and "AUROC" not in str(found.notes)
@@ -270,10 +270,10 @@ def test_clients_of_ten_classes_have_no_auroc(ten: Path, opened: Opened) -> None
 def test_a_client_with_one_of_two_classes_ranks_nothing(made: Made, opened: Opened) -> None:
     split = {"name": "by_class", "classes_per_client": 1}
     run = opened(made("fedavg", data=TWO, split=split, rounds=1))
-    everything = Personal(by=None, epochs=0).look(run).plain["personalisation"]
+    everything = Personal(by=None, epochs=0).compute(run).plain["personalisation"]
     assert everything["balanced"] == everything["auroc"] == 0.5
     assert everything["auroc_clients"] == 4
-    own = Personal(by="classes", epochs=0).look(run).plain["personalisation"]
+    own = Personal(by="classes", epochs=0).compute(run).plain["personalisation"]
     assert own["balanced"] == own["mean"] == 1.0 and "auroc" not in own
 
 
@@ -283,7 +283,7 @@ def test_the_mean_auroc_is_of_the_clients_that_have_one(made: Made, opened: Open
     indices = list(run.split.indices)
     indices[:2] = (np.flatnonzero(labels < 2)[:20], np.flatnonzero(labels > 0)[:20])
     run = replace(run, split=replace(run.split, indices=tuple(indices)))
-    found = Personal(by="classes", epochs=0).look(run)
+    found = Personal(by="classes", epochs=0).compute(run)
     one = found.plain["personalisation"]
     areas = [row["auroc"] for row in one["each"]]
     assert areas[2:] == [None, None] and one["auroc_clients"] == 2

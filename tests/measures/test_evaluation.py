@@ -127,7 +127,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([fedca, "angles", "pictures=3"], "did you mean 'angles.pictures'?"),
         ([fedca, "angles", "angles.pictures=few"], "should be a whole number"),
         ([fedca, "angles", "angles.clients=1"], "must be at least 2"),
-        ([fedca, "angles", "tsne.client=1"], "tsne is set but not asked for"),
+        ([fedca, "angles", "tsne.client=1"], "tsne is set but not"),
         ([fedca, "angles", "engine.workers=-1"], "engine.workers is -1"),
         ([fedca, "angles", "--out", fedca / "figures"], "belongs to a run"),
         ([fedca, "harmonium.nowhere:X"], "cannot import measure"),

@@ -109,7 +109,7 @@ def test_both_figures_are_those_of_classifiers_trained_by_hand(
     styled: Path, opened: Opened
 ) -> None:
     run = opened(styled)
-    found = Personal(seed=3).look(run)
+    found = Personal(seed=3).compute(run)
     assert found.plain["by"] == "style" and "by style" in found.notes[0] and len(found.notes) == 1
     train, test, views = run.dataset.train, run.dataset.test, run.method.views
     how = Personal().how
@@ -164,11 +164,11 @@ def test_labels_of_test_images_change_no_classifier(
     styled: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, calls = opened(styled), spied(monkeypatch)
-    first = Personal(clients=2).look(run)
+    first = Personal(clients=2).compute(run)
     test = run.dataset.test
     other = Images(test.pixels, (test.labels + 1) % 3, test.factors)
     changed = replace(run, dataset=replace(run.dataset, test=other))
-    second = Personal(clients=2).look(changed)
+    second = Personal(clients=2).compute(changed)
     half = len(calls) // 2
     assert half == 2 + 2
     for before, after in zip(calls[:half], calls[half:], strict=True):
@@ -220,7 +220,7 @@ def test_adapters_learn_or_not_as_told(
     seen: dict[str, Any] = {}
     for kind in ("own", "frozen", "none", "mlp"):
         calls.clear()
-        Personal(clients=1, adapter=kind, hidden=5, epochs=0).look(run)  # type: ignore[arg-type]
+        Personal(clients=1, adapter=kind, hidden=5, epochs=0).compute(run)  # type: ignore[arg-type]
         seen[kind] = calls[-1]
         assert all(call[2] is None for call in calls[:-1])  # generalisation has no adapter
     assert all(torch.equal(given[key], value) for key, value in adapter.state_dict().items())
@@ -241,7 +241,7 @@ def test_every_method_gets_the_same_adapter_and_nothing_without_one(
 ) -> None:
     run, calls = opened(styled), spied(monkeypatch)
     for kind in ("own", "frozen", "none", "mlp"):
-        Personal(clients=1, adapter=kind, epochs=0).look(run)  # type: ignore[arg-type]
+        Personal(clients=1, adapter=kind, epochs=0).compute(run)  # type: ignore[arg-type]
     last = calls[2::3]
     assert [call[2] is None for call in last] == [True, True, True, False]
     assert all(torch.equal(call[0], last[0][0]) for call in last)
@@ -294,10 +294,10 @@ def test_encoders_that_stay_at_clients(made: Made, opened: Opened) -> None:
         not torch.equal(kept[2][f"encoder.{k}"], v) for k, v in further.encoder.state_dict().items()
     )
     away = replace(run, commit=replace(run.commit, clients={"2": run.commit.clients["2"]}))
-    found = Personal(epochs=0).look(away)
+    found = Personal(epochs=0).compute(away)
     assert [row["client"] for row in found.plain["personalisation"]["each"]] == [2]
     assert "3 clients (0, 1, 3) left out: no model of their own" in found.notes
-    found = Personal(clients=2, epochs=0).look(run).plain
+    found = Personal(clients=2, epochs=0).compute(run).plain
     assert len(found["personalisation"]["each"]) == 2
     assert {row["group"] for row in found["personalisation"]["each"]} == {"print", "dusk"}
 
@@ -337,7 +337,7 @@ def test_what_clients_are_tested_on(
 ) -> None:
     run = opened(styled)
     measure = Personal(by=by, epochs=0, part="validation" if by is None else "test")
-    found = measure.look(run)
+    found = measure.compute(run)
     assert found.plain["by"] == wanted
     assert len(found.plain["personalisation"]["groups"]) == groups
     tested = {row["tested"] for row in found.plain["personalisation"]["each"]}
@@ -353,7 +353,7 @@ def test_what_clients_are_tested_on(
 
 def test_a_column_that_is_not_there_is_refused(styled: Path, opened: Opened) -> None:
     with pytest.raises(ConfigError, match="personal.by is 'stile'.*style, .*classes, none"):
-        Personal(by="stile").look(opened(styled))
+        Personal(by="stile").compute(opened(styled))
 
 
 def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -> None:
@@ -366,7 +366,7 @@ def test_clients_without_labels_and_with_one_class(made: Made, opened: Opened) -
             rounds=1,
         )
     )
-    found = Personal(epochs=0).look(run)
+    found = Personal(epochs=0).compute(run)
     each = found.plain["personalisation"]["each"]
     seen = run.split.seen(run.dataset.train).labels
     able = [c for c in range(4) if (seen[run.split.indices[c]] >= 0).any()]
@@ -395,7 +395,7 @@ def test_newcomers_are_never_asked_and_judged_apart(
     assert sorted(map(int, run.commit.clients)) == old and run.cohort == old
     assert run.clients(9, 0, "angles") == old
     measure = Personal()
-    found = measure.look(run)
+    found = measure.compute(run)
     members, others = found.plain["personalisation"], found.plain["newcomers"]
     assert [row["client"] for row in members["each"]] == old
     assert [row["client"] for row in others["each"]] == new
@@ -419,7 +419,7 @@ def test_newcomers_are_never_asked_and_judged_apart(
 def test_newcomers_of_one_client_that_has_everything(made: Made, opened: Opened) -> None:
     run = opened(made("centralised", **{**STYLES, "split": {"name": "styles", "newcomers": 2}}))
     assert list(run.examples) == [0] and run.split.newcomers == (1, 2)
-    found = Personal(epochs=0).look(run).plain
+    found = Personal(epochs=0).compute(run).plain
     assert [row["client"] for row in found["newcomers"]["each"]] == [1, 2]
     assert found["personalisation"]["each"][0]["tested"] == 60  # of either style
     assert found["personalisation"]["each"][0]["group"] is None
@@ -427,7 +427,7 @@ def test_newcomers_of_one_client_that_has_everything(made: Made, opened: Opened)
 
 def test_data_without_labels_are_refused(made: Made, opened: Opened) -> None:
     with pytest.raises(DataError, match="personal needs labels"):
-        Personal().look(opened(made("fedavg")))
+        Personal().compute(opened(made("fedavg")))
 
 
 def test_settings_that_cannot_be_right_are_refused() -> None:
@@ -448,7 +448,7 @@ def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "eval.json").read_text())
     assert kept["measures"]["personal"] == json.loads(json.dumps(found.figures["personal"]))
     assert found.pictures["personal"].stat().st_size > 5000
-    assert any("2 of 2 clients judged" in line for line in said)
+    assert any("2 of 2 clients evaluated" in line for line in said)
     title, rows, _ = found.tables[0]
     assert "percent" in title and [row["figure"] for row in rows] == ["general", "personal"] * 2
     one = next(iter(found.figures["personal"].values()))
@@ -461,7 +461,7 @@ def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
 def test_pixels_and_the_commonest_class_stand_beside(styled: Path, opened: Opened) -> None:
     run = opened(styled)
     measure = Personal(clients=2, epochs=0)
-    found = measure.look(run)
+    found = measure.compute(run)
     beside = found.plain["references"]
     assert list(beside) == ["untrained", "raw pixels", "whitened pixels", "commonest class"]
     some = measure._client_tests(run)

@@ -45,7 +45,7 @@ def test_a_folder_of_runs_is_measured_and_repeats_are_averaged(study: Path, tmp_
     assert knn.rows[1]["accuracy"][1] is None and len(angles.rows) == 2
     kept = json.loads((tmp_path / "out" / "eval.json").read_text())["over_seeds"]
     assert kept[0]["rows"][0]["accuracy"] == pytest.approx(row["accuracy"])
-    left = f"{study / 'fedprox' / 'seed-1'} is left out: it did not come to its end"
+    left = f"{study / 'fedprox' / 'seed-1'} is left out: it is not complete"
     assert left in found.notes
     assert "means over seeds" in (tmp_path / "out" / "eval.md").read_text()
 

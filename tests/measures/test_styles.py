@@ -16,7 +16,7 @@ from harmonium.evaluation.features import embed
 from harmonium.measures import styles
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.measures.run_reader import Run
-from harmonium.measures.styles import KINDS, Styles, apart
+from harmonium.measures.styles import KINDS, StyleMeasure, apart
 
 DATA = {"name": "shapes", "count": 64, "test_count": 40, "size": 10, "styles": 2}
 FEDSTYLE: dict[str, Any] = {
@@ -85,7 +85,7 @@ def test_there_is_no_number_where_groups_say_nothing(groups: list[int]) -> None:
 # ---- whose network sees what ---------------------------------------------------------------------
 
 
-def by_hand(run: Run, measure: Styles, clients: list[int], control: int) -> dict[str, Tensor]:
+def by_hand(run: Run, measure: StyleMeasure, clients: list[int], control: int) -> dict[str, Tensor]:
     """Unit features of images as held, by each client's style network, by one, and by content."""
     held = as_held(run.dataset, run.split).train
     networks = {
@@ -106,8 +106,8 @@ def by_hand(run: Run, measure: Styles, clients: list[int], control: int) -> dict
 def test_networks_see_the_images_that_their_clients_hold(
     fedstyle: Path, opened: Callable[..., Run]
 ) -> None:
-    run, measure = opened(fedstyle), Styles(pictures=9, control=2)
-    found = measure.look(run)
+    run, measure = opened(fedstyle), StyleMeasure(pictures=9, control=2)
+    found = measure.compute(run)
     assert found.plain["clients"] == [0, 1, 2, 3] and found.plain["control"] == 2
     owner, names = found.arrays["owner"], found.arrays["names"]
     assert np.bincount(owner).tolist() == [9] * 4 and found.plain["pictures"] == 36
@@ -130,8 +130,8 @@ def test_an_image_that_a_client_holds_twice_counts_once(
     held = run.split.indices
     assert any(len(set(own)) < len(own) for own in held)
     for client, own in enumerate(held):
-        assert Styles(pictures=99)._rows(run, client).tolist() == sorted(set(own))
-        assert set(Styles(pictures=3)._rows(run, client)) < set(own)
+        assert StyleMeasure(pictures=99)._rows(run, client).tolist() == sorted(set(own))
+        assert set(StyleMeasure(pictures=3)._rows(run, client)) < set(own)
 
 
 def test_runs_stand_in_one_table_and_one_image(fedstyle: Path, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_turned_images_without_labels_or_styles_are_told_by_client_alone(
     norm = {"name": "cnn-small", "width": 4, "out": 16, "norm": "batch"}
     few = {"participation": {"number": 3}, "encoder": norm}
     run = opened(made("fedstyle", **{**FEDSTYLE, **settings, **few}))
-    measure = Styles(pictures=12, clients=2)
-    found = measure.look(run)
+    measure = StyleMeasure(pictures=12, clients=2)
+    found = measure.compute(run)
     assert len(found.plain["clients"]) == 2 and str(found.plain["control"]) in run.commit.clients
     assert [set(one) for one in found.plain["apart"].values()] == [{"class", "client"}] * 3
     assert run.split.angles is not None and run.method.has_own_encoders
@@ -173,14 +173,14 @@ def test_turned_images_without_labels_or_styles_are_told_by_client_alone(
     assert {row["by"] for row in shown.rows} == {"client"}
     away = next(client for client in range(4) if str(client) not in run.commit.clients)
     with pytest.raises(ConfigError, match=f"styles.control is {away}, which has no style network"):
-        Styles(control=away).look(run)
+        StyleMeasure(control=away).compute(run)
 
 
 def test_other_runs_and_settings_are_refused(
     fedca: Path, opened: Callable[..., Run], made: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ConfigError, match="fedstyle's clients keep, but .* is a run of fedca"):
-        Styles().look(opened(fedca))
+    with pytest.raises(ConfigError, match="styles .*fedstyle's clients, .* a run of fedca"):
+        StyleMeasure().compute(opened(fedca))
     for name, value in {"clients": 1, "pictures": 1, "control": -1, "perplexity": 0.5}.items():
         with pytest.raises(ConfigError, match=f"styles.{name} is {value}; it must be at least"):
-            Styles(**{name: value})  # type: ignore[arg-type]
+            StyleMeasure(**{name: value})  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_extent_is_a_ratio_of_mean_distances() -> None:
 
 def test_a_map_of_a_client_with_two_classes(fedca: Path, opened: Callable[..., Run]) -> None:
     run = opened(fedca)
-    found = TSNE(client=1).look(run)
+    found = TSNE(client=1).compute(run)
     held = np.unique(run.dataset.train.labels[run.split.indices[1]])
     assert found.arrays["own"].tolist() == held.tolist() and len(held) == 2
     assert found.plain["own_classes"] == [run.dataset.classes[value] for value in held]
@@ -79,7 +79,7 @@ def test_a_map_of_a_client_with_two_classes(fedca: Path, opened: Callable[..., R
     features = run.features(run.encoders([1])[1], run.images(1000, 0), "")
     own = np.isin(run.dataset.test.labels, held)
     assert found.plain["purity"] == separation(functional.normalize(features), own)["purity"]
-    again = TSNE(client=1).look(run)
+    again = TSNE(client=1).compute(run)
     assert np.array_equal(again.arrays["map"], found.arrays["map"])
 
 
@@ -87,7 +87,7 @@ def test_without_labels_there_is_a_map_and_no_number(
     made: Callable[..., Path], opened: Callable[..., Run], tmp_path: Path
 ) -> None:
     measure = TSNE(pictures=20)
-    found = measure.look(opened(made("fedavg")))
+    found = measure.compute(opened(made("fedavg")))
     assert found.plain["purity"] is None and found.plain["own_classes"] == []
     assert "no test image has a label" in found.notes[0]
     assert measure.draw(tmp_path / "map.png", {"run": found})
@@ -100,8 +100,8 @@ def test_clients_that_are_not_there_are_refused(
     fedca: Path, made: Callable[..., Path], opened: Callable[..., Run]
 ) -> None:
     with pytest.raises(ConfigError, match="clients 0 to 3"):
-        TSNE(client=4).look(opened(fedca))
+        TSNE(client=4).compute(opened(fedca))
     run = opened(made("alone", participation={"number": 2}, rounds=1))
     away = next(client for client in range(4) if str(client) not in run.commit.clients)
     with pytest.raises(ConfigError, match="never took part"):
-        TSNE(client=away).look(run)
+        TSNE(client=away).compute(run)

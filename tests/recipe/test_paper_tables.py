@@ -9,7 +9,7 @@ from torch import nn
 
 from harmonium.cli.main import explain, recipes
 from harmonium.core.errors import ConfigError
-from harmonium.data.splits.styles import Styles as SplitByStyle
+from harmonium.data.splits.styles import StyleSplit
 from harmonium.methods.fedca import FedCA
 from harmonium.recipe.presets import read_yaml, table, tables
 from harmonium.recipe.schema import Recipe
@@ -463,7 +463,7 @@ def test_small_rows_of_fedstyle_are_what_their_names_say(row: str) -> None:
     assert name == ("fedstyle" if ours else row.split("-")[0])
     if name != "centralised":
         assert recipe.clients == 15 and recipe.participation.number == 7
-    assert isinstance(recipe.split, SplitByStyle) and recipe.split.beta == 0.2
+    assert isinstance(recipe.split, StyleSplit) and recipe.split.beta == 0.2
     assert recipe.objective.name == "simsiam" and recipe.encoder.name == "cnn-small"
     if ours:
         assert options["strength"] == (float(row.split("-")[1]) if "lambda" in row else 0.1)

@@ -75,8 +75,8 @@ def heterogeneity(split: Split, dataset: Dataset) -> Heterogeneity:
     if split.angles is not None:
         columns |= angle_columns(split)
     figures = _of_all(split, images.labels) | _summarised(columns)
-    more, looks = style_distance(split, images)
-    return Heterogeneity(figures | more, columns | looks, classes, styles)
+    more, style_distances = style_distance(split, images)
+    return Heterogeneity(figures | more, columns | style_distances, classes, styles)
 
 
 def summary(split: Split, labels: Integers, classes: int | None = None) -> Figures:
@@ -221,8 +221,8 @@ def _masked(columns: Columns, counts: Integers) -> Columns:
 def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
     """How far each client's images are from the whole in low-level statistics; needs no labels.
 
-    Each image is described by `looks`, standardised over the whole. A client's distance d is the
-    root mean square of its mean statistics, which is 1 for clients one standard deviation away.
+    Each image is described by `pixel_statistics`, standardised over the whole. A client's distance
+    d is the root mean square of its mean statistics: 1 for clients one standard deviation away.
     Even n images drawn from the whole have about d = 1/sqrt(n), the `style_chance`. What is
     reported is therefore `style_distance` = sqrt(d² - chance²), or 0 where that is negative; over
     all clients the root of the mean of these differences, about 0 if styles are split at random.
@@ -256,7 +256,7 @@ def style_distance(split: Split, images: Images) -> tuple[Figures, Columns]:
     return figures, columns
 
 
-def looks(pixels: Pixels) -> Floats:
+def pixel_statistics(pixels: Pixels) -> Floats:
     """Low-level statistics of each image (n, statistics), which depend on its style.
 
     Mean and standard deviation of every channel, and mean absolute differences between vertical
@@ -290,5 +290,7 @@ def _sampled(split: Split, images: Images) -> tuple[Integers, Floats]:
             at(start)
             piece = order[start : start + step]
             pixels = images.batch(rows[piece])
-            described.append(looks(pixels if degrees is None else turned(pixels, degrees[piece])))
+            described.append(
+                pixel_statistics(pixels if degrees is None else turned(pixels, degrees[piece]))
+            )
     return owner[order], np.concatenate(described)

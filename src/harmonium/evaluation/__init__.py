@@ -14,12 +14,18 @@ from harmonium.evaluation.geometry import (
     uniformity,
 )
 from harmonium.evaluation.knn import knn_accuracy, knn_predict
-from harmonium.evaluation.linear import FewLabels, Probe, few_label_probe, linear_probe, ridge_probe
+from harmonium.evaluation.linear import (
+    FewLabels,
+    LinearProbe,
+    few_label_probe,
+    linear_probe,
+    ridge_probe,
+)
 
 __all__ = [
     "FewLabels",
     "Health",
-    "Probe",
+    "LinearProbe",
     "alignment",
     "effective_rank",
     "embed",

@@ -165,9 +165,9 @@ class Evaluator:
             return TestScores(figures, {})
         answers = self.answers(encoder)
         if answers is None:
-            lost = dict.fromkeys(self.probes)
+            diverged = dict.fromkeys(self.probes)
             more = ("balanced", "auroc") if self._two_classes else ("balanced",)
-            return TestScores({**figures, **lost, **dict.fromkeys(more, lost)}, {})
+            return TestScores({**figures, **diverged, **dict.fromkeys(more, diverged)}, {})
         return TestScores({**figures, **figures_of(answers)}, answers)
 
     @property
@@ -178,9 +178,9 @@ class Evaluator:
     @property
     def probes(self) -> list[str]:
         """The probes of a test, in their order."""
-        held = ["linear_labelled"] if self._labelled is not None else []
+        labelled = ["linear_labelled"] if self._labelled is not None else []
         few = [f"linear_{count}" for count in self.settings.labels_per_class]
-        return ["knn", "linear", *held, *few]
+        return ["knn", "linear", *labelled, *few]
 
     def settings_of(self, probe: str) -> dict[str, Any]:
         """The settings that a probe's answers depend on, beside features and labels."""
@@ -208,18 +208,18 @@ class Evaluator:
         if not _finite(known, chosen, asked, few_known):
             return None
         known_labels, asked_labels = _labels(bank), _labels(test)
-        found: dict[str, Answers] = {}
+        answers: dict[str, Answers] = {}
         for probe in probes:
             if probe == "knn":
-                found[probe] = self._knn(known, bank, asked, test)
+                answers[probe] = self._knn(known, bank, asked, test)
             elif probe == "linear":
-                found[probe] = linear_probe(
+                answers[probe] = linear_probe(
                     known, known_labels, chosen, _labels(validation), asked, asked_labels
                 ).answers
             elif probe == "linear_labelled":
                 assert kept is not None
                 # Its penalty is fixed: validation labels would be further labels.
-                found[probe] = linear_probe(
+                answers[probe] = linear_probe(
                     few_known,
                     _labels(kept),
                     known[:0],
@@ -229,7 +229,7 @@ class Evaluator:
                     strengths=(FEW_STRENGTH,),
                 ).answers
             else:
-                found[probe] = few_label_probe(
+                answers[probe] = few_label_probe(
                     known,
                     known_labels,
                     asked,
@@ -238,7 +238,7 @@ class Evaluator:
                     draws=self.settings.draws,
                     seed=self._few_seed,
                 ).answers
-        return found
+        return answers
 
     @property
     def _two_classes(self) -> bool:
@@ -283,11 +283,11 @@ class Evaluator:
 
     def _health(self, encoder: nn.Module) -> dict[str, Any]:
         """Label-free figures; None stands for numbers that are not finite: JSON has none."""
-        found = self._measure(encoder)
+        measured = self._measure(encoder)
         figures = {
-            key: value if math.isfinite(value) else None for key, value in asdict(found).items()
+            key: value if math.isfinite(value) else None for key, value in asdict(measured).items()
         }
-        warned = found.warnings(self._start) if self.warns or not found.finite else ()
+        warned = measured.warnings(self._start) if self.warns or not measured.finite else ()
         return {**figures, "warnings": list(warned)}
 
     @cached_property
@@ -296,9 +296,9 @@ class Evaluator:
 
     def _measure(self, encoder: nn.Module) -> Health:
         """Health from two views of held-out images; of training images if those are too few."""
-        train, held = self.data.train, self.data.validation
-        held = held if len(held) >= min(FEWEST, len(train)) else train
-        pixels = torch.from_numpy(np.array(_some(held, self.settings.health).pixels))
+        train, images = self.data.train, self.data.validation
+        images = images if len(images) >= min(FEWEST, len(train)) else train
+        pixels = torch.from_numpy(np.array(_some(images, self.settings.health).pixels))
         views = self.views(pixels, seeds.torch_rng(self.seed, "health"))
         views = views if len(views) > 1 else views * 2
         with evaluating(encoder), single_thread(), torch.inference_mode():

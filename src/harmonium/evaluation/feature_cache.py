@@ -115,13 +115,13 @@ class FeatureCache:
             }
         )
         path = features_folder() / f"{key}.safetensors"
-        if (held := _read(path, len(images))) is not None:
+        if (cached := _read(path, len(images))) is not None:
             self.found += len(images)
-            return held
-        made = embed(encoder, images, prepare, views=views, watch=partial(emit, "features"))
+            return cached
+        features = embed(encoder, images, prepare, views=views, watch=partial(emit, "features"))
         self.computed += len(images)
-        self._write(path, made)
-        return made
+        self._write(path, features)
+        return features
 
     def _write(self, path: Path, features: Tensor) -> None:
         """Keep features if there is room; without, the next call computes them again."""
@@ -146,9 +146,9 @@ def _digest(features: Tensor) -> str:
 def _read(path: Path, count: int) -> Tensor | None:
     """The features of a file; None where there is none, or it is damaged."""
     try:
-        held = codec.decode(path.read_bytes())
-        features: Tensor = held["features"]
-        if len(features) != count or _digest(features) != held["digest"]:
+        content = codec.decode(path.read_bytes())
+        features: Tensor = content["features"]
+        if len(features) != count or _digest(features) != content["digest"]:
             return None
         os.utime(path)  # it was used just now
     except (OSError, WireError, KeyError, TypeError, AttributeError):
@@ -168,10 +168,10 @@ def _make_room(folder: Path, size: int) -> bool:
                 path.unlink()
             else:
                 present.append((about.st_mtime, about.st_size, path))
-    total = size + sum(held for _, held, _ in present)
-    for _, held, path in sorted(present, key=lambda one: one[0]):
+    total = size + sum(file_size for _, file_size, _ in present)
+    for _, file_size, path in sorted(present, key=lambda one: one[0]):
         if total <= MOST:
             break
         path.unlink(missing_ok=True)
-        total -= held
+        total -= file_size
     return True

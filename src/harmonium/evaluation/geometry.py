@@ -205,12 +205,12 @@ def health(first: Tensor, second: Tensor) -> Health:
             f"{tuple(first.shape)} and {tuple(second.shape)}"
         )
     first, second = _several(first).double(), second.double()
-    pictures, dimensions = first.shape
+    images, dimensions = first.shape
     finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
     if not finite:
         unknown = math.nan
         return Health(
-            unknown, unknown, unknown, unknown, unknown, unknown, dimensions, pictures, False
+            unknown, unknown, unknown, unknown, unknown, unknown, dimensions, images, False
         )
     unit = _unit(first)
     deviation = unit.std(dim=0, correction=0) * math.sqrt(dimensions)
@@ -224,7 +224,7 @@ def health(first: Tensor, second: Tensor) -> Health:
         spread=spread(first),
         dead=float((deviation < DEAD).double().mean()),
         dimensions=dimensions,
-        pictures=pictures,
+        pictures=images,
         finite=True,
         view_distance=near / apart if apart else math.nan,
     )

@@ -98,8 +98,9 @@ def knn_votes(
         space = bank.new_empty(max(chunk, LEAST) * voters.size, dtype=torch.float32)
         for start in range(first * chunk, len(queries), workers * chunk):
             some = functional.normalize(queries[start : start + chunk].detach().float(), dim=1)
-            found = _votes(some, voters, min(k, voters.count), temperature, space)
-            votes[start : start + chunk] = found
+            votes[start : start + chunk] = _votes(
+                some, voters, min(k, voters.count), temperature, space
+            )
 
     with single_thread(), ThreadPoolExecutor(workers) as threads, work("nearest neighbours"):
         list(threads.map(vote, range(workers)))
@@ -176,10 +177,10 @@ class _Bank:
             queries = functional.pad(queries, (0, 0, 0, LEAST - count))
         for start in range(0, self.count, self.size):
             rows = self.rows[start : start + self.size]
-            found = space[: len(queries) * len(rows)].view(len(queries), len(rows))
-            torch.mm(queries, rows.T, out=found)
+            cosines = space[: len(queries) * len(rows)].view(len(queries), len(rows))
+            torch.mm(queries, rows.T, out=cosines)
             scale = self.scale[start : start + self.size]
-            yield start, found[:count, : len(scale)].mul_(scale)
+            yield start, cosines[:count, : len(scale)].mul_(scale)
 
 
 def _votes(queries: Tensor, bank: _Bank, k: int, temperature: float, space: Tensor) -> Tensor:

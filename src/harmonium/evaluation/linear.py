@@ -32,7 +32,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """Result of a linear probe: accuracies are shares, counts are labelled images."""
 
     accuracy: float
@@ -66,7 +66,7 @@ def linear_probe(
     test_labels: Tensor,
     *,
     strengths: Sequence[float] = STRENGTHS,
-) -> Probe:
+) -> LinearProbe:
     """Multinomial logistic regression on frozen features, its penalty chosen on validation.
 
     One path of solutions (`logistic.py`) from the strongest penalty to the weakest, each start
@@ -87,26 +87,26 @@ def linear_probe(
     if not grid or grid[-1] <= 0:
         raise ConfigError(f"a linear probe needs penalties above 0, got {tuple(strengths)}")
     features, labels = _labelled("train", train, train_labels)
-    held, held_labels = _labelled("validation", validation, validation_labels, needed=False)
+    held_out, held_out_labels = _labelled("validation", validation, validation_labels, needed=False)
     asked, asked_labels = _labelled("test", test, test_labels)
     shift, scale = standard(features)
-    features, held, asked = ((part - shift) / scale for part in (features, held, asked))
-    if len(held) == 0:
+    features, held_out, asked = ((part - shift) / scale for part in (features, held_out, asked))
+    if len(held_out) == 0:
         grid = [grid[len(grid) // 2]]
     best: _Classifier | None = None
     best_accuracy, best_strength = -1.0, grid[0]
     for strength, model in zip(grid, _path(features, labels, grid), strict=True):
-        accuracy = model.accuracy(held, held_labels) if len(held) else 0.0
+        accuracy = model.accuracy(held_out, held_out_labels) if len(held_out) else 0.0
         if accuracy > best_accuracy:
             best, best_accuracy, best_strength = model, accuracy, strength
     assert best is not None  # the grid is not empty and any accuracy is above -1
     given = answers([(best.scores(asked), best.classes)], asked_labels)
-    return Probe(
+    return LinearProbe(
         accuracy=given.accuracy,
         strength=best_strength,
-        validation_accuracy=best_accuracy if len(held) else None,
+        validation_accuracy=best_accuracy if len(held_out) else None,
         train=len(features),
-        validation=len(held),
+        validation=len(held_out),
         test=len(asked),
         answers=given,
     )
@@ -214,8 +214,8 @@ class _Classifier:
         """Scores `(n, classes)` of the rows of `features` `(n, dim)`."""
         with single_thread():
             rows, intercept = torch.from_numpy(features), self.weights[:, -1]
-            found: Array = torch.addmm(intercept, rows, self.weights[:, :-1].T).numpy()
-        return found
+            scores: Array = torch.addmm(intercept, rows, self.weights[:, :-1].T).numpy()
+        return scores
 
     def accuracy(self, features: Array, labels: Array) -> float:
         """Share of rows of `features` `(n, dim)` whose label the rule names."""
@@ -232,13 +232,13 @@ def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_C
     # Two classes are told apart by one vector of weights, and that is what the penalty means. Half
     # of it for the one and half against the other make half its square, hence twice the penalty.
     factor = 2.0 if len(classes) == 2 else 1.0
-    found = regressions(
+    solutions = regressions(
         torch.from_numpy(features),
         torch.from_numpy(columns.astype(np.int64)),
         len(classes),
         [factor * strength for strength in strengths],
     )
-    return [_Classifier(weights.float(), classes) for weights in found]
+    return [_Classifier(weights.float(), classes) for weights in solutions]
 
 
 def _draw(labels: Array, per_class: int, rng: np.random.Generator) -> Array:

@@ -31,14 +31,14 @@ BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
 SAMPLE = 5000  # rows for the second moments, at most
 MEMORY = 10  # steps that are remembered
-RENEWAL = 10  # steps after which the classes' curvature is looked at again
+RENEWAL = 10  # steps after which the classes' curvature is measured again
 
 
-class Look(NamedTuple):
-    """What one pass over the data tells of some weights."""
+class LossEvaluation(NamedTuple):
+    """The loss at given weights and its derivatives, from one pass over the data."""
 
     loss: float  # mean cross entropy
-    slope: Tensor  # its gradient `(classes, dim + 1)`
+    gradient: Tensor  # of the loss, `(classes, dim + 1)`
     curvature: float  # mean of p (1 - p) over images and classes
 
 
@@ -73,25 +73,25 @@ def regressions(
             features = mixture.T.float().contiguous()
         share = threads.map if workers > 1 and len(features) > PART else map
 
-        def look(weights: Tensor) -> Look:
-            return _look(features, labels, weights, share)
+        def evaluate(weights: Tensor) -> LossEvaluation:
+            return _evaluate(features, labels, weights, share)
 
         moments = _moments(features)
         tolerance *= min(1.0, len(features) / MANY)
         weights = torch.zeros(classes, features.shape[1] + 1, dtype=torch.float64)
-        found = []
+        solutions = []
         for strength in strengths:
-            weights = _solve(look, moments, weights, strength, tolerance)
-            found.append(weights)
+            weights = _solve(evaluate, moments, weights, strength, tolerance)
+            solutions.append(weights)
             if len(strengths) > 1:  # one alone is a part of something else
-                emit("linear probe", len(found), len(strengths), "penalties")
+                emit("linear probe", len(solutions), len(strengths), "penalties")
     if basis is not None:
-        found = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in found]
-    return found
+        solutions = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in solutions]
+    return solutions
 
 
 def _solve(
-    look: Callable[[Tensor], Look],
+    evaluate: Callable[[Tensor], LossEvaluation],
     moments: Tensor,
     weights: Tensor,
     strength: float,
@@ -101,10 +101,10 @@ def _solve(
     penalty = torch.full((weights.shape[1],), strength, dtype=torch.float64)
     penalty[-1] = 0
 
-    def objective(weights: Tensor) -> Look:
-        loss, slope, curvature = look(weights)
+    def objective(weights: Tensor) -> LossEvaluation:
+        loss, gradient, curvature = evaluate(weights)
         loss += 0.5 * _dot(penalty * weights, weights)
-        return Look(loss, slope + penalty * weights, curvature)
+        return LossEvaluation(loss, gradient + penalty * weights, curvature)
 
     here = objective(weights)
     past: list[_Step] = []
@@ -113,8 +113,8 @@ def _solve(
         if steps % RENEWAL == 0:
             root = _root(moments, penalty, here.curvature)
         steps += 1
-        way = _way(here.slope, past, root)
-        promise = _dot(here.slope, way)
+        way = _way(here.gradient, past, root)
+        promise = _dot(here.gradient, way)
         if promise / 2 < tolerance:
             break
         length, there = 1.0, objective(weights - way)
@@ -126,28 +126,28 @@ def _solve(
             passes += 1
         if not there.loss < here.loss:  # rounding is all that is left
             break
-        step, change = -length * way, there.slope - here.slope
+        step, change = -length * way, there.gradient - here.gradient
         past = [*past, _Step(step, change, _dot(step, change))][-MEMORY:]
         weights, here = weights + step, there
     return weights
 
 
 class _Step(NamedTuple):
-    """A step of the past, how the slope changed over it, and their product."""
+    """A step of the past, how the gradient changed over it, and their product."""
 
     step: Tensor
     change: Tensor
     bend: float
 
 
-def _way(slope: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
-    """The slope times the inverse Hessian, as far as the past steps and the root know it."""
-    way, shares = slope.clone(), []
+def _way(gradient: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
+    """The gradient times the inverse Hessian, as far as the past steps and the root know it."""
+    way, shares = gradient.clone(), []
     for step, change, bend in reversed(past):
         shares.append(_dot(step, way) / bend)
         way.sub_(change, alpha=shares[-1])
     way = _whitened(way, root)
-    if past:  # as steep as the last step found it
+    if past:  # as steep as the last step measured it
         _, change, bend = past[-1]
         way *= bend / _dot(change, _whitened(change, root))
     for (step, change, bend), share in zip(past, reversed(shares), strict=True):
@@ -155,13 +155,15 @@ def _way(slope: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
     return way
 
 
-def _look(features: Tensor, labels: Tensor, weights: Tensor, share: Callable[..., Any]) -> Look:
+def _evaluate(
+    features: Tensor, labels: Tensor, weights: Tensor, share: Callable[..., Any]
+) -> LossEvaluation:
     """One pass over the data."""
     narrow = weights[:, :-1].float().contiguous()
     intercept = weights[:, -1:].float()
 
     def part(start: int) -> tuple[float, Tensor, float]:
-        loss, slope, squares = 0.0, torch.zeros_like(weights), 0.0
+        loss, gradient, squares = 0.0, torch.zeros_like(weights), 0.0
         stop = min(start + PART, len(features))
         for begin in range(start, stop, BLOCK):
             rows = features[begin : min(begin + BLOCK, stop)]
@@ -175,14 +177,14 @@ def _look(features: Tensor, labels: Tensor, weights: Tensor, share: Callable[...
             chances = scores.div_(total)
             squares += float(torch.linalg.vector_norm(chances)) ** 2
             chances.scatter_add_(0, own, torch.full_like(own, -1.0, dtype=torch.float32))
-            slope[:, :-1] += chances @ rows
-            slope[:, -1] += chances.sum(dim=1)
-        return loss, slope, squares
+            gradient[:, :-1] += chances @ rows
+            gradient[:, -1] += chances.sum(dim=1)
+        return loss, gradient, squares
 
-    losses, slopes, squares = zip(*share(part, range(0, len(features), PART)), strict=True)
+    losses, gradients, squares = zip(*share(part, range(0, len(features), PART)), strict=True)
     count = len(features)
-    slope = torch.stack(slopes).sum(dim=0) / count
-    return Look(sum(losses) / count, slope, (1 - sum(squares) / count) / len(weights))
+    gradient = torch.stack(gradients).sum(dim=0) / count
+    return LossEvaluation(sum(losses) / count, gradient, (1 - sum(squares) / count) / len(weights))
 
 
 def _moments(features: Tensor) -> Tensor:
@@ -206,8 +208,8 @@ def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:
         slack *= 10
 
 
-def _whitened(slope: Tensor, root: Tensor) -> Tensor:
-    return torch.cholesky_solve(slope.T, root).T.contiguous()
+def _whitened(gradient: Tensor, root: Tensor) -> Tensor:
+    return torch.cholesky_solve(gradient.T, root).T.contiguous()
 
 
 def _shorter(here: float, there: float, promise: float) -> float:

@@ -64,28 +64,28 @@ class _References:
 
     def answers(self) -> dict[str, dict[str, Answers]]:
         """By reference, then by probe."""
-        found = {COMMONEST: self._commonest(), RAW: self._kept(RAW)}
+        answers = {COMMONEST: self._commonest(), RAW: self._kept(RAW)}
         with suppress(DataError):  # pixels that never vary cannot be whitened
-            found[WHITENED] = self._kept(WHITENED)
-        return found
+            answers[WHITENED] = self._kept(WHITENED)
+        return answers
 
     def levels(self) -> dict[str, float]:
         """The validation kNN of each."""
         evaluator, asked = self.evaluator, self.evaluator.queries
         if evaluator.bank is None or not len(asked):
             return {}
-        found = {COMMONEST: commonest_class(_labels(evaluator.bank), _labels(asked)).accuracy}
+        levels = {COMMONEST: commonest_class(_labels(evaluator.bank), _labels(asked)).accuracy}
         for name in (RAW, WHITENED):
             with suppress(DataError):
                 path = self._path(name, VALIDATION)
-                held = _read(path)
+                answers = _read(path)
                 if (
-                    held is None
-                    and (held := evaluator.validation_answers(self._encoder(name))) is not None
+                    answers is None
+                    and (answers := evaluator.validation_answers(self._encoder(name))) is not None
                 ):
-                    _write(path, held)
-                found |= {} if held is None else {name: held.accuracy}
-        return found
+                    _write(path, answers)
+                levels |= {} if answers is None else {name: answers.accuracy}
+        return levels
 
     def _encoder(self, name: str) -> nn.Module:
         if name == RAW:
@@ -100,20 +100,20 @@ class _References:
 
     def _kept(self, name: str) -> dict[str, Answers]:
         """The answers of pixels, from disk where they are there."""
-        found: dict[str, Answers] = {}
+        answers: dict[str, Answers] = {}
         missing = []
         for probe in self.evaluator.probes:
-            held = _read(self._path(name, probe))
-            if held is None:
+            cached = _read(self._path(name, probe))
+            if cached is None:
                 missing.append(probe)
             else:
-                found[probe] = held
+                answers[probe] = cached
         if missing:
-            made = self.evaluator.answers(self._encoder(name), missing)
-            for probe, one in (made or {}).items():
+            computed = self.evaluator.answers(self._encoder(name), missing)
+            for probe, one in (computed or {}).items():
                 _write(self._path(name, probe), one)
-                found[probe] = one
-        return {probe: found[probe] for probe in self.evaluator.probes if probe in found}
+                answers[probe] = one
+        return {probe: answers[probe] for probe in self.evaluator.probes if probe in answers}
 
     def _path(self, name: str, probe: str) -> Path:
         about = {
@@ -170,11 +170,11 @@ def references_folder() -> Path:
 def _read(path: Path) -> Answers | None:
     """The answers in a file; none where there is no file, or it is damaged."""
     try:
-        held: Mapping[str, Any] = codec.decode(path.read_bytes())
-        right: Tensor = held["right"]
-        if held["digest"] != _digest(right):
+        content: Mapping[str, Any] = codec.decode(path.read_bytes())
+        right: Tensor = content["right"]
+        if content["digest"] != _digest(right):
             return None
-        return Answers(right, held["balanced"], held["auroc"])
+        return Answers(right, content["balanced"], content["auroc"])
     except (OSError, WireError, KeyError, TypeError, AttributeError):
         return None
 

@@ -61,10 +61,10 @@ def retrieve(
         for some in torch.split(queries, CHUNK):
             order = nearest(unit, some, others)
             alike = (labels[order] == labels[some][:, None]).double()
-            found = alike.cumsum(1) / places
+            precisions = alike.cumsum(1) / places
             for k in precision:
-                precision[k] += float(found[:, min(k, others) - 1].sum())
-            average += float(((found * alike).sum(1) / relevant[some]).sum())
+                precision[k] += float(precisions[:, min(k, others) - 1].sum())
+            average += float(((precisions * alike).sum(1) / relevant[some]).sum())
     share = (relevant[queries].double() / others).numpy()
     return Retrieval(
         precision={k: value / len(queries) for k, value in precision.items()},

@@ -116,15 +116,15 @@ def verdict(
         return None
     if not all(encoders):
         return Verdict("Worth nothing: its features are not finite numbers.", tuple(reasons), {})
-    found: dict[str, dict[str, Difference]] = {}
+    differences: dict[str, dict[str, Difference]] = {}
     for probe in probes:
         right = torch.stack([one[probe].right.double() for one in encoders]).mean(dim=0)
-        found[probe] = {
+        differences[probe] = {
             name: difference(right, one[probe].right)
             for name, one in references.items()
             if probe in one
         }
-    better = all(one.outcome == "better" for its in found.values() for one in its.values())
+    better = all(one.outcome == "better" for its in differences.values() for one in its.values())
     plain = {
         probe: {
             name: {
@@ -135,14 +135,16 @@ def verdict(
             }
             for name, one in its.items()
         }
-        for probe, its in found.items()
+        for probe, its in differences.items()
     }
-    return Verdict(sentence(found), () if better else tuple(reasons), plain)
+    return Verdict(sentence(differences), () if better else tuple(reasons), plain)
 
 
 def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> dict[str, Any]:
     """What whitening changes, by probe: accuracies before and after, and whether beyond noise."""
-    found = {probe: difference(one.right, plain[probe].right) for probe, one in whitened.items()}
+    differences = {
+        probe: difference(one.right, plain[probe].right) for probe, one in whitened.items()
+    }
     return {
         probe: {
             "plain": one.reference,
@@ -150,14 +152,14 @@ def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> di
             "margin": one.margin,
             "outcome": one.outcome,
         }
-        for probe, one in found.items()
+        for probe, one in differences.items()
     }
 
 
-def sentence(found: Mapping[str, Mapping[str, Difference]]) -> str:
+def sentence(differences: Mapping[str, Mapping[str, Difference]]) -> str:
     """Which probes beat every reference, and which do not, with the strongest that they miss."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for probe, its in found.items():
+    for probe, its in differences.items():
         missed = {name: one for name, one in its.items() if one.outcome != "better"}
         if not missed:
             names = _listed(CALLED.get(one, one) for one in its)
@@ -170,14 +172,14 @@ def sentence(found: Mapping[str, Mapping[str, Difference]]) -> str:
         key = (how, CALLED.get(name, name), after)
         groups.setdefault(key, []).append(f"{by(probe)} {figures}")
     order = ("Worse than", "Below", "No better than", "Above", "Better than")
-    told = [
+    clauses = [
         f"{how} {name} {_listed(groups[how, name, after])}{after}"
         for how, name, after in sorted(groups, key=lambda key: order.index(key[0]))
     ]
-    if len(told) == 1 and len(found) > 1 and told[0].startswith("Better"):
+    if len(clauses) == 1 and len(differences) > 1 and clauses[0].startswith("Better"):
         _, names, _ = next(iter(groups))
         return f"Better than {names} by every probe."
-    return "; ".join([told[0], *(one[0].lower() + one[1:] for one in told[1:])]) + "."
+    return "; ".join([clauses[0], *(one[0].lower() + one[1:] for one in clauses[1:])]) + "."
 
 
 def by(probe: str) -> str:

@@ -1,7 +1,7 @@
-"""Measures of runs: what `harmonium eval` can say of folders that runs have left behind.
+"""Measures of finished or stopped runs, as `harmonium eval` computes them from run folders.
 
-One file a measure. A measure looks at one run at a time, and shows all that it found together, so
-that runs stand side by side.
+Each measure is one file. It is computed for one run at a time; its tables and plots show all runs
+side by side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a measure found of one run."""
+    """The figures of a measure for one run."""
 
     plain: Mapping[str, Any]  # as JSON has it
     notes: Sequence[str] = ()  # what a reader of the figures should know
@@ -38,25 +38,25 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A question to a run; its fields are its settings."""
+    """A measure of a run; its fields are its settings."""
 
     name: ClassVar[str] = ""
-    legend: ClassVar[str] = ""  # what words of its tables mean, in a line below them
+    legend: ClassVar[str] = ""  # explains the words of its tables, in a line below them
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The figures of one run."""
-        raise TypeError(f"{type(self).__name__} must define `look`")
+        raise TypeError(f"{type(self).__name__} must define `compute`")
 
     def needs(self, names: Sequence[str]) -> list[str]:
-        """The data sets that it looks at, of those that a call names; refuses if none will do."""
+        """The data sets that it uses, of those that a call names; refuses if none is suitable."""
         return []
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """The figures of all runs, by label, as tables."""
         raise TypeError(f"{type(self).__name__} must define `tables`")
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """Draw them; whether there was anything to draw."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """Plot the figures of all runs; returns whether there was anything to plot."""
         return False
 
 

@@ -57,7 +57,7 @@ class Angles(Measure):
                 value = getattr(self, name)
                 raise ConfigError(f"angles.{name} is {value}; it must be at least {least}")
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Angles of one run, by pair and over all pairs."""
         images = run.images(self.pictures, self.seed)
         chosen = run.clients(self.clients, self.seed, "angles", least=2)
@@ -75,12 +75,12 @@ class Angles(Measure):
         self, features: Mapping[int, Tensor], run: Run
     ) -> tuple[dict[str, Any], np.ndarray, list[str]]:
         """Figures of features by client, all angles, and notes."""
-        found = {
+        by_pair = {
             pair: _known(angles(*(features[c] for c in pair))) for pair in self._pairs(features)
         }
-        if not all(len(some) for some in found.values()):
+        if not all(len(some) for some in by_pair.values()):
             raise DataError(f"{run.path}: some client's features are all 0, which have no angle")
-        whole = torch.cat(list(found.values())).numpy()
+        whole = torch.cat(list(by_pair.values())).numpy()
         others = float(np.mean([_between(rows, self.seed) for rows in features.values()]))
         count = len(next(iter(features.values())))
         plain = {
@@ -90,10 +90,16 @@ class Angles(Measure):
             **_summary(whole),
             "others": others,  # degrees between different images under one encoder
             "ratio": float(whole.mean()) / others if others else None,
-            "pairs": [{"clients": list(pair), **_summary(a.numpy())} for pair, a in found.items()],
+            "pairs": [
+                {"clients": list(pair), **_summary(a.numpy())} for pair, a in by_pair.items()
+            ],
         }
-        lost = len(found) * count - len(whole)
-        return plain, whole, [f"{lost} angles are left out, for a feature is 0"] if lost else []
+        left_out = len(by_pair) * count - len(whole)
+        return (
+            plain,
+            whole,
+            [f"{left_out} angles are left out: a feature is 0"] if left_out else [],
+        )
 
     def _pairs(self, features: Mapping[int, Tensor]) -> list[tuple[int, int]]:
         every = list(combinations(sorted(features), 2))
@@ -103,29 +109,29 @@ class Angles(Measure):
         places = np.sort(rng.choice(len(every), self.pairs, replace=False))
         return [every[int(place)] for place in places]
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run, then a row a pair."""
-        runs = [{"run": label, **_row(one.plain)} for label, one in found.items()]
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run, then one row per pair."""
+        runs = [{"run": label, **_row(one.plain)} for label, one in results.items()]
         pairs = [
             {"run": label, "clients": "{}, {}".format(*pair["clients"]), **_row(pair)}
-            for label, one in found.items()
+            for label, one in results.items()
             for pair in one.plain["pairs"]
         ]
         title = "Degrees between features of an image under two clients' local encoders"
-        few = len(pairs) <= PAIRS * len(found)  # more are in eval.json
+        few = len(pairs) <= PAIRS * len(results)  # more are in eval.json
         return [Shown(title, runs, 2), *([Shown("By pair of clients", pairs, 2)] if few else [])]
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """One box a run."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """One box per run."""
         from harmonium.report.measure_plots import boxes
 
         title = "Angles between features of an image under two clients' local encoders"
         boxes(
             path,
-            {label: one.arrays["angles"] for label, one in found.items()},
+            {label: one.arrays["angles"] for label, one in results.items()},
             "degrees",
             title,
-            {label: one.plain["others"] for label, one in found.items()},
+            {label: one.plain["others"] for label, one in results.items()},
             "between different images under one encoder (mean)",
         )
         return True

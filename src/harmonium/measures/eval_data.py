@@ -24,7 +24,7 @@ from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.recipe.overrides import Change, apply_changes
 
 OWN = "own"  # the run's images, the training part as clients hold it
-UPRIGHT = "upright"  # the same, not turned where clients hold turned ones
+UPRIGHT = "upright"  # the same without the rotation that clients' images have
 THEIRS = (OWN, UPRIGHT)
 FIXED = ("size", "channels")  # given by the encoder
 
@@ -61,10 +61,10 @@ class EvalData:
     def _title(self) -> str:
         return f"{self.dataset.name} (on={self.name})"
 
-    def chance(self, asked: Images) -> float:
+    def chance(self, test_images: Images) -> float:
         """The accuracy of always naming the commonest class of the training images."""
         commonest = np.bincount(self.bank.labels).argmax()
-        return float((asked.labels == commonest).mean())
+        return float((test_images.labels == commonest).mean())
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def sets_of(changes: Sequence[Change]) -> tuple[EvalSets, list[Change]]:
         raise ConfigError(f"on.{own[0]} has no settings: its images are as the run has them")
     for name in (*tree, *sets.names):
         if name not in THEIRS:
-            sets.spec(name)  # refuses slips before anything is read
+            sets.spec(name)  # refuses wrong settings before anything is read
     return sets, rest
 
 

@@ -52,7 +52,7 @@ class EvaluationResult(Tabular):
         return {
             "folder": str(self.folder),
             "runs": {label: dict(about) for label, about in self.runs.items()},
-            "measures": {name: dict(found) for name, found in self.figures.items()},
+            "measures": {name: dict(results) for name, results in self.figures.items()},
             "pictures": {name: str(path) for name, path in self.pictures.items()},
             "plots": [str(path) for path in self.plots],
             "notes": list(self.notes),
@@ -90,8 +90,8 @@ def evaluate_run(
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
     >>> result = harmonium.run("digits", **small)
-    >>> found = harmonium.evaluate_run(result.folder, "knn", **{"knn.k": 5})
-    >>> list(found.figures)
+    >>> evaluation = harmonium.evaluate_run(result.folder, "knn", **{"knn.k": 5})
+    >>> list(evaluation.figures)
     ['knn']
     """
     formats = figure.study_formats(formats)
@@ -105,10 +105,10 @@ def evaluate_run(
         label: open_run(asked.paths[label], label, recipes[label], note, **shared)
         for label in each("opening", list(asked.paths), "runs")
     }
-    for run in runs.values():  # what cannot be read is refused before anything is measured
+    for run in runs.values():  # refuse what cannot be read before anything is measured
         for name in asked.needed:
             run.eval_data(name)
-    if out is not None:  # and so is what cannot be written
+    if out is not None:  # and what cannot be written
         make_folder(folder)
     early = [f"{label}: {run.early}" for label, run in runs.items() if run.early]
     measured = _measure(runs, asked.measures, note)
@@ -128,14 +128,14 @@ class _Request:
     paths: Mapping[str, Path]  # folders of runs, by label
     measures: Mapping[str, Measure]
     sets: EvalSets
-    needed: Sequence[str]  # names of the sets that the measures look at
+    needed: Sequence[str]  # names of the sets that the measures use
     engine: Sequence[Change]
     unfinished: Sequence[str]  # notes on runs that are left out
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What the measures found, of those that could be taken."""
+    """The figures of the measures that could be computed."""
 
     measures: Mapping[str, Measure]
     figures: Mapping[str, Mapping[str, Figures]]  # by measure, then by run's label
@@ -156,7 +156,7 @@ def _read_words(words: Sequence[str | Path], settings: Mapping[str, Any]) -> _Re
     for folder in folders:
         done, begun = _runs_in(folder)
         runs += done
-        unfinished += [f"{path} is left out: it did not come to its end" for path in begun]
+        unfinished += [f"{path} is left out: it is not complete" for path in begun]
     if not names:
         known = ", ".join(measures.table())
         raise ConfigError(f"name what to measure of {runs[0]}: {known}")
@@ -191,27 +191,27 @@ def _folders_and_measures(words: Sequence[str | Path]) -> tuple[list[Path], list
 def _measure(
     runs: Mapping[str, Run], asked: Mapping[str, Measure], note: Callable[[str], None]
 ) -> _Measured:
-    """Take every measure of every run; one that some runs lack is taken of the others."""
-    found, notes = dict[str, dict[str, Figures]](), list[str]()
+    """Compute every measure of every run; runs for which one is not possible are left out of it."""
+    results, notes = dict[str, dict[str, Figures]](), list[str]()
     errors: dict[str, ConfigError | DataError] = {}
     for name in each("evaluation", list(asked), "measures"):
         figures, errors = dict[str, Figures](), {}
         for label, run in runs.items():
             try:
-                figures[label] = asked[name].look(run)
+                figures[label] = asked[name].compute(run)
             except (ConfigError, DataError) as error:
                 errors[label] = error
         first = next(iter(errors.values()), None)
         if first and not figures and (len(asked) == 1 or isinstance(first, ConfigError)):
-            raise first  # a slip of the caller's, or nothing else was asked for
+            raise first  # a mistake of the caller, or nothing else was requested
         for label, why in errors.items():
             notes.append(f"{label}: {name} is left out: {why}")
             note(notes[-1])
         if figures:
-            found[name] = figures
-    if not found:
+            results[name] = figures
+    if not results:
         raise next(iter(errors.values()))
-    return _Measured({name: asked[name] for name in found}, found, notes)
+    return _Measured({name: asked[name] for name in results}, results, notes)
 
 
 def _runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -221,7 +221,7 @@ def _runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
     done = [path for path in inside if (path / "result.json").exists()]
     if inside and not done:
-        raise ConfigError(f"{folder} holds no complete run: let its command go on first")
+        raise ConfigError(f"{folder} holds no complete run: finish its command first")
     return done or [folder], [path for path in inside if path not in done]  # else refused as no run
 
 
@@ -249,7 +249,9 @@ def _with_settings(
     keys = [f"{name}.{one.name}" for name, cls in chosen.items() for one in fields(cls)]
     for section in tree:
         if section in measures.table() and section not in chosen:
-            raise ConfigError(f"{section} is set but not asked for: name it, or leave its settings")
+            raise ConfigError(
+                f"{section} is set but not computed: name it, or leave out its settings"
+            )
         if section not in chosen or not isinstance(tree[section], dict):
             raise ConfigError(unknown(section, [*keys, "engine.workers", "on"]))
     asked = {
@@ -259,11 +261,11 @@ def _with_settings(
 
 
 def _needed(sets: EvalSets, asked: Mapping[str, Measure]) -> list[str]:
-    """The data sets that the measures look at; others may not be named."""
+    """The data sets that the measures use; others may not be named."""
     needed = [name for measure in asked.values() for name in measure.needs(sets.names)]
     named = [name for name in sets.names if name != OWN] + list(sets.settings)
     if unused := [name for name in named if name not in needed]:
-        raise ConfigError(f"on: none of the measures looks at {unused[0]}: leave it out")
+        raise ConfigError(f"on: none of the measures uses {unused[0]}: leave it out")
     return list(dict.fromkeys(needed))
 
 

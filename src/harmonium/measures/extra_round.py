@@ -1,13 +1,13 @@
-"""Local models: clients train once more from the committed model, as a further round would.
+"""Local models: clients train once more from the committed model, as in a further round.
 
-The round after the last commit is played with the host, engine and driver that play any round, so
-labels stay out and every draw is the one that the run itself would make. It is played in a folder
-of its own that goes away afterwards: the run keeps no trace of it.
+The round after the last commit is run by the runtime, engine and driver of any round, so labels
+stay out and every draw is the one that the run itself would make. It runs in a temporary folder:
+the run keeps no trace of it.
 
 What differs from the run's own next round changes no client's training:
-- only the clients that are looked at train, though the plan asks its whole cohort. Where a round
-  asks more than once and later asks depend on all answers, they depend on these alone.
-- answers are neither masked nor lost on purpose, and their average is thrown away.
+- only the selected clients train, though the plan asks its whole cohort. Where a round asks more
+  than once and later asks depend on all answers, they depend on these alone.
+- answers are neither masked nor dropped on purpose, and their average is thrown away.
 - after the last round of a schedule that ends at 0, the rate of the last round is kept.
 
 A run whose recipe no longer means what it meant when the run began is refused.
@@ -52,25 +52,25 @@ class Trained:
 
 @dataclass
 class Only:
-    """Hands on to `engine` what some clients are asked, and shelves the models they send."""
+    """Passes asks to selected clients on to `engine`, and stores the models that they send."""
 
     engine: LocalEngine
     clients: Collection[ClientId]
-    folder: Path  # for the models: on disk, for there may be many
+    folder: Path  # for the models: on disk, because there may be many
     answered: set[ClientId] = field(default_factory=set)
     sent: set[ClientId] = field(default_factory=set)
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """First those who are not looked at, then the others as their engine has them."""
+        """Replies without content for the other clients, then those of the selected ones."""
         asked = [client for client in ask.to if client in self.clients]
         for client in ask.to:
             if client not in self.clients:
-                yield Reply(client, None, "not looked at")
+                yield Reply(client, None, "not selected")
         if asked:
             yield from self.engine.deliver(replace(ask, to=asked), turn)
 
     def accept(self, reply: Reply) -> None:
-        """The reply was counted; the last model that a client sends is its local model."""
+        """Accept a counted reply; the last model that a client sends is its local model."""
         self.engine.accept(reply)
         self.answered.add(reply.client)
         if reply.up is not None and "model" in reply.up:
@@ -78,14 +78,14 @@ class Only:
             self._path(reply.client).write_bytes(codec.encode(dict(reply.up["model"])))
 
     def model(self, client: ClientId) -> Weights:
-        """The model that a client sent last; nothing where it sends none."""
+        """The model that a client sent last; empty where it sends none."""
         return codec.decode(self._path(client).read_bytes()) if client in self.sent else {}
 
     def _path(self, client: ClientId) -> Path:
         return self.folder / f"model-{client}"
 
     def snapshot(self) -> codec.Tree:
-        """Which states clients have now."""
+        """The states that clients have now."""
         return self.engine.snapshot()
 
     def restore(self, snapshot: codec.Tree) -> None:
@@ -94,7 +94,7 @@ class Only:
 
 
 def further(run: Run, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
-    """The encoders of these clients after a further round of training, each its own."""
+    """The encoder of each of these clients after a further round of training."""
     if not sends_model(run.method):
         raise ConfigError(
             f"{run.method.name} sends no model in a round, so there are no local models"
@@ -114,7 +114,7 @@ def trained(
     """What these clients have after a further round, one after another.
 
     Those who cannot train are left out. `epochs` replaces the recipe's local epochs. Newcomers may
-    be among the clients; they begin with nothing kept.
+    be among the clients; they start without any state.
     """
     _check_training(run)
     recipe, number = _recipe(run, epochs), run.commit.round + 1
@@ -142,12 +142,12 @@ def trained(
 
 
 def _check_training(run: Run) -> None:
-    """Refuse a run whose clients would train otherwise than they did.
+    """Refuse a run whose clients would now train differently.
 
-    It is no fault of the whole call: measures that do not train are unaffected.
+    This does not end the whole call: measures that do not train are unaffected.
     """
     try:
-        check_recipe(run.path, "judge it by measures that do not train, e.g. knn or linear")
+        check_recipe(run.path, "use measures that do not train, e.g. knn or linear")
     except StoreError as error:
         raise DataError(f"clients cannot train once more: {error}") from None
 
@@ -155,9 +155,9 @@ def _check_training(run: Run) -> None:
 def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
     """A client's model and state.
 
-    Of tables with a row a client, it sent its row; the federation's table stands for it. Statistics
-    of BatchNorm that are measured anew before an encoder is judged are measured by the client
-    itself, on its own model and images.
+    Of a table with one row per client, the client sent its row only, so the federation's table is
+    used. With `batch_norm=recalibrate` the client measures the statistics of BatchNorm itself, on
+    its own model and images.
     """
     engine = heard.engine
     method = engine.runtime.method
@@ -174,7 +174,7 @@ def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
 def settled(run: Run) -> Server:
     """The server as committed, with statistics of BatchNorm measured where they still have to be.
 
-    A round that was not judged has none with `batch_norm=recalibrate`.
+    With `batch_norm=recalibrate`, a round that was not evaluated has none.
     """
     server, method = run.server, run.method
     if not method.recalibrates or "statistics" in server.memory:
@@ -189,7 +189,7 @@ def settled(run: Run) -> Server:
 def _opened(
     run: Run, recipe: Recipe, clients: Sequence[ClientId]
 ) -> Iterator[tuple[LocalEngine, Path]]:
-    """An engine with the states of these clients, in a folder that goes away."""
+    """An engine with the states of these clients, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="harmonium-") as place:
         folder = Path(place)
         _furnish(folder, run, recipe, clients)
@@ -213,7 +213,7 @@ def _recipe(run: Run, epochs: int | None = None) -> Recipe:
 
 
 def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]) -> None:
-    """What a host is built from, in this process or in a worker, and the states of these clients.
+    """Write what a runtime is built from, here or in a worker, and the states of these clients.
 
     States are copied, because new ones are written beside them.
     """
@@ -222,9 +222,9 @@ def _furnish(folder: Path, run: Run, recipe: Recipe, clients: Sequence[ClientId]
     run.split.save(folder / SPLIT)
     files.write_atomic(folder / RECIPE, recipe.yaml().encode())
     for client in _with_state(run, clients):
-        held = run.commit.clients[str(client)]
-        version = state_store.read(run.path / "clients" / held["file"], held["digest"])
-        state_store.write(folder / "clients" / held["file"], version.state, version)
+        entry = run.commit.clients[str(client)]
+        version = state_store.read(run.path / "clients" / entry["file"], entry["digest"])
+        state_store.write(folder / "clients" / entry["file"], version.state, version)
 
 
 def _with_state(run: Run, clients: Sequence[ClientId]) -> list[ClientId]:

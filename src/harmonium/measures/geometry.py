@@ -32,7 +32,7 @@ from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.angles import Angles, angles
 from harmonium.measures.eval_data import EvalData
 from harmonium.measures.extra_round import encoder_of, sends_model, trained
-from harmonium.measures.probing import Probe, by_set
+from harmonium.measures.probing import ProbeMeasure, by_set
 from harmonium.measures.run_reader import Run
 
 WORDS = {
@@ -46,7 +46,7 @@ WHOLE = "all"  # parts together
 
 @measures("geometry")
 @dataclass(frozen=True)
-class Geometry(Probe):
+class Geometry(ProbeMeasure):
     """Alignment, uniformity, rank and spread of features; drift of clients' models."""
 
     pictures: int = 512  # of each set, at most
@@ -56,19 +56,19 @@ class Geometry(Probe):
     def __post_init__(self) -> None:
         self.at_least(pictures=2, clients=0, seed=0)
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
         """How features of one set lie; the mean over encoders where clients have their own."""
         images = self._images(data)
         pixels = torch.from_numpy(np.array(images.pixels))
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
         views = views if len(views) > 1 else views * 2
-        found = []
-        for encoder in (*run.judged.values(), run.untrained):
+        healths = []
+        for encoder in (*run.final_encoders.values(), run.untrained):
             with evaluating(encoder), single_thread(), torch.inference_mode():
-                found.append(asdict(health(encoder(views[0]), encoder(views[1]))))
-        if not all(one["finite"] for one in found):
-            raise DataError(f"{run.path}: features are not finite: its training broke")
-        plain = {**average(found[:-1]), "untrained": found[-1]}
+                healths.append(asdict(health(encoder(views[0]), encoder(views[1]))))
+        if not all(one["finite"] for one in healths):
+            raise DataError(f"{run.path}: features are not finite: its training diverged")
+        plain = {**average(healths[:-1]), "untrained": healths[-1]}
         return Figures(plain)
 
     def _images(self, data: EvalData) -> Images:
@@ -78,13 +78,13 @@ class Geometry(Probe):
         rng = seeds.numpy_rng(self.seed, "measure", "pictures")
         return images.subset(np.sort(rng.permutation(len(images))[: self.pictures]))
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Features on every set, then clients' local models."""
-        found = super().look(run)
+        figures = super().compute(run)
         if self.clients < 2:
-            return found
+            return figures
         local, notes = self._local(run)
-        return Figures({**found.plain, "local": local}, [*found.notes, *notes], found.arrays)
+        return Figures({**figures.plain, "local": local}, [*figures.notes, *notes], figures.arrays)
 
     def _local(self, run: Run) -> tuple[dict[str, Any], list[str]]:
         """Angles between clients' features, and drift of what they send."""
@@ -108,19 +108,19 @@ class Geometry(Probe):
         if len(models) > 1:
             local["drift"] = drift(run.server.model, models, _learnt(run))
         elif sends:
-            notes.append("fewer than 2 clients could train, so nothing is said of drift")
+            notes.append("fewer than 2 clients could train, so there is no drift")
         return local, notes
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """Features by run and set, then drift by run and part."""
         rows = [
             {"run": label, "on": name, "of": of, **{w: some[k] for k, w in WORDS.items()}}
-            for label, name, one in by_set(found)
+            for label, name, one in by_set(results)
             for of, some in (("run", one), ("untrained", one["untrained"]))
         ]
         shown = [Shown(f"Geometry of features, {self.part} images", rows, 3)]
         drifts: list[dict[str, Any]] = []
-        for label, figures in found.items():
+        for label, figures in results.items():
             local = figures.plain.get("local", {})
             between = (local.get("angles") or {}).get("mean")
             for part, one in (local.get("drift") or {}).items():
@@ -136,7 +136,7 @@ class Geometry(Probe):
 
 
 def _learnt(run: Run) -> dict[str, list[str]]:
-    """The parameters that travel, by part."""
+    """The keys of the averaged parameters, by part."""
     travel = set(run.server.model)
     parts: dict[str, list[str]] = {}
     for key, parameter in run.method.blueprint.named_parameters():
@@ -160,11 +160,11 @@ def drift(
         parts: keys by part; all of them together are a part of their own.
 
     >>> theirs = {0: {"e.w": torch.tensor([3.0, 5.0])}, 1: {"e.w": torch.tensor([5.0, 4.0])}}
-    >>> found = drift({"e.w": torch.tensor([3.0, 4.0])}, theirs, {"e": ["e.w"]})["e"]
-    >>> round(found["distance"], 3), round(found["farthest"], 3), found["angle"]
+    >>> drifts = drift({"e.w": torch.tensor([3.0, 4.0])}, theirs, {"e": ["e.w"]})["e"]
+    >>> round(drifts["distance"], 3), round(drifts["farthest"], 3), drifts["angle"]
     (0.3, 0.4, 90.0)
     """
-    found = {}
+    drifts = {}
     every = [key for keys in parts.values() for key in keys]
     for name, keys in {**parts, WHOLE: every}.items():
         start = _flat(model, keys)
@@ -172,13 +172,13 @@ def drift(
         size = float(start.norm())
         far = {c: float(one.norm()) / size if size else None for c, one in updates.items()}
         known = [value for value in far.values() if value is not None]
-        found[name] = {
+        drifts[name] = {
             "distance": float(np.mean(known)) if known else None,
             "farthest": max(known) if known else None,
             "angle": _mean_angle(list(updates.values())),
             "clients": {str(client): value for client, value in far.items()},
         }
-    return found
+    return drifts
 
 
 def _flat(weights: Weights, keys: list[str]) -> Tensor:
@@ -186,7 +186,7 @@ def _flat(weights: Weights, keys: list[str]) -> Tensor:
 
 
 def _mean_angle(updates: list[Tensor]) -> float | None:
-    """The mean angle between two clients' updates in degrees; none where nobody moved."""
+    """The mean angle between two clients' updates in degrees; none where no model changed."""
     pairs = [angles(one[None], two[None]) for one, two in combinations(updates, 2)]
     values = torch.cat(pairs)
     values = values[values.isfinite()]

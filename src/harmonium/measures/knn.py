@@ -32,19 +32,19 @@ class NearestNeighbours(Frozen):
         self.check_whiten()
 
     def accuracy(
-        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, test_images: Images, whose: str
     ) -> dict[str, Any]:
-        """Of one encoder."""
+        """The accuracy of one encoder."""
         known = run.kept_features(encoder, data.bank, whose)
-        found = knn_answers(
+        answers = knn_answers(
             known,
             labels_of(data.bank),
-            run.kept_features(encoder, asked, whose),
-            labels_of(asked),
+            run.kept_features(encoder, test_images, whose),
+            labels_of(test_images),
             k=self._k(run),
             temperature=self.temperature or run.recipe.evaluate.temperature,
         )
-        return {**counted_right(found), "k": self._k(run)}
+        return {**counted_right(answers), "k": self._k(run)}
 
     def depends(self, run: Run) -> dict[str, Any]:
         """The recipe's settings, where the measure has none of its own."""
@@ -57,10 +57,10 @@ class NearestNeighbours(Frozen):
         return self.k or run.recipe.evaluate.k
 
     def remarks(self, run: Run, data: EvalData) -> list[str]:
-        """A vote of everyone says little."""
+        """A warning where every image of the bank votes."""
         if (k := self._k(run)) < len(data.bank):
             return []
-        return [f"knn.k is {k}, but {len(data.bank)} images can vote: all do; set a smaller one"]
+        return [f"knn.k is {k}, but only {len(data.bank)} images can vote: set a smaller knn.k"]
 
     def title(self) -> str:
         """What the accuracies are of."""

@@ -49,16 +49,22 @@ class Linear(Frozen):
             raise ConfigError("linear.epochs is for a paper's protocol: linear.protocol=lp_fedsc")
 
     def accuracy(
-        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, test_images: Images, whose: str
     ) -> dict[str, Any]:
-        """Of one encoder."""
+        """The accuracy of one encoder."""
         bank = self._bank(run, data)
-        tested, wanted = run.kept_features(encoder, asked, whose), labels_of(asked)
+        tested, wanted = run.kept_features(encoder, test_images, whose), labels_of(test_images)
         if self.protocol == "fast":
-            held = data.dataset.validation
-            chosen = run.kept_features(encoder, held, whose) if len(held) else tested[:0]
+            validation_images = data.dataset.validation
+            chosen = (
+                run.kept_features(encoder, validation_images, whose)
+                if len(validation_images)
+                else tested[:0]
+            )
             known = run.kept_features(encoder, bank, whose)
-            probe = linear_probe(known, labels_of(bank), chosen, labels_of(held), tested, wanted)
+            probe = linear_probe(
+                known, labels_of(bank), chosen, labels_of(validation_images), tested, wanted
+            )
             by = {"strength": probe.strength, "validation": probe.validation_accuracy}
             return {**counted_right(probe.answers), **by}
         how = ORCHESTRA if self.protocol == "lp_orch" else PROTOCOLS[self.protocol]
@@ -71,39 +77,39 @@ class Linear(Frozen):
             features = run.kept_features(encoder, bank, whose)
         model = train(features, labels_of(bank), how, rng)
         scores = (model.scores(tested).numpy(), model.classes.numpy())
-        found = answers([scores], wanted.numpy())
+        test_answers = answers([scores], wanted.numpy())
         about = {"protocol": asdict(how), "finite": model.finite, "learnt_from": len(bank)}
-        return {**counted_right(found), **about}
+        return {**counted_right(test_answers), **about}
 
     def depends(self, run: Run) -> dict[str, Any]:
-        """By lp_000, which labels clients may see."""
+        """With lp_000, which labels clients may see."""
         return {"split": run.split.digest} if self.protocol == "lp_000" else {}
 
     def _bank(self, run: Run, data: EvalData) -> Images:
-        """The images to learn from; by lp_000 those whose labels clients saw, if not all did."""
+        """The images to learn from; with lp_000 those whose labels clients may see."""
         if self.protocol != "lp_000" or data.name not in THEIRS or run.split.labelled is None:
             return data.bank
         seen = run.split.seen(data.dataset.train)
         return seen.subset(np.flatnonzero(seen.labels != UNKNOWN))
 
     def remarks(self, run: Run, data: EvalData) -> list[str]:
-        """What belongs to a protocol and cannot be seen in its figure."""
-        found = []
+        """What a reader should know about a protocol."""
+        remarks = []
         if self.protocol == "fast" and self.part == "validation":
-            found.append("the penalty was chosen on the images that this accuracy is of")
+            remarks.append("the penalty was chosen on the images that this accuracy is computed on")
         if self.protocol == "lp_orch" and self.passes < (self.epochs or ORCHESTRA.epochs):
-            found.append(
+            remarks.append(
                 f"lp_orch: images are augmented in {self.passes} passes that epochs take in "
                 "turn; linear.passes=50 is a new one for every epoch, as published"
             )
         if self.protocol == "lp_000":
-            found.append(
-                "lp_000: the paper goes on with the classifier of the evaluation before; this is "
-                "the first one, so it begins anew"
+            remarks.append(
+                "lp_000: the paper continues with the classifier of the previous evaluation; this "
+                "is the first one, so it starts from 0"
             )
             if (few := len(self._bank(run, data))) < len(data.bank):
-                found.append(f"lp_000: learnt from the {few} images whose labels clients may see")
-        return found
+                remarks.append(f"lp_000: learnt from the {few} images whose labels clients may see")
+        return remarks
 
     def title(self) -> str:
         """What the accuracies are of."""

@@ -1,6 +1,6 @@
-"""Generalisation and personalisation: what an encoder is worth to all, and to each client.
+"""Generalisation and personalisation: how well an encoder serves all clients, and each client.
 
-FedStyle (Yang et al., 2022) judges a federation twice, and so does this measure.
+FedStyle (Yang et al., 2022) evaluates a federation in two ways, and so does this measure.
 
 - Generalisation: the federation's encoder stays as it is. For each style, a linear classifier is
   trained on all training images of that style and tested on its test images.
@@ -9,11 +9,11 @@ FedStyle (Yang et al., 2022) judges a federation twice, and so does this measure
   are; a linear classifier, and the method's adapter if it has one, is trained on the client's own
   labelled training images, and tested on test images such as the client holds.
 
-Newcomers, which never trained with the others, are judged in the same way, and apart: they begin
-with the final model and nothing kept.
+Newcomers, which never trained with the others, are evaluated in the same way, but separately: they
+start with the final model and without any state.
 
 A mean over clients can hide that some are served badly, so the spread, the worst client and the
-mean of the worst tenth stand beside it. Test labels serve for counting right answers only.
+mean of the worst tenth are reported too. Test labels serve for counting right answers only.
 
 Accuracy weighs test images by the shares that their groups have at the client
 (`ClientTests.weights`). Balanced accuracy is the mean recall over the classes of these images, and
@@ -139,17 +139,17 @@ class Personal(Measure):
     @property
     def how(self) -> Protocol:
         """The protocol of the classifiers."""
-        found = PROTOCOLS[self.protocol]
-        changed = found.standardise if self.standardise is None else self.standardise
-        return replace(found, standardise=changed)
+        protocol = PROTOCOLS[self.protocol]
+        changed = protocol.standardise if self.standardise is None else self.standardise
+        return replace(protocol, standardise=changed)
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """Both figures of one run."""
         tests = self._client_tests(run)
         general = self._general(run, tests)
         rows, notes = self._clients(run, tests, self._chosen(run, tests, sorted(run.examples)))
         if not rows:
-            raise DataError(f"{run.path}: no client could be judged: {'; '.join(notes)}")
+            raise DataError(f"{run.path}: no client could be evaluated: {'; '.join(notes)}")
         new, more = self._clients(run, tests, self._chosen(run, tests, run.split.newcomers))
         plain = {
             "round": run.commit.round,
@@ -162,10 +162,10 @@ class Personal(Measure):
             "newcomers": {**summary(new), "each": new} if new else None,
             "references": self._references(run, tests, [row["client"] for row in rows]),
         }
-        told = f"tested on {self.part} images, {_WORDS.get(tests.by, f'by {tests.by}')}"
-        return Figures(plain, [told, *notes, *more])
+        tested_on = f"tested on {self.part} images, {_WORDS.get(tests.by, f'by {tests.by}')}"
+        return Figures(plain, [tested_on, *notes, *more])
 
-    # ---- what is judged on -------------------------------------------------------------------
+    # ---- test images -------------------------------------------------------------------------
     def _client_tests(self, run: Run) -> ClientTests:
         data = run.dataset
         asked = run.images(self.pictures, self.seed, self.part)
@@ -173,27 +173,27 @@ class Personal(Measure):
             what = "training" if asked.labelled else self.part
             raise DataError(f"personal needs labels; the {what} images of {run.path} have none")
         asked = asked.subset(np.flatnonzero(asked.labels != UNKNOWN))
-        held, by = as_held(data, run.split).train, self._by(run, asked)
-        seen = run.split.seen(held).labels
+        train, by = as_held(data, run.split).train, self._by(run, asked)
+        seen = run.split.seen(train).labels
         if by is None:
-            nothing = np.zeros(len(held), np.int64), np.zeros(len(asked), np.int64)
-            return ClientTests(held, seen, asked, by, *nothing, {0: "all"})
+            nothing = np.zeros(len(train), np.int64), np.zeros(len(asked), np.int64)
+            return ClientTests(train, seen, asked, by, *nothing, {0: "all"})
         if by == CLASSES:
-            return ClientTests(held, seen, asked, by, held.labels, asked.labels, {})
+            return ClientTests(train, seen, asked, by, train.labels, asked.labels, {})
         values = asked.factors[by]
         words = data.names.get(by, ())
         names = {
             int(v): words[v] if v < len(words) else str(v) for v in np.unique(values) if v >= 0
         }
-        return ClientTests(held, seen, asked, by, held.factors[by], values, names)
+        return ClientTests(train, seen, asked, by, train.factors[by], values, names)
 
     def _by(self, run: Run, asked: Images) -> str | None:
-        """What tells a client's test images: the column it was split by, else its classes.
+        """What selects a client's test images: the column of the split, else the classes.
 
-        A style that every client has one of will do as well, however they came by it.
+        A style column also serves where every client holds one style only.
         """
-        held = run.dataset.train.factors
-        both = [column for column in held if column in asked.factors]
+        columns = run.dataset.train.factors
+        both = [column for column in columns if column in asked.factors]
         if self.by != AUTO:
             if self.by not in (None, CLASSES, *both):
                 known = ", ".join([*both, CLASSES, "none"])
@@ -201,10 +201,10 @@ class Personal(Measure):
             return self.by
         rule = run.recipe.split
         if rule.name in ("styles", "column") and (column := getattr(rule, "column", "")) in both:
-            known_there = held[column][held[column] >= 0]
+            known_there = columns[column][columns[column] >= 0]
             if np.isin(known_there, asked.factors[column]).any():
                 return column
-        if STYLE in both and all(np.ptp(held[STYLE][own]) == 0 for own in run.split.indices):
+        if STYLE in both and all(np.ptp(columns[STYLE][own]) == 0 for own in run.split.indices):
             return STYLE
         return CLASSES
 
@@ -213,13 +213,14 @@ class Personal(Measure):
         """Means over groups, and accuracy by group; over encoders where clients have their own."""
         encoders = run.federations()
         run.note(f"{run.label}: generalisation, {counted(len(encoders), 'encoder')}")
-        found = [self._groups(run, tests, encoder) for encoder in encoders]
-        if not found or not found[0]:
+        by_encoder = [self._groups(run, tests, encoder) for encoder in encoders]
+        if not by_encoder or not by_encoder[0]:
             raise DataError(f"{run.path}: no group has both training and test images with labels")
         groups = {
-            name: float(np.mean([one[name]["accuracy"] for one in found])) for name in found[0]
+            name: float(np.mean([one[name]["accuracy"] for one in by_encoder]))
+            for name in by_encoder[0]
         }
-        rows = [row for one in found for row in one.values()]
+        rows = [row for one in by_encoder for row in one.values()]
         return {"mean": float(np.mean(list(groups.values()))), **_beside(rows), "groups": groups}
 
     def _groups(
@@ -230,18 +231,18 @@ class Personal(Measure):
         whose = "the federation's encoder"
         known = run.features(encoder, tests.held.subset(rows), whose)
         asked = run.features(encoder, tests.asked, whose)
-        found = {}
+        by_group = {}
         for value, name, mine, theirs in tests.parts():
             rng = seeds.torch_rng(self.seed, "measure", "general", value)
             labels = torch.from_numpy(tests.held.labels[mine])
             model = train(known[mine[rows]], labels, self.how, rng)
             scores = model.scores(asked[theirs]).numpy(), model.classes.numpy()
-            found[name] = counted_right(answers([scores], tests.asked.labels[theirs]))
-        return found
+            by_group[name] = counted_right(answers([scores], tests.asked.labels[theirs]))
+        return by_group
 
     # ---- personalisation ---------------------------------------------------------------------
     def _chosen(self, run: Run, tests: ClientTests, among: Sequence[ClientId]) -> list[ClientId]:
-        """All of these clients, or so many of them, of every group in turn."""
+        """All of these clients, or `clients` of them, taken from every group in turn."""
         if self.clients is None or self.clients >= len(among):
             return list(among)
         groups = [tests.group(run.split.indices[client]) for client in among]
@@ -259,7 +260,7 @@ class Personal(Measure):
                 rows.append(self._client(run, tests, client, own))
                 at(len(rows))
                 if len(rows) % 10 == 0 or len(rows) == len(able):
-                    run.note(f"{run.label}: {len(rows)} of {len(able)} clients judged")
+                    run.note(f"{run.label}: {len(rows)} of {len(able)} clients evaluated")
         evaluated = {row["client"] for row in rows}
         if without_model := [client for client in able if client not in evaluated]:
             left_out["no model of their own"] = without_model
@@ -319,17 +320,17 @@ class Personal(Measure):
         rng = seeds.torch_rng(self.seed, "measure", "adapter", client)
         return mine, asked, Residual(mine.shape[1], self.hidden, rng)
 
-    # ---- what it stands beside ---------------------------------------------------------------
+    # ---- references --------------------------------------------------------------------------
     def _references(
         self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
     ) -> dict[str, dict[str, Any]]:
-        """The figures of encoders that learnt nothing, over the clients that were judged.
+        """The figures of encoders without training, over the clients that were evaluated.
 
         Those of pixels are the same for all runs with the same images and split, so they are kept
         on disk.
         """
         finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
-        found = {}
+        references = {}
         for name, encoder in {"untrained": run.untrained, **run.pixels(run.eval_data())}.items():
             about = {
                 "reference": encoder_digest(encoder),
@@ -342,15 +343,15 @@ class Personal(Measure):
                 "figures": list(FIGURES),
             }
 
-            def judged(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
+            def compute(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
                 bare, general = replace(self, adapter="none"), self._groups(run, tests, encoder)
                 order = each(f"personal figures of {name}", clients, "clients")
                 own = [bare._client(run, tests, client, Own(encoder)) for client in order]
                 return _both([*general.values()], own)
 
-            found[name] = finished(about, judged)
-        found[COMMONEST] = self._commonest(run, tests, clients)
-        return found
+            references[name] = finished(about, compute)
+        references[COMMONEST] = self._commonest(run, tests, clients)
+        return references
 
     def _commonest(
         self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
@@ -369,11 +370,11 @@ class Personal(Measure):
         ]
         return _both(general, own)
 
-    # ---- what is shown -----------------------------------------------------------------------
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and figure, references, then by group, then by client where those are few."""
+    # ---- tables and plots --------------------------------------------------------------------
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """Rows by run and figure, by reference, by group, and by client where those are few."""
         runs, groups, each, beside = (list[dict[str, Any]]() for _ in range(4))
-        for label, one in found.items():
+        for label, one in results.items():
             run = {"run": label}
             runs += [{**run, **row} for row in _by_figure(one.plain)]
             beside += [{**run, **row} for row in _by_reference(one.plain)]
@@ -387,13 +388,15 @@ class Personal(Measure):
         }
         return [Shown(title, rows, 1) for title, rows in shown.items() if rows]
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """A strip a run, a dot a client."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """One strip per run, with one dot per client."""
         from harmonium.report.measure_plots import strips
 
         title = "What clients' own features are worth to them"
-        meaning = "accuracy in percent; a dot a client, a line at their mean"
-        strips(path, {k: _strip(one.plain) for k, one in found.items()}, meaning, title, "newcomer")
+        meaning = "accuracy in percent; one dot per client, a line at their mean"
+        strips(
+            path, {k: _strip(one.plain) for k, one in results.items()}, meaning, title, "newcomer"
+        )
         return True
 
 
@@ -459,9 +462,9 @@ def _both(
     return {
         **{name: float(np.mean([row["accuracy"] for row in some])) for name, some in rows.items()},
         **{
-            key: held
+            key: both
             for key in MORE
-            if (held := {n: b[key] for n, b in beside.items() if key in b})
+            if (both := {n: b[key] for n, b in beside.items() if key in b})
         },
     }
 
@@ -474,8 +477,8 @@ def _weighted(given: Answers, weights: np.ndarray) -> dict[str, Any]:
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracy, balanced accuracy and AUROC in percent, as far as they are there."""
-    held = {heading: figures.get(key) for key, heading in FIGURES.items()}
-    return {heading: 100 * value for heading, value in held.items() if value is not None}
+    values = {heading: figures.get(key) for key, heading in FIGURES.items()}
+    return {heading: 100 * value for heading, value in values.items() if value is not None}
 
 
 def _by_figure(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -492,11 +495,11 @@ def _by_figure(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _by_reference(plain: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, figures in plain.get("references", {}).items():
         for kind in ("general", "personal"):
-            held = {key: figures.get(key, {}).get(kind) for key in MORE}
+            values = {key: figures.get(key, {}).get(kind) for key in MORE}
             yield {
                 "reference": name,
                 "figure": kind,
-                **_columns({"accuracy": figures[kind], **held}),
+                **_columns({"accuracy": figures[kind], **values}),
             }
 
 

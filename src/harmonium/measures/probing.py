@@ -1,4 +1,4 @@
-"""What measures share that judge an encoder on data sets: parts, encoders, tables and bars."""
+"""Shared by measures that evaluate an encoder on data sets: parts, encoders, tables and bars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harmonium.report.metric_names import times
 from harmonium.report.tables import estimate
 
 FIGURES = {"accuracy": "accuracy", "balanced": "balanced", "auroc": "AUROC"}
-"""What every probe gives, by its key in JSON; values are headings of tables."""
+"""The figures of every probe, by their keys in JSON; values are headings of tables."""
 BALANCED = "balanced: mean recall over classes"
 ALWAYS = f"{COMMONEST}: always predicting the most frequent training label"
 BESIDE = f"{BALANCED}; whitened: along the leading principal directions, without labels; {ALWAYS}"
@@ -35,7 +35,7 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Probe(Measure):
+class ProbeMeasure(Measure):
     """A measure of an encoder on each of the sets that a call names."""
 
     part: Literal["test", "validation"] = "test"  # to evaluate on; choose settings on validation
@@ -44,38 +44,38 @@ class Probe(Measure):
         """All of them."""
         return list(names)
 
-    def look(self, run: Run) -> Figures:
+    def compute(self, run: Run) -> Figures:
         """The figures of one run on every set."""
         names = self.needs(run.sets.names)
-        several, found, lost = len(names) > 1, dict[str, Figures](), list[str]()
+        several, by_name, left_out = len(names) > 1, dict[str, Figures](), list[str]()
         for name in names:
             try:
-                found[name] = self.judge(run, run.eval_data(name))
+                by_name[name] = self.evaluate(run, run.eval_data(name))
             except DataError as error:  # of one set among several
-                if not several or (name == names[-1] and not found):
+                if not several or (name == names[-1] and not by_name):
                     raise
-                lost.append(f"{self.name} is left out: {error}")
+                left_out.append(f"{self.name} is left out: {error}")
         return Figures(
             {
                 "round": run.commit.round,
                 "part": self.part,
-                "sets": {name: dict(one.plain) for name, one in found.items()},
+                "sets": {name: dict(one.plain) for name, one in by_name.items()},
             },
             [
                 f"{name}: {note}" if several else note
-                for name, one in found.items()
+                for name, one in by_name.items()
                 for note in (*run.overlap(name), *one.notes)
             ]
-            + lost,
-            {f"{name}/{key}": v for name, one in found.items() for key, v in one.arrays.items()},
+            + left_out,
+            {f"{name}/{key}": v for name, one in by_name.items() for key, v in one.arrays.items()},
         )
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
         """The figures of one run on one set."""
-        raise TypeError(f"{type(self).__name__} must define `judge`")
+        raise TypeError(f"{type(self).__name__} must define `evaluate`")
 
     def beside(self, each: Sequence[tuple[Columns, Mapping[str, Columns]]]) -> Shown:
-        """The table of references: what they are for, as columns, and the figures of each."""
+        """The table of references, from the columns of each row and the figures by reference."""
         rows = [
             {**which, "reference": name, **shown(figures)}
             for which, references in each
@@ -84,7 +84,7 @@ class Probe(Measure):
         return Shown(f"References for {self.name}, {self.part} images, percent", rows, 1)
 
     def at_least(self, **bounds: float) -> None:
-        """Refuse settings below their least; none is no setting."""
+        """Refuse settings below their least value; none is allowed."""
         for name, least in bounds.items():
             value = getattr(self, name)
             if value is not None and not least <= value < math.inf:
@@ -92,7 +92,7 @@ class Probe(Measure):
                 raise ConfigError(f"{what}; it must be at least {least}")
 
     def above_zero(self, *names: str) -> None:
-        """Refuse settings that are not above 0; none is no setting."""
+        """Refuse settings that are not above 0; none is allowed."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -100,7 +100,7 @@ class Probe(Measure):
 
 
 @dataclass(frozen=True)
-class Frozen(Probe):
+class Frozen(ProbeMeasure):
     """A probe of frozen features that gives an accuracy, beside its references.
 
     Those are an untrained encoder, pixels as they are and whitened, and the commonest class.
@@ -111,7 +111,7 @@ class Frozen(Probe):
     whiten: bool | int = False  # also whitened features: true (64) or how many directions
 
     def accuracy(
-        self, run: Run, data: EvalData, encoder: nn.Module, asked: Images, whose: str
+        self, run: Run, data: EvalData, encoder: nn.Module, test_images: Images, whose: str
     ) -> dict[str, Any]:
         """The accuracy of one encoder, and what was chosen for it."""
         raise TypeError(f"{type(self).__name__} must define `accuracy`")
@@ -120,14 +120,15 @@ class Frozen(Probe):
         """What a reader of the figures should know."""
         return []
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
-        """The mean over the encoders that runs judge, and what they stand beside."""
-        asked = data.part(self.part)
-        encoders = run.judged
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
+        """The mean over the final encoders, and the references."""
+        test_images = data.part(self.part)
+        encoders = run.final_encoders
         each = [
-            self.accuracy(run, data, encoder, asked, whose) for whose, encoder in encoders.items()
+            self.accuracy(run, data, encoder, test_images, whose)
+            for whose, encoder in encoders.items()
         ]
-        before = self.accuracy(run, data, run.untrained, asked, "the untrained encoder")
+        untrained = self.accuracy(run, data, run.untrained, test_images, "the untrained encoder")
         mean = float(np.mean([one["accuracy"] for one in each]))
         run.note(f"{run.label}: {self.name} on {data.name}: {100 * mean:.1f} %")
         balanced = [one["balanced"] for one in each]
@@ -136,15 +137,15 @@ class Frozen(Probe):
             "accuracy": mean,
             "balanced": float(np.mean(balanced)),
             **({"auroc": float(np.mean(areas))} if areas else {}),
-            "untrained": before["accuracy"],
-            "chance": data.chance(asked),
+            "untrained": untrained["accuracy"],
+            "chance": data.chance(test_images),
             "references": {
-                "untrained": before,
-                **self._references(run, data, asked),
-                COMMONEST: counted_right(commonest_class(data.bank.labels, asked.labels)),
+                "untrained": untrained,
+                **self._references(run, data, test_images),
+                COMMONEST: counted_right(commonest_class(data.bank.labels, test_images.labels)),
             },
-            **self._whitened(run, data, asked, each),
-            "pictures": len(asked),
+            **self._whitened(run, data, test_images, each),
+            "pictures": len(test_images),
             "learnt_from": each[0].get("learnt_from", len(data.bank)),
             "encoders": [{"of": whose, **one} for whose, one in zip(encoders, each, strict=True)],
         }
@@ -160,29 +161,34 @@ class Frozen(Probe):
             raise ConfigError(f"{self.name}.whiten is {self.whiten}; give true, or at least 1")
 
     def _whitened(
-        self, run: Run, data: EvalData, asked: Images, each: Sequence[Mapping[str, Any]]
+        self, run: Run, data: EvalData, test_images: Images, each: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """The same encoders with whitened features, and what that changes."""
         if self.whiten is False:
             return {}
-        made = {
-            whose: run.whitened(encoder, data, self.whiten) for whose, encoder in run.judged.items()
+        encoders = {
+            whose: run.whitened(encoder, data, self.whiten)
+            for whose, encoder in run.final_encoders.items()
         }
-        found = [self.accuracy(run, data, encoder, asked, whose) for whose, encoder in made.items()]
+        accuracies = [
+            self.accuracy(run, data, encoder, test_images, whose)
+            for whose, encoder in encoders.items()
+        ]
         mean = {
-            key: float(np.mean([one[key] for one in found])) for key in ("accuracy", "balanced")
+            key: float(np.mean([one[key] for one in accuracies]))
+            for key in ("accuracy", "balanced")
         }
         gain = mean["accuracy"] - float(np.mean([one["accuracy"] for one in each]))
-        return {"whitened": {**mean, "change": gain, "encoders": found}}
+        return {"whitened": {**mean, "change": gain, "encoders": accuracies}}
 
     def depends(self, run: Run) -> dict[str, Any]:
         """What figures of pixels depend on beside images, labels and the measure's settings."""
         return {}
 
-    def _references(self, run: Run, data: EvalData, asked: Images) -> dict[str, Any]:
+    def _references(self, run: Run, data: EvalData, test_images: Images) -> dict[str, Any]:
         """The figures of pixels, which are those of all runs on the same images: kept on disk."""
         finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
-        found = {}
+        references = {}
         for name, encoder in run.pixels(data).items():
             about = {
                 "reference": encoder_digest(encoder),
@@ -190,28 +196,29 @@ class Frozen(Probe):
                 "settings": plain_settings(replace(self, whiten=False)),
                 **self.depends(run),
                 "parts": [
-                    identity(run, part) for part in (data.bank, data.dataset.validation, asked)
+                    identity(run, part)
+                    for part in (data.bank, data.dataset.validation, test_images)
                 ],
                 "prepared": plain_settings(run.method.views.pipelines[0]),
             }
 
             def work(encoder: nn.Module = encoder, name: str = name) -> dict[str, Any]:
-                return self.accuracy(run, data, encoder, asked, name)
+                return self.accuracy(run, data, encoder, test_images, name)
 
-            found[name] = finished(about, work)
-        return found
+            references[name] = finished(about, work)
+        return references
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and set, then the same for every reference."""
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run and set, then the same for every reference."""
         rows, each = [], []
-        for label, name, one in by_set(found):
+        for label, name, one in by_set(results):
             figures = {
                 **{heading: one.get(key) for key, heading in FIGURES.items()},
                 "whitened": one.get("whitened", {}).get("accuracy"),
                 "untrained": one["untrained"],
             }
             percent = {key: 100 * value for key, value in figures.items() if value is not None}
-            which = columns(label, name, found)
+            which = columns(label, name, results)
             rows.append({**which, **percent, "images": one["pictures"]})
             each.append((which, one["references"]))
         title = f"{self.title()}, {self.part} images, percent"
@@ -221,13 +228,13 @@ class Frozen(Probe):
         """What the accuracies are of."""
         return self.name
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """Two bars a run and set."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """Two bars per run and set."""
         groups = {
-            called(label, name, found): {
+            called(label, name, results): {
                 key: (100 * one[key], None) for key in ("accuracy", "untrained")
             }
-            for label, name, one in by_set(found)
+            for label, name, one in by_set(results)
         }
         return barred(path, groups, f"{self.title()}: {self.part} images")
 
@@ -243,27 +250,27 @@ def identity(run: Run, images: Images) -> list[str]:
     return [run.kept.images_digest(images), labels]
 
 
-def by_set(found: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Run, set and figures, one after another."""
+def by_set(results: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Run, set and figures, for every run and set."""
     return [
         (label, name, one)
-        for label, figures in found.items()
+        for label, figures in results.items()
         for name, one in figures.plain["sets"].items()
     ]
 
 
-def called(label: str, name: str, found: Mapping[str, Figures]) -> str:
+def called(label: str, name: str, results: Mapping[str, Figures]) -> str:
     """What plots call a run on a set: only the run where all are on their own images."""
-    return label if _alone(found) else f"{label} on {name}"
+    return label if _alone(results) else f"{label} on {name}"
 
 
-def columns(label: str, name: str, found: Mapping[str, Figures]) -> dict[str, str]:
+def columns(label: str, name: str, results: Mapping[str, Figures]) -> dict[str, str]:
     """What tables call a run on a set: only the run where all are on their own images."""
-    return {"run": label} if _alone(found) else {"run": label, "on": name}
+    return {"run": label} if _alone(results) else {"run": label, "on": name}
 
 
-def _alone(found: Mapping[str, Figures]) -> bool:
-    return all(list(one.plain["sets"]) == [OWN] for one in found.values())
+def _alone(results: Mapping[str, Figures]) -> bool:
+    return all(list(one.plain["sets"]) == [OWN] for one in results.values())
 
 
 Bars = Mapping[str, Mapping[str, tuple[float, float | None]]]
@@ -282,31 +289,31 @@ def summed(draws: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
 
     AUROC is left out where no draw has one, because there are not exactly two classes.
 
-    >>> made = summed([{"accuracy": 0.5, "balanced": 0.4, "auroc": None}] * 2)
-    >>> made["accuracy"], made["stderr"], made["draws"], made["balanced_stderr"]
+    >>> summary = summed([{"accuracy": 0.5, "balanced": 0.4, "auroc": None}] * 2)
+    >>> summary["accuracy"], summary["stderr"], summary["draws"], summary["balanced_stderr"]
     (0.5, 0.0, [0.5, 0.5], 0.0)
     """
-    found = dict[str, Any]()
+    summary = dict[str, Any]()
     for key in FIGURES:
         values = [one[key] for one in draws]
         known = [value for value in values if value is not None]
         if key == "auroc" and not known:
             continue
         mean, error = estimate(known) if len(known) == len(values) else (None, None)
-        found |= {key: mean, _of(key, "stderr"): error, _of(key, "draws"): values}
-    return found
+        summary |= {key: mean, _of(key, "stderr"): error, _of(key, "draws"): values}
+    return summary
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, tuple[float, float | None] | None]:
     """The columns of figures in percent, with their errors over draws; AUROC if there is one."""
-    found = dict[str, tuple[float, float | None] | None]()
+    cells = dict[str, tuple[float, float | None] | None]()
     for key, heading in FIGURES.items():
         if key in figures and (key != "auroc" or figures[key] is not None):
             mean, error = (times(100, figures.get(name)) for name in (key, _of(key, "stderr")))
-            found[heading] = None if mean is None else (mean, error)
-    return found
+            cells[heading] = None if mean is None else (mean, error)
+    return cells
 
 
 def _of(key: str, what: str) -> str:
-    """Where the standard error or the draws of a figure are; accuracy was there first."""
+    """The key of a figure's standard error or draws; accuracy's has no prefix."""
     return what if key == "accuracy" else f"{key}_{what}"

@@ -1,4 +1,4 @@
-"""What is drawn and what is long: random views by pass, and finished trainings on disk."""
+"""Random views by pass, and a cache on disk for the results of long trainings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harmonium.data.cache import digest_of
 
 @dataclass(frozen=True)
 class Drawn:
-    """One pass of random views over images: the same whichever batch is made first."""
+    """One pass of random views over images, which do not depend on the order of batches."""
 
     view: View
     seed: int
@@ -33,9 +33,9 @@ class Drawn:
 
 @dataclass
 class ResultCache:
-    """Results of long trainings, kept one by one, so that a killed call goes on where it was.
+    """Results of long trainings, kept one by one, so that a killed call continues where it was.
 
-    A result is found by all that it follows from. Any file may be deleted at any time.
+    A result is identified by everything that it depends on. Any file may be deleted at any time.
     """
 
     folder: Path | None = None  # none: nothing is kept
@@ -46,25 +46,25 @@ class ResultCache:
         self, about: Mapping[str, Any], work: Callable[[], Mapping[str, Any]]
     ) -> dict[str, Any]:
         """The result of `work`, which `about` identifies; both are plain values."""
-        told = {**about, "torch": torch.__version__}
-        path = self.folder and self.folder / f"{digest_of(told)[:32]}.json"
-        if path and (held := _read(path)) is not None:
+        identity = {**about, "torch": torch.__version__}
+        path = self.folder and self.folder / f"{digest_of(identity)[:32]}.json"
+        if path and (cached := _read(path)) is not None:
             self.found += 1
-            return held
-        made = dict(work())
+            return cached
+        result = dict(work())
         self.computed += 1
         if path:
-            text = json.dumps({"about": told, "result": made}, indent=1)
+            text = json.dumps({"about": identity, "result": result}, indent=1)
             beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
             files.write_atomic(beside, f"{text}\n".encode())
-            os.replace(beside, path)  # another call may finish the same at this very moment
-        return made
+            os.replace(beside, path)  # another call may finish the same result at the same time
+        return result
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """The result in a file; None where there is none, or it is damaged."""
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return dict(held["result"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content["result"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,7 +1,7 @@
-"""Retrieval: which images lie nearest, as numbers and as a sheet to look at.
+"""Retrieval: which images lie nearest, as numbers and as a contact sheet.
 
-Test images ask for others of their class among all other test images, by the cosine of their
-features. Nothing is trained. Chance is what a drawn ranking would give.
+Each query, a test image, ranks all other test images by the cosine of their features; images of its
+class are relevant. Nothing is trained. Chance is what a random ranking would give.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harmonium.evaluation.evaluator import average
 from harmonium.evaluation.retrieval import nearest, retrieve
 from harmonium.measures import Figures, Shown, measures
 from harmonium.measures.eval_data import EvalData, labels_of
-from harmonium.measures.probing import Probe, by_set, called
+from harmonium.measures.probing import ProbeMeasure, by_set, called
 from harmonium.measures.run_reader import Run
 
 NEIGHBOURS = 8  # beside each query of the sheet
@@ -31,10 +31,10 @@ NEIGHBOURS = 8  # beside each query of the sheet
 
 @measures("retrieval")
 @dataclass(frozen=True)
-class Retrieving(Probe):
+class Retrieving(ProbeMeasure):
     """Precision and mean average precision of nearest images, and a sheet of them."""
 
-    legend = "chance: the precision of a ranking that is drawn at random"
+    legend = "chance: the precision of a random ranking"
 
     at: tuple[int, ...] = (1, 5, 10)  # neighbours among which precision is counted
     queries: int | None = 1000  # images that ask, at most; none: all
@@ -49,61 +49,69 @@ class Retrieving(Probe):
         if not self.at or min(self.at) < 1:
             raise ConfigError(f"retrieval.at is {list(self.at)}; each must be at least 1")
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
-        """The means over the encoders that runs judge, and the encoder at initialisation."""
-        asked = data.part(self.part)
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
+        """The means over the final encoders, and the encoder at initialisation."""
+        test_images = data.part(self.part)
         rng = seeds.numpy_rng(self.seed, "measure", "queries")
-        queries = torch.from_numpy(rng.permutation(len(asked))[: self.queries])
+        queries = torch.from_numpy(rng.permutation(len(test_images))[: self.queries])
         features = {
-            whose: run.kept_features(encoder, asked, whose) for whose, encoder in run.judged.items()
+            whose: run.kept_features(encoder, test_images, whose)
+            for whose, encoder in run.final_encoders.items()
         }
-        before = run.kept_features(run.untrained, asked, "the untrained encoder")
-        mean = average([self._figures(rows, asked, queries) for rows in features.values()])
+        untrained = run.kept_features(run.untrained, test_images, "the untrained encoder")
+        mean = average([self._figures(rows, test_images, queries) for rows in features.values()])
         run.note(f"{run.label}: retrieval on {data.name}: mAP {100 * mean['map']:.1f} %")
         first = next(iter(features.values()))
         pixels = {
-            name: self._figures(run.kept_features(encoder, asked, name), asked, queries)
+            name: self._figures(run.kept_features(encoder, test_images, name), test_images, queries)
             for name, encoder in run.pixels(data).items()
         }
         plain = {
             **mean,
-            "untrained": self._figures(before, asked, queries),
+            "untrained": self._figures(untrained, test_images, queries),
             "references": pixels,
         }
         if self.whiten is not False:
-            made = {k: run.whitened(one, data, self.whiten) for k, one in run.judged.items()}
-            features = {k: run.kept_features(one, asked, k) for k, one in made.items()}
-            found = [self._figures(rows, asked, queries) for rows in features.values()]
-            plain["whitened"] = average(found)
+            encoders = {
+                k: run.whitened(one, data, self.whiten) for k, one in run.final_encoders.items()
+            }
+            features = {k: run.kept_features(one, test_images, k) for k, one in encoders.items()}
+            whitened = [self._figures(rows, test_images, queries) for rows in features.values()]
+            plain["whitened"] = average(whitened)
         beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]
         notes = [f"{one} is of all {mean['gallery'] - 1:.0f} other images" for one in beyond]
-        return Figures(plain, notes, self._sheet(first, asked, queries[: self.sheet]))
+        return Figures(plain, notes, self._sheet(first, test_images, queries[: self.sheet]))
 
-    def _figures(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, Any]:
-        found = retrieve(features, labels_of(asked), queries, self.at)
+    def _figures(self, features: Tensor, test_images: Images, queries: Tensor) -> dict[str, Any]:
+        retrieved = retrieve(features, labels_of(test_images), queries, self.at)
         return {
-            "precision": {str(k): value for k, value in found.precision.items()},
-            "precision_chance": found.precision_chance,
-            "map": found.average,
-            "map_chance": found.average_chance,
-            "queries": found.queries,
-            "gallery": found.gallery,
+            "precision": {str(k): value for k, value in retrieved.precision.items()},
+            "precision_chance": retrieved.precision_chance,
+            "map": retrieved.average,
+            "map_chance": retrieved.average_chance,
+            "queries": retrieved.queries,
+            "gallery": retrieved.gallery,
         }
 
-    def _sheet(self, features: Tensor, asked: Images, queries: Tensor) -> dict[str, np.ndarray]:
+    def _sheet(
+        self, features: Tensor, test_images: Images, queries: Tensor
+    ) -> dict[str, np.ndarray]:
         """Images (rows, 1 + neighbours, height, width, channels), and which are of a class."""
         if not len(queries):
             return {}
         unit = functional.normalize(features.double())
-        near = nearest(unit, queries, min(NEIGHBOURS, len(asked) - 1))
+        near = nearest(unit, queries, min(NEIGHBOURS, len(test_images) - 1))
         rows = torch.cat([queries[:, None], near], 1).numpy()
-        pixels = np.stack([asked.batch(row) for row in rows])
-        return {"pictures": pixels, "alike": asked.labels[rows] == asked.labels[rows[:, :1]]}
+        pixels = np.stack([test_images.batch(row) for row in rows])
+        return {
+            "pictures": pixels,
+            "alike": test_images.labels[rows] == test_images.labels[rows[:, :1]],
+        }
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and set."""
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run and set."""
         rows: list[dict[str, Any]] = []
-        for label, name, one in by_set(found):
+        for label, name, one in by_set(results):
             first = {f"P@{k}": 100 * value for k, value in one["precision"].items()}
             rows.append(
                 {
@@ -120,20 +128,20 @@ class Retrieving(Probe):
             )
         return [Shown(f"Nearest {self.part} images by cosine, percent", rows, 1)]
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """A sheet a run and set."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """One sheet per run and set."""
         from harmonium.report.contact_sheets import ContactSheet, plot_contact_sheets
 
-        made = {
-            called(label, name, found): ContactSheet(
-                found[label].arrays[f"{name}/pictures"], found[label].arrays[f"{name}/alike"]
+        by_title = {
+            called(label, name, results): ContactSheet(
+                results[label].arrays[f"{name}/pictures"], results[label].arrays[f"{name}/alike"]
             )
-            for label, name, _ in by_set(found)
-            if f"{name}/pictures" in found[label].arrays
+            for label, name, _ in by_set(results)
+            if f"{name}/pictures" in results[label].arrays
         }
-        if made:
-            plot_contact_sheets(path, made, "Images and their nearest others, by cosine")
-        return bool(made)
+        if by_title:
+            plot_contact_sheets(path, by_title, "Images and their nearest others, by cosine")
+        return bool(by_title)
 
 
 def _whitened(figures: Mapping[str, Any]) -> dict[str, float]:

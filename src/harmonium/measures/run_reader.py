@@ -1,7 +1,7 @@
 """A run's folder, opened to be measured: its last commit, its images, its clients' encoders.
 
-Nothing here writes to the folder, so a run that is complete stays as it is, and one that still goes
-can be measured as well.
+Nothing here writes to the folder, so a complete run stays as it is, and a run that is still going
+can be measured too.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from harmonium.storage.run_folder import SITE_REPORT, Commit, RunFolder
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run was made of, and where it stands."""
+    """A run's recipe, data, split and last commit."""
 
-    label: str  # what tables and images call it
+    label: str  # its name in tables and plots
     path: Path
     recipe: Recipe
     dataset: Dataset
@@ -80,37 +80,37 @@ class Run:
 
     @cached_property
     def _eval_data(self) -> dict[str, EvalData]:
-        found = {OWN: EvalData(OWN, evaluation_data(self.dataset, self.split))}
+        data = {OWN: EvalData(OWN, evaluation_data(self.dataset, self.split))}
         if self.split.angles is not None:
-            found[UPRIGHT] = EvalData(
+            data[UPRIGHT] = EvalData(
                 UPRIGHT, evaluation_data(self.dataset, replace(self.split, angles=None))
             )
-        return found
+        return data
 
     def eval_data(self, name: str = OWN) -> EvalData:
-        """What to judge on: the run's own images, or another set in the shape of these."""
+        """The data to evaluate on: the run's own images, or another set in their shape."""
         if name not in self._eval_data:
             if name == UPRIGHT:
-                raise ConfigError(f"no client of {self.path} holds turned images: on={OWN}")
+                raise ConfigError(f"no client of {self.path} holds rotated images: set on={OWN}")
             self._eval_data[name] = EvalData(name, self.sets.load(name, self.dataset.train.shape))
         return self._eval_data[name]
 
     def overlap(self, name: str) -> list[str]:
-        """A warning where a set to judge on is one that the run has learnt from."""
+        """A warning where the run has learnt from a set that it is evaluated on."""
         own, public = self.recipe.data.name, self.recipe.public
         if name != own and (public is None or name != public.name):
             return []
         return [
-            f"the run learnt from {name} itself: images that it saw may be among those it is "
+            f"the run learnt from {name} itself: training images may be among those it is "
             f"tested on" + (f"; on={OWN} keeps them apart" if name == own else "")
         ]
 
     @cached_property
-    def judged(self) -> dict[str, nn.Module]:
-        """The encoders that a run judges at its end, by whose they are.
+    def final_encoders(self) -> dict[str, nn.Module]:
+        """The encoders that a run evaluates at its end, by owner.
 
-        The federation's; or, where clients end with encoders of their own, those of as many of
-        them as `evaluate.clients` says.
+        The federation's; or, where clients end with encoders of their own, those of
+        `evaluate.clients` clients.
         """
         from harmonium.measures.extra_round import settled
 
@@ -135,13 +135,13 @@ class Run:
     def pixels(self, data: EvalData) -> dict[str, nn.Module]:
         """Encoders without training: pixels as they are, and whitened.
 
-        Whitening is of the training part of the set that is judged on, and needs no labels.
+        Whitening is fitted on the training part of the set, and needs no labels.
         """
         if data.name not in self._pixels:
-            found: dict[str, nn.Module] = {RAW: Pixels()}
+            encoders: dict[str, nn.Module] = {RAW: Pixels()}
             with suppress(DataError):  # images that are all the same cannot be whitened
-                found[WHITENED] = whitened_pixels(data.dataset.train, self.method.views.plain)
-            self._pixels[data.name] = found
+                encoders[WHITENED] = whitened_pixels(data.dataset.train, self.method.views.plain)
+            self._pixels[data.name] = encoders
         return self._pixels[data.name]
 
     @cached_property
@@ -155,9 +155,9 @@ class Run:
         return WhitenedEncoder(encoder, whitening(moments_of(features), directions))
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
-        """Up to `count` clients whose encoders can be had, drawn from those whose turn it is.
+        """Up to `count` random clients whose encoders are available.
 
-        Of the next round's cohort first, for what they do then is what a further round would do.
+        Those of the next round's cohort come first, because a further round would train them.
         """
         everyone = sorted(self.examples)
         if self.keeps_encoders:
@@ -176,14 +176,14 @@ class Run:
 
     @property
     def cohort(self) -> list[ClientId]:
-        """Who would be asked in the next round."""
+        """The clients that would be asked in the next round."""
         recipe, number = self.recipe, self.commit.round + 1
         return recipe.participation.cohort(sorted(self.examples), number, recipe.seed)
 
     def encoders(self, clients: Sequence[ClientId]) -> dict[ClientId, nn.Module]:
-        """The clients' local encoders: their own, or what a further round makes of the model.
+        """The clients' local encoders: their own, or the model after a further round.
 
-        Fewer than asked for where a client cannot train.
+        Clients that cannot train are left out.
         """
         if not self.keeps_encoders:
             from harmonium.measures.extra_round import further
@@ -195,10 +195,10 @@ class Run:
     def owns(
         self, clients: Sequence[ClientId], epochs: int | None = None
     ) -> Iterator[tuple[ClientId, Own]]:
-        """What clients make of images after a further round, one after another.
+        """Clients' own features after a further round, one client after another.
 
-        Fewer than asked for where a client cannot train. `epochs` replaces the recipe's; with 0
-        nobody trains: clients that keep encoders have theirs, others the federation's model.
+        Clients that cannot train are left out. `epochs` replaces the recipe's; with 0 no client
+        trains: those that keep encoders use theirs, others the federation's model.
         """
         from harmonium.measures.extra_round import settled, trained
 
@@ -218,7 +218,7 @@ class Run:
                 yield client, self.method.own(model, state)
 
     def federations(self) -> list[nn.Module]:
-        """The federation's encoder; where parts of it never leave clients, those of clients."""
+        """The federation's encoder; the clients' encoders where parts of it never leave them."""
         from harmonium.measures.extra_round import settled
 
         parts, represent = self.method.blueprint, self.method.represent
@@ -229,11 +229,11 @@ class Run:
         return [represent(self.server, self.state(client)) for client in took_part]
 
     def state(self, client: ClientId) -> dict[str, Any]:
-        """What a client kept at the last commit."""
-        held = self.commit.clients.get(str(client))
-        if held is None:
+        """A client's state at the last commit."""
+        entry = self.commit.clients.get(str(client))
+        if entry is None:
             return {}
-        return state_store.read(self.path / "clients" / held["file"], held["digest"]).state
+        return state_store.read(self.path / "clients" / entry["file"], entry["digest"]).state
 
     def images(self, count: int | None, seed: int, part: str = "test") -> Images:
         """Up to `count` images of a part: the same for all runs on the same data."""
@@ -248,7 +248,7 @@ class Run:
     def kept_features(
         self, encoder: nn.Module, images: Images, whose: str, drawn: Drawn | None = None
     ) -> Tensor:
-        """The same by way of the disk; of random views where `drawn` says of which."""
+        """Features from the cache on disk; of random views where `drawn` is given."""
         if isinstance(encoder, WhitenedEncoder):  # plain features are kept, and serve both
             white: Tensor = encoder.white(self.kept_features(encoder.encoder, images, whose, drawn))
             return white
@@ -258,25 +258,27 @@ class Run:
             "prepared": [first.mean, first.std, first.size],
             **({"drawn": plain(drawn)} if drawn else {}),
         }
-        found = self.kept.features(encoder, images, self.method.views.plain, how, drawn)
-        return self._sound(found, whose)
+        features = self.kept.features(encoder, images, self.method.views.plain, how, drawn)
+        return self._sound(features, whose)
 
     def features(self, encoder: nn.Module, images: Images, whose: str) -> Tensor:
-        """Frozen features of images, refused where they are no numbers."""
+        """Frozen features of images, refused where they are not finite."""
         watch = partial(emit, "features")
         return self._sound(embed(encoder, images, self.method.views.plain, watch=watch), whose)
 
     @property
     def early(self) -> str:
-        """That its last committed round is not the last of its recipe; empty where it is."""
+        """A note where the last committed round is not the recipe's last; empty where it is."""
         if self.commit.round == self.recipe.rounds:
             return ""
         return f"measured after round {self.commit.round} of {self.recipe.rounds}"
 
-    def _sound(self, found: Tensor, whose: str) -> Tensor:
-        if not bool(found.isfinite().all()):
-            raise DataError(f"{self.path}: features of {whose} are not finite: its training broke")
-        return found
+    def _sound(self, features: Tensor, whose: str) -> Tensor:
+        if not bool(features.isfinite().all()):
+            raise DataError(
+                f"{self.path}: features of {whose} are not finite: its training diverged"
+            )
+        return features
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,12 +297,12 @@ class Federated(Run):
         return self.dataset
 
     def overlap(self, name: str) -> list[str]:
-        """A warning where a set to judge on is the public one; nobody knows what sites hold."""
+        """A warning where it is evaluated on the public set; what sites hold is unknown."""
         public = self.recipe.public
         return super().overlap(name) if public is not None and name == public.name else []
 
     @cached_property
-    def judged(self) -> dict[str, nn.Module]:
+    def final_encoders(self) -> dict[str, nn.Module]:
         """The federation's encoder; at a site of a method with personal encoders, its own."""
         method = self.method
         if self.at_site:
@@ -315,29 +317,29 @@ class Federated(Run):
         if method.recalibrates and "statistics" not in server.memory:
             raise DataError(
                 f"{self.path}: the statistics of BatchNorm are measured at the sites before an "
-                f"encoder is judged, and round {self.commit.round} has none: let the run end first"
+                f"encoder is evaluated; round {self.commit.round} has none: finish the run first"
             )
         return {"the federation": method.represent(server)}
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
-        """None: refused."""
+        """Refused: clients' models stay at the sites."""
         raise self._away(measure)
 
     def federations(self) -> list[nn.Module]:
         """The encoders that are here."""
-        return list(self.judged.values())
+        return list(self.final_encoders.values())
 
     def state(self, client: ClientId) -> dict[str, Any]:
-        """Stays at its site: refused."""
+        """Refused: a client's state stays at its site."""
         raise self._away("it")
 
     def images(self, count: int | None, seed: int, part: str = "test") -> Images:
-        """Stay at the sites: refused."""
+        """Refused: clients' images stay at the sites."""
         raise self._away("it")
 
     def _away(self, what: str) -> DataError:
         return DataError(
-            f"{self.path} is a run of a federation: {what} looks at clients' images and models, "
+            f"{self.path} is a run of a federation: {what} needs clients' images and models, "
             "which stay at the sites; knn, linear, semi, transfer and retrieval do not"
         )
 
@@ -369,7 +371,7 @@ def open_run(
 def _newest_commit(path: Path, *, with_states: bool) -> Commit:
     commit = RunFolder(path).newest(with_states=with_states)
     if commit is None:
-        raise StoreError(f"{path} has no committed round yet: let the run go on first")
+        raise StoreError(f"{path} has no committed round yet: continue the run first")
     return commit
 
 
@@ -388,17 +390,17 @@ def _federated(
     at_site: bool,
     **more: Any,
 ) -> Run:
-    """A federation's run, to be judged on the first of the sets that the call names."""
+    """A federation's run, to be evaluated on the first of the sets that the call names."""
     sets: EvalSets = more.get("sets", EvalSets())
     if theirs := [name for name in sets.names if name in THEIRS]:
         raise ConfigError(
             f"{path} is a run of a federation, whose images stay at the sites, so on={theirs[0]} "
-            "cannot be judged: name a data set that is here, e.g. on=digits, or on=folder "
+            "cannot be evaluated: name a data set that is here, e.g. on=digits, or on=folder "
             "on.folder.path=FOLDER"
         )
     method = method_of(recipe)
     side, channels = recipe.data.size or method.world.side, method.world.channels
     dataset = sets.load(sets.names[0], (side, side, channels))
     nobody = Split((), {}, dataset.digest, f"federation {recipe.digest}")
-    made: dict[str, Any] = {"at_site": at_site, **more}
-    return Federated(label, path, recipe, dataset, None, nobody, commit, note, **made)
+    fields: dict[str, Any] = {"at_site": at_site, **more}
+    return Federated(label, path, recipe, dataset, None, nobody, commit, note, **fields)

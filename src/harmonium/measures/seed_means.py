@@ -1,4 +1,4 @@
-"""Runs that differ in their seed only are repeats; tables have means of their rows."""
+"""Means over runs that differ in their seed only: rows of tables, averaged over seeds."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ def over_seeds(shown: Shown, groups: Groups) -> Shown | None:
         return None
     rows = list[dict[str, Any]]()
     for name, labels in groups.items():
-        held = [[row for row in shown.rows if row["run"] == label] for label in labels]
-        held = [its for its in held if its]  # of those that could be measured
-        if len(set(map(len, held))) == 1:
-            rows += [_merged(name, some) for some in zip(*held, strict=True)]
+        by_run = [[row for row in shown.rows if row["run"] == label] for label in labels]
+        by_run = [its for its in by_run if its]  # runs that could be measured
+        if len(set(map(len, by_run))) == 1:
+            rows += [_merged(name, some) for some in zip(*by_run, strict=True)]
     return Shown(f"{shown.title}; means over seeds", rows, shown.digits) if rows else None
 
 
 def _merged(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row for several: what all share as it is, else the mean; nothing where one has none."""
+    """One row for several: shared values as they are, else means; none where one is missing."""
     keys = dict.fromkeys(chain.from_iterable(rows))
-    held = {key: [row.get(key) for row in rows] for key in keys if key != "run"}
-    return {"run": name, "seeds": len(rows), **{key: _mean(some) for key, some in held.items()}}
+    columns = {key: [row.get(key) for row in rows] for key in keys if key != "run"}
+    return {"run": name, "seeds": len(rows), **{key: _mean(some) for key, some in columns.items()}}
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Of numbers, or of pairs `(mean, standard error)`, mean and standard error over the runs.
+    """Mean and standard error over runs, of numbers or of pairs `(mean, standard error)`.
 
     >>> _mean([1.0, 3.0]), _mean([(1.0, 0.5), (3.0, None)]), _mean([7, 7]), _mean(["a", "b"])
     ((2.0, 1.0), (2.0, 1.0), 7, None)

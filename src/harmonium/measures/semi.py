@@ -2,8 +2,8 @@
 
 FedCA (Zhang et al., 2020, Table 2) with `semi.head=mlp`, Orchestra (Lubana et al., 2022, Table 1)
 with `semi.head=linear`. Which labels are known is drawn from the training part, the same share of
-every class and at least one of each, several times. An encoder of the same kind that learnt nothing
-is trained on the same labels beside it: what is above it is what the federation is worth.
+every class and at least one of each, several times. An untrained encoder of the same kind is
+trained on the same labels for comparison: the difference is the gain from the federation.
 
 Orchestra keeps the images with known labels out of the federation's training; here, as in FedCA,
 clients have trained on them, without labels.
@@ -47,21 +47,21 @@ class Semi(Tunes):
         if len(set(self.fractions)) < len(self.fractions):
             raise ConfigError(f"semi.fractions names one twice: {list(self.fractions)}")
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
-        """Every fraction on one set."""
-        found, notes = [], []
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
+        """The figures of every fraction on one set."""
+        by_fraction, notes = [], []
         for share in self.fractions:
             labelled = [self.known(data, share, draw) for draw in range(self.draws)]
             one = self.both(run, data, labelled, f"{100 * share:g} % of labels")
-            found.append({"fraction": share, "labels": len(labelled[0]), **one})
+            by_fraction.append({"fraction": share, "labels": len(labelled[0]), **one})
             for whose, values in (("its", one), ("an untrained", one["untrained"])):
-                if lost := sum(value is None for value in values["draws"]):
+                if count := sum(value is None for value in values["draws"]):
                     notes.append(
-                        f"{100 * share:g} %: {whose} network diverged in {counted(lost, 'draw')}"
+                        f"{100 * share:g} %: {whose} network diverged in {counted(count, 'draw')}"
                     )
         about = plain(self.how(run))
         chance = data.chance(data.part(self.part))
-        return Figures({"how": about, "fractions": found, "chance": chance}, notes)
+        return Figures({"how": about, "fractions": by_fraction, "chance": chance}, notes)
 
     def known(self, data: EvalData, share: float, draw: int) -> Images:
         """The images whose labels are known in a draw."""
@@ -69,26 +69,26 @@ class Semi(Tunes):
         images = data.bank
         return images.subset(stratified(np.asarray(images.labels), share, rng))
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run, set and fraction, then the same for every reference."""
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run, set and fraction, then the same for every reference."""
         each = []
-        for label, name, figures in by_set(found):
+        for label, name, figures in by_set(results):
             for one in figures["fractions"]:
-                which, share = columns(label, name, found), f"{100 * one['fraction']:g} %"
+                which, share = columns(label, name, results), f"{100 * one['fraction']:g} %"
                 first = {**which, "labels": f"{share} ({one['labels']})"}
                 each.append((first, {**which, "labels": share}, one))
         title = f"Fine-tuned with few labels, {self.head} head, {self.part} images, percent"
         return self.side_by_side(title, each, "untrained")
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """Two bars a run, set and fraction."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """Two bars per run, set and fraction."""
         groups = {
-            f"{called(label, name, found)}, {100 * one['fraction']:g} %": {
+            f"{called(label, name, results)}, {100 * one['fraction']:g} %": {
                 kind: (100 * some["accuracy"], 100 * (some["stderr"] or 0) or None)
                 for kind, some in (("fine-tuned", one), ("untrained", one["untrained"]))
                 if some["accuracy"] is not None
             }
-            for label, name, figures in by_set(found)
+            for label, name, figures in by_set(results)
             for one in figures["fractions"]
         }
         return barred(path, groups, f"Fine-tuned with few labels: {self.part} images")

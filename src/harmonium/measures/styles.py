@@ -1,12 +1,12 @@
-"""Style and content of a FedStyle run: what do images that lie near each other have in common?
+"""Style and content of a FedStyle run: what do neighbouring images have in common?
 
 Yang et al., More Generalized and Personalized Unsupervised Representation Learning in a Distributed
 System, 2022, Figure 4: a t-SNE map of style features, each client's training images seen by its
 own style network. Beside it, the same images seen by the federation's encoder.
 
-Own style networks are different networks, so their features may lie apart by client whatever the
-images look like. Therefore a third map, the control, has all images seen by the style network
-of one client: what is apart there is apart in the images.
+Clients' style networks are different networks, so their features may be separated by client
+whatever the images look like. Therefore a third map, the control, embeds all images with the style
+network of one client: what is separated there differs in the images.
 
 For each of the three, and with images grouped by client, by style and by class:
 
@@ -41,13 +41,13 @@ from harmonium.measures.tsne import FEWEST, NEIGHBOURS, laid_out
 from harmonium.methods.fedstyle import FedStyle
 
 KINDS = {"own": "own style networks", "control": "one style network", "content": "content"}
-CHUNK = 1024  # rows whose neighbours are looked for at once
+CHUNK = 1024  # rows whose neighbours are searched at once
 
 
 @measures("styles")
 @dataclass(frozen=True)
-class Styles(Measure):
-    """Maps of style features and of content features, and what lies apart in either."""
+class StyleMeasure(Measure):
+    """Maps of style features and of content features, and how well they separate groups."""
 
     legend = "chance: the purity of features that know nothing of the groups"
 
@@ -65,16 +65,16 @@ class Styles(Measure):
             if value is not None and value < low:
                 raise ConfigError(f"styles.{name} is {value}; it must be at least {low}")
 
-    def look(self, run: Run) -> Figures:
-        """The maps of one run, and how far clients, styles and classes lie apart in each."""
+    def compute(self, run: Run) -> Figures:
+        """The maps of one run, and how well each separates clients, styles and classes."""
         clients, control = self._clients(run)
-        held = as_held(run.dataset, run.split).train
-        chosen = {client: held.subset(self._rows(run, client)) for client in clients}
+        train = as_held(run.dataset, run.split).train
+        chosen = {client: train.subset(self._rows(run, client)) for client in clients}
         owner = np.concatenate([np.full(len(chosen[c]), c, np.int64) for c in clients])
         if len(owner) < FEWEST:
             raise DataError(f"{run.path}: {len(owner)} images are too few; a map needs {FEWEST}")
         groups = {"client": owner, "class": _joined(chosen, lambda images: images.labels)}
-        if self.column in held.factors:
+        if self.column in train.factors:
             groups["style"] = _joined(chosen, lambda images: images.factors[self.column])
         features = self._features(run, chosen, control)
         plain = {
@@ -93,11 +93,11 @@ class Styles(Measure):
         return Figures(plain, self._notes(run, groups), {**maps, "owner": owner, "names": named})
 
     def _clients(self, run: Run) -> tuple[list[int], int]:
-        """Whose images are looked at, and whose network looks at all of them."""
+        """The clients whose images are used, and the client of the control network."""
         if not isinstance(run.method, FedStyle):
             raise ConfigError(
-                f"styles looks at what fedstyle's clients keep, but {run.path} is a run of "
-                f"{run.method.name}"
+                f"styles needs the style networks of fedstyle's clients, but {run.path} is a run "
+                f"of {run.method.name}"
             )
         styled = sorted(int(client) for client in run.commit.clients)
         if len(styled) < 2:
@@ -107,7 +107,7 @@ class Styles(Measure):
         if self.control is not None and self.control not in styled:
             raise ConfigError(
                 f"styles.control is {self.control}, which has no style network in {run.path}: "
-                f"choose of {', '.join(map(str, styled))}"
+                f"choose one of {', '.join(map(str, styled))}"
             )
         rng = seeds.numpy_rng(self.seed, "measure", "clients")
         drawn = rng.permutation(styled)[: self.clients]
@@ -116,9 +116,9 @@ class Styles(Measure):
 
     def _rows(self, run: Run, client: int) -> Integers:
         """Some of a client's images; one that it holds several times counts once."""
-        held = np.unique(run.split.indices[client])
+        own = np.unique(run.split.indices[client])
         rng = seeds.numpy_rng(self.seed, "measure", "pictures", client)
-        return np.sort(rng.permutation(held)[: self.pictures])
+        return np.sort(rng.permutation(own)[: self.pictures])
 
     def _features(self, run: Run, chosen: Mapping[int, Images], control: int) -> dict[str, Tensor]:
         """Unit features of all images by each kind of network."""
@@ -128,18 +128,18 @@ class Styles(Measure):
             return run.method.blueprint.copy_from(run.server.model, kept).eval()["style"]
 
         one, encoder = style(control), run.method.represent(run.server)
-        found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+        by_kind: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
         for number, (client, images) in enumerate(chosen.items(), 1):
             if run.method.has_own_encoders:  # in its BatchNorms
                 encoder = run.method.represent(run.server, run.state(client))
             for kind, network in zip(KINDS, (style(client), one, encoder), strict=True):
-                found[kind].append(run.features(network, images, f"client {client}"))
+                by_kind[kind].append(run.features(network, images, f"client {client}"))
             if number % 10 == 0 or number == len(chosen):
                 run.note(f"{run.label}: styles, features of {number} of {len(chosen)} clients")
-        return {kind: functional.normalize(torch.cat(rows)) for kind, rows in found.items()}
+        return {kind: functional.normalize(torch.cat(rows)) for kind, rows in by_kind.items()}
 
     def _names(self, run: Run, chosen: Mapping[int, Images]) -> list[str]:
-        """What the legend calls each client: its number, and its style where it has one."""
+        """Names of clients in the legend: the number, and the style where a client has one."""
         names = [f"client {client}" for client in range(max(chosen) + 1)]
         for client, images in chosen.items():
             own = np.unique(images.factors.get(self.column, ()))
@@ -151,30 +151,30 @@ class Styles(Measure):
     def _notes(self, run: Run, groups: Mapping[str, Integers]) -> list[str]:
         notes = []
         if "style" not in groups:
-            notes.append(f"these images have no column '{self.column}': nothing is said by style")
+            notes.append(f"these images have no column '{self.column}': no figures by style")
         if not (groups["class"] != UNKNOWN).any():
-            notes.append("no image has a label: nothing is said by class")
+            notes.append("no image has a label: no figures by class")
         if missing := len(run.examples) - len(run.commit.clients):
             notes.append(f"no style network yet: {counted(missing, 'client')} did not take part")
         return notes
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """A row for each kind of features and each grouping."""
         rows = [
             {"run": label, "features": words, "by": by, **numbers}
-            for label, one in found.items()
+            for label, one in results.items()
             for kind, words in KINDS.items()
             for by, numbers in one.plain["apart"][kind].items()
             if numbers["purity"] is not None
         ]
         return [Shown("What near images have in common, by style and by content", rows, 3)]
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """Three maps a run, side by side, coloured by client."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """Three maps per run, side by side, coloured by client."""
         from harmonium.report.measure_plots import Panel, maps
 
         panels = {}
-        for label, one in found.items():
+        for label, one in results.items():
             names = [str(name) for name in one.arrays["names"]]
             for kind, words in KINDS.items():
                 whose = f" (client {one.plain['control']}'s)" if kind == "control" else ""
@@ -189,7 +189,7 @@ def _joined(chosen: Mapping[int, Images], column: Any) -> Integers:
 
 
 def apart(features: Tensor, groups: Integers) -> dict[str, float | None]:
-    """How far groups of rows `(n, dim)` of unit length lie apart; rows of no known group are left.
+    """How well unit rows `(n, dim)` separate groups; rows of no known group are left out.
 
     >>> rows = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
     >>> apart(rows, np.array([0, 0, 0, 1, 1, 1]))
@@ -207,11 +207,11 @@ def apart(features: Tensor, groups: Integers) -> dict[str, float | None]:
     pieces = torch.split(torch.arange(len(rows)), CHUNK)
     nearest = torch.cat([_nearest(rows, some, most) for some in pieces])
     alike = place[nearest.numpy()] == place[:, None]
-    looked = np.minimum(others, most)  # a group no larger than that could never be pure
-    near = alike & (np.arange(most) < looked[:, None])
+    counted_neighbours = np.minimum(others, most)  # else a small group could never be pure
+    near = alike & (np.arange(most) < counted_neighbours[:, None])
     some = others > 0
     return {
-        "purity": float((near.sum(1)[some] / looked[some]).mean()),
+        "purity": float((near.sum(1)[some] / counted_neighbours[some]).mean()),
         "chance": float(others[some].mean() / (len(rows) - 1)),
         "silhouette": float(silhouette_score(rows.numpy(), place, metric="cosine")),
     }

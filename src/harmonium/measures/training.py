@@ -1,4 +1,4 @@
-"""What the two measures share that train a whole network with labels: settings, draws, tables."""
+"""Shared by the measures that train a whole network with labels: settings, draws, tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harmonium.measures.probing import (
     FIGURES,
     PIXELS,
     Columns,
-    Probe,
+    ProbeMeasure,
     counted_right,
     identity,
     shown,
@@ -39,7 +39,7 @@ PLAIN, CROP = "plain", "crop"
 
 
 @dataclass(frozen=True)
-class Tunes(Probe):
+class Tunes(ProbeMeasure):
     """A measure that fine-tunes encoders."""
 
     legend = PIXELS
@@ -50,7 +50,7 @@ class Tunes(Probe):
     batch: int = 128  # images a step
     hidden: int | None = None  # units of mlp; none: as many as features
     views: str | None = None  # plain, crop or a preset; none: crop with linear, plain with mlp
-    clients: int = 3  # whose own encoders are judged, at most, where clients end with such
+    clients: int = 3  # whose own encoders are evaluated, at most, where clients end with such
     seed: int = 0  # of which labels are known, of heads, orders and views
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Tunes(Probe):
 
     def some(self, run: Run) -> dict[str, nn.Module]:
         """The encoders that are fine-tuned."""
-        return dict(list(run.judged.items())[: self.clients])
+        return dict(list(run.final_encoders.items())[: self.clients])
 
     def tuned(
         self,
@@ -96,17 +96,17 @@ class Tunes(Probe):
         what: str,
         whose: str,
     ) -> list[dict[str, Any]]:
-        """The figures of an encoder that is trained on, one for each choice of images."""
-        asked = data.part(self.part)
+        """The figures of a fine-tuned encoder, one for each choice of images."""
+        test_images = data.part(self.part)
         how, views = self.how(run), run.method.views
-        found = list[dict[str, Any]]()
+        by_draw = list[dict[str, Any]]()
         for draw, images in enumerate(labelled):
             seed = seeds.seed_of(self.seed, "measure", "tuned", draw)
             about = {
                 "encoder": encoder_digest(encoder),
                 "network": plain(run.recipe.encoder),  # dropout, say, is not in its weights
                 "trained": identity(run, images),
-                "tested": identity(run, asked),
+                "tested": identity(run, test_images),
                 "how": plain(how),
                 "prepared": plain(views.pipelines[0]),
                 "seed": seed,
@@ -119,17 +119,17 @@ class Tunes(Probe):
                 images: Images = images, seed: int = seed, fresh: list[bool] = fresh
             ) -> dict[str, Any]:
                 fresh.append(True)
-                made = finetune(encoder, images, how, views.plain, seed)
-                given = made.answers(asked, views.plain)
+                network = finetune(encoder, images, how, views.plain, seed)
+                given = network.answers(test_images, views.plain)
                 return dict.fromkeys(FIGURES) if given is None else counted_right(given)
 
-            found.append(run.finished(about, work))
-            value = found[-1]["accuracy"]
-            told = "diverged" if value is None else f"{100 * value:.1f} %"
-            told += "" if fresh else ", found on disk"
+            by_draw.append(run.finished(about, work))
+            value = by_draw[-1]["accuracy"]
+            outcome = "diverged" if value is None else f"{100 * value:.1f} %"
+            outcome += "" if fresh else ", found on disk"
             number = f", {draw + 1} of {len(labelled)}" if len(labelled) > 1 else ""
-            run.note(f"{run.label}: {self.name} on {data.name}: {what}, {whose}{number}: {told}")
-        return found
+            run.note(f"{run.label}: {self.name} on {data.name}: {what}, {whose}{number}: {outcome}")
+        return by_draw
 
     def both(
         self, run: Run, data: EvalData, labelled: Sequence[Images], what: str
@@ -150,11 +150,11 @@ class Tunes(Probe):
     def _references(
         self, run: Run, data: EvalData, labelled: Sequence[Images]
     ) -> dict[str, dict[str, Any]]:
-        """Linear probes on pixels with the same labels, and always naming the commonest class."""
-        asked = data.part(self.part)
-        found = {}
+        """Linear probes on pixels with the same labels, and predicting the commonest class."""
+        test_images = data.part(self.part)
+        references = {}
         for name, encoder in run.pixels(data).items():
-            tested = run.kept_features(encoder, asked, name)
+            tested = run.kept_features(encoder, test_images, name)
             draws = []
             for images in labelled:
                 known = run.kept_features(encoder, images, name)
@@ -164,13 +164,13 @@ class Tunes(Probe):
                     known[:0],
                     labels_of(images)[:0],
                     tested,
-                    labels_of(asked),
+                    labels_of(test_images),
                     strengths=(FEW_STRENGTH,),
                 )
                 draws.append(counted_right(probe.answers))
-            found[name] = summed(draws)
-        always = commonest_class(data.bank.labels, asked.labels)
-        return {**found, COMMONEST: summed([counted_right(always)])}
+            references[name] = summed(draws)
+        always = commonest_class(data.bank.labels, test_images.labels)
+        return {**references, COMMONEST: summed([counted_right(always)])}
 
     def side_by_side(
         self, title: str, each: Sequence[tuple[Columns, Columns, Mapping[str, Any]]], before: str
@@ -181,7 +181,7 @@ class Tunes(Probe):
             title: of the first table.
             each: what was trained on, as columns of the first table and of the second, and the
                 figures of `both`.
-            before: what tables call the untrained encoder.
+            before: the name of the untrained encoder in tables.
         """
         runs = [
             {**first, **shown(one), before: shown(one["untrained"])["accuracy"]}

@@ -1,8 +1,8 @@
-"""Transfer: the whole network is trained on another data set, beside one that begins anew.
+"""Transfer: the whole network is trained on another data set, and compared with one from scratch.
 
 FedCA (Zhang et al., 2020, Table 3): an encoder that learnt from one data set without labels is the
 start for another with all its labels. With a head of one hidden layer, everything is trained for
-100 epochs by Adam. What is above the network from scratch is what the federation is worth there.
+100 epochs by Adam. The difference to a network from scratch is the gain from the federation.
 Images are brought to the shape of the run's, as FedCA enlarges CIFAR's for encoders of larger
 ones.
 """
@@ -39,14 +39,14 @@ class Transfer(Tunes):
             raise ConfigError(f"transfer.data is '{self.data}', which is unknown: {near}")
 
     def needs(self, names: Sequence[str]) -> list[str]:
-        """Its own, or all that are not the runs' own."""
-        found = [self.data] if self.data else [name for name in names if name not in THEIRS]
-        if not found:
+        """The data set of its settings, or all that are not the runs' own."""
+        needed = [self.data] if self.data else [name for name in names if name not in THEIRS]
+        if not needed:
             raise ConfigError("transfer needs another data set: transfer.data=mnist, or on=mnist")
-        return found
+        return needed
 
-    def judge(self, run: Run, data: EvalData) -> Figures:
-        """One set."""
+    def evaluate(self, run: Run, data: EvalData) -> Figures:
+        """The figures on one set."""
         one = self.both(run, data, [data.bank] * self.draws, "all labels")
         plainly = {
             "how": plain(self.how(run)),
@@ -54,30 +54,30 @@ class Transfer(Tunes):
             "chance": data.chance(data.part(self.part)),
             **one,
         }
-        lost = [
+        notes = [
             f"{whose} network diverged in {counted(count, 'draw')}"
             for whose, values in (("its", one), ("an untrained", one["untrained"]))
             if (count := sum(value is None for value in values["draws"]))
         ]
-        return Figures(plainly, lost)
+        return Figures(plainly, notes)
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run and set, then the same for every reference."""
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run and set, then the same for every reference."""
         each = []
-        for label, name, one in by_set(found):
-            which = columns(label, name, found)
+        for label, name, one in by_set(results):
+            which = columns(label, name, results)
             each.append(({**which, "labels": one["labels"]}, which, one))
         title = f"Trained on another data set, {self.head} head, {self.part} images, percent"
         return self.side_by_side(title, each, "from scratch")
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """Two bars a run and set."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """Two bars per run and set."""
         groups = {
-            called(label, name, found): {
+            called(label, name, results): {
                 kind: (100 * some["accuracy"], 100 * (some["stderr"] or 0) or None)
                 for kind, some in (("from the run", one), ("from scratch", one["untrained"]))
                 if some["accuracy"] is not None
             }
-            for label, name, one in by_set(found)
+            for label, name, one in by_set(results)
         }
         return barred(path, groups, f"Trained on another data set: {self.part} images")

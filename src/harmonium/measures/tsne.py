@@ -1,8 +1,8 @@
-"""A map of what one client's local model sees: are its own classes apart from all others?
+"""A map of features of one client's local model: are its own classes separated from all others?
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 3. One client trains once
 more from the committed model; t-SNE draws features of test images in two dimensions. Maps cannot
-be compared by eye alone, and t-SNE distorts, so three numbers are made from the features instead:
+be compared by eye alone, and t-SNE distorts, so three numbers are computed from the features:
 
 - purity: the share of an image's 10 nearest neighbours that are of the client's own classes, over
   images of these classes; `chance` is what it would be if features knew nothing of classes
@@ -57,16 +57,16 @@ class TSNE(Measure):
                 value = getattr(self, name)
                 raise ConfigError(f"tsne.{name} is {value}; it must be at least {least}")
 
-    def look(self, run: Run) -> Figures:
-        """The map of one run, and how far the client's classes lie apart from the rest."""
+    def compute(self, run: Run) -> Figures:
+        """The map of one run, and how well the client's classes are separated from the rest."""
         images = run.images(self.pictures, self.seed)
         if len(images) < FEWEST:
             raise DataError(f"{run.path} has {len(images)} test images; a map needs {FEWEST}")
         encoder = self._encoder(run)
         features = functional.normalize(run.features(encoder, images, f"client {self.client}"))
         labels = np.asarray(images.labels)
-        held = run.dataset.train.labels
-        own = own_classes(held[run.split.indices[self.client]], held)
+        train_labels = run.dataset.train.labels
+        own = own_classes(train_labels[run.split.indices[self.client]], train_labels)
         is_own = np.isin(labels, own) & (labels != UNKNOWN)
         plain: dict[str, Any] = {
             "round": run.commit.round,
@@ -80,7 +80,7 @@ class TSNE(Measure):
         if not (labels != UNKNOWN).any():
             notes.append("no test image has a label: the map has one colour and no numbers")
         elif not own:
-            notes.append(f"client {self.client} has no class more than its fair share of")
+            notes.append(f"client {self.client} holds no class beyond its fair share")
         names = [name_of(run.dataset.classes, value) for value in range(int(labels.max()) + 1)]
         arrays = {
             "map": self._map(features),
@@ -96,27 +96,27 @@ class TSNE(Measure):
             raise ConfigError(f"tsne.client is {client}; {run.path} has clients 0 to {clients - 1}")
         if run.keeps_encoders and str(client) not in run.commit.clients:
             raise ConfigError(f"{run.path}: client {client} never took part, so it has no encoder")
-        found = run.encoders([client])
-        if client not in found:
+        encoders = run.encoders([client])
+        if client not in encoders:
             raise ConfigError(
                 f"{run.path}: client {client} could not train: set another tsne.client"
             )
-        return found[client]
+        return encoders[client]
 
     def _map(self, features: Tensor) -> np.ndarray:
         return laid_out(features, self.perplexity, self.seed)
 
-    def tables(self, found: Mapping[str, Figures]) -> list[Shown]:
-        """A row a run."""
+    def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
+        """One row per run."""
         rows = []
-        for label, one in found.items():
+        for label, one in results.items():
             own = ", ".join(one.plain["own_classes"]) or "none"
             numbers = {key: one.plain[key] for key in NUMBERS if one.plain["purity"] is not None}
             rows.append({"run": label, "client": one.plain["client"], "classes": own, **numbers})
         return [Shown("A client's own classes against the rest, by its local encoder", rows, 3)]
 
-    def draw(self, path: Path, found: Mapping[str, Figures]) -> bool:
-        """One map a run, side by side."""
+    def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
+        """One map per run, side by side."""
         from harmonium.report.measure_plots import Panel, maps
 
         panels = {
@@ -126,14 +126,14 @@ class TSNE(Measure):
                 [str(name) for name in one.arrays["names"]],
                 {int(value) for value in one.arrays["own"]},
             )
-            for label, one in found.items()
+            for label, one in results.items()
         }
         maps(path, panels, "Test images under a client's local encoder, by t-SNE")
         return True
 
 
 def laid_out(features: Tensor, perplexity: float, seed: int) -> np.ndarray:
-    """Two coordinates a row by t-SNE; one thread, so that they are the same everywhere.
+    """Two coordinates per row by t-SNE; one thread, so that they are the same everywhere.
 
     `perplexity` is at most a third of the rows.
     """
@@ -141,31 +141,33 @@ def laid_out(features: Tensor, perplexity: float, seed: int) -> np.ndarray:
     from threadpoolctl import threadpool_limits
 
     perplexity = min(perplexity, (len(features) - 1) / 3)
-    # Features of one direction only have no second component to begin with.
+    # Features along a single direction have no second component to start from.
     start = "pca" if int(torch.linalg.matrix_rank(features - features.mean(0))) > 1 else "random"
     mapper = Mapper(perplexity=perplexity, init=start, random_state=seed % 2**32)
     with threadpool_limits(1), work(f"t-SNE of {len(features):,} images"):
         return np.asarray(mapper.fit_transform(features.numpy()))
 
 
-def own_classes(held: Integers, everyone: Integers) -> list[int]:
+def own_classes(own_labels: Integers, everyone: Integers) -> list[int]:
     """The classes of which a client has at least half again the share that all have.
 
     >>> own_classes(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 2, 3, 4] * 4))
     [0, 1]
     """
-    held, everyone = held[held != UNKNOWN], everyone[everyone != UNKNOWN]
-    if not len(held):
+    own_labels, everyone = own_labels[own_labels != UNKNOWN], everyone[everyone != UNKNOWN]
+    if not len(own_labels):
         return []
     counts = np.bincount(everyone)
-    own = np.bincount(held, minlength=len(counts))
+    own = np.bincount(own_labels, minlength=len(counts))
     return [
-        int(c) for c in np.flatnonzero(own) if own[c] / len(held) >= OWN * counts[c] / len(everyone)
+        int(c)
+        for c in np.flatnonzero(own)
+        if own[c] / len(own_labels) >= OWN * counts[c] / len(everyone)
     ]
 
 
 def separation(features: Tensor, own: np.ndarray) -> dict[str, float | None]:
-    """How far some rows `(n, dim)` of unit length lie apart from the rest; None where none can.
+    """How well some unit rows `(n, dim)` are separated from the rest; None where there are too few.
 
     >>> rows = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
     >>> separation(rows, np.array([True] * 3 + [False] * 3))["silhouette"]

@@ -28,7 +28,7 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Dataset
 from harmonium.data.partition import SplitRule, splits
 from harmonium.data.sets.digits import Digits
-from harmonium.data.sets.styles import Styles, is_archive
+from harmonium.data.sets.styles import StyledImages, is_archive
 from harmonium.data.splits.iid import IID
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
@@ -154,7 +154,7 @@ def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
     spec = choose(section, registry, value)
     named = {name: getattr(spec, name, None) for name in ("path", "root")}
     absolute: dict[str, Any] = {k: _absolute(v) for k, v in named.items() if v}
-    if isinstance(spec, Styles):
+    if isinstance(spec, StyledImages):
         absolute["sets"] = tuple(_absolute(s) if is_archive(s) else s for s in spec.sets)
     return replace(spec, **absolute) if absolute else spec
 

@@ -6,7 +6,7 @@ import pytest
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.decoding.conversion import shaped
-from harmonium.data.sets.styles import Styles
+from harmonium.data.sets.styles import StyledImages
 
 
 def member(name, shape, count, classes=("0", "1", "2")):
@@ -42,7 +42,7 @@ def sets(monkeypatch, home):
 
 
 def test_members_keep_their_images_labels_and_style(sets):
-    data = Styles(sets=("small", "large"), size=8, validation=0.0).load()
+    data = StyledImages(sets=("small", "large"), size=8, validation=0.0).load()
     assert data.names == {"style": ("small", "large")}
     assert data.classes == ("0", "1", "2")
     assert data.train.shape == (8, 8, 3)
@@ -57,7 +57,7 @@ def test_members_keep_their_images_labels_and_style(sets):
 
 
 def test_validation_is_taken_from_all_styles_alike(sets):
-    data = Styles(sets=("small", "large"), size=8, validation=0.5).load()
+    data = StyledImages(sets=("small", "large"), size=8, validation=0.5).load()
     assert set(data.validation.factors["style"]) == {0, 1}
     assert len(data.validation) + len(data.train) == 39
 
@@ -76,12 +76,12 @@ def test_validation_is_taken_from_all_styles_alike(sets):
 )
 def test_sets_that_are_no_styles_of_each_other(sets, names, error, says):
     with pytest.raises(error, match=says):
-        Styles(sets=names, size=8).load()
+        StyledImages(sets=names, size=8).load()
 
 
 def test_digit_is_the_default():
-    assert Styles().sets == ("mnist", "usps", "svhn")
-    assert (Styles().size, Styles().channels) == (32, 3)
+    assert StyledImages().sets == ("mnist", "usps", "svhn")
+    assert (StyledImages().size, StyledImages().channels) == (32, 3)
 
 
 def archive(folder, name, count=12, labels=3, shade=0):
@@ -97,7 +97,7 @@ def archive(folder, name, count=12, labels=3, shade=0):
 
 def test_an_archive_is_a_style_called_as_its_file(sets, tmp_path):
     path, arrays = archive(tmp_path / "a", "post.npz")
-    data = Styles(sets=("small", path), size=8, validation=0.0).load()
+    data = StyledImages(sets=("small", path), size=8, validation=0.0).load()
     assert data.names == {"style": ("small", "post")}
     assert data.classes == ("0", "1", "2")
     rows = np.flatnonzero(data.train.factors["style"] == 1)
@@ -113,7 +113,7 @@ def test_what_an_archive_holds_counts_and_not_where_it_lies(sets, tmp_path):
     there, _ = archive(tmp_path / "b", "post.npz")
     other, _ = archive(tmp_path / "c", "post.npz", shade=1)
     renamed, _ = archive(tmp_path / "d", "mail.npz")
-    loaded = [Styles(sets=("small", path)).load() for path in (here, there, other, renamed)]
+    loaded = [StyledImages(sets=("small", path)).load() for path in (here, there, other, renamed)]
     assert loaded[0].digest == loaded[1].digest and loaded[0].key == loaded[1].key
     assert len({one.digest for one in loaded}) == 3
     assert loaded[3].names["style"] == ("small", "mail")
@@ -122,22 +122,22 @@ def test_what_an_archive_holds_counts_and_not_where_it_lies(sets, tmp_path):
 def test_an_archive_with_other_classes_is_no_style(sets, tmp_path):
     path, _ = archive(tmp_path / "a", "post.npz", labels=4)
     with pytest.raises(DataError, match="small has 3 classes.*but post has 4"):
-        Styles(sets=("small", path)).load()
+        StyledImages(sets=("small", path)).load()
 
 
 def test_as_many_images_of_every_style_and_class_as_are_asked_for(sets, tmp_path):
     path, _ = archive(tmp_path / "a", "post.npz", count=15)
     wanted = {"sets": ("large", path), "each": 7, "test_each": 3, "size": 8, "validation": 0.0}
-    data, again, moved = (Styles(**wanted, seed=seed).load() for seed in (0, 0, 1))
+    data, again, moved = (StyledImages(**wanted, seed=seed).load() for seed in (0, 0, 1))
     for part, most in ((data.train, 3), (data.test, 1)):
         for style, count in enumerate((7, 7) if part is data.train else (3, 3)):
             labels = part.labels[part.factors["style"] == style]
             assert len(labels) == count
             assert np.bincount(labels, minlength=3).max() == most
     assert data.digest == again.digest != moved.digest
-    assert len(Styles(**wanted, limit=5).load().train) == 5
-    assert len(Styles(**{**wanted, "each": None}).load().train) == 45
-    assert len(Styles(**{**wanted, "test_each": None}).load().test) == 10
+    assert len(StyledImages(**wanted, limit=5).load().train) == 5
+    assert len(StyledImages(**{**wanted, "each": None}).load().train) == 45
+    assert len(StyledImages(**{**wanted, "test_each": None}).load().test) == 10
 
 
 @pytest.mark.parametrize(
@@ -150,4 +150,4 @@ def test_as_many_images_of_every_style_and_class_as_are_asked_for(sets, tmp_path
 )
 def test_more_of_a_style_than_there_are(sets, limits, error, says):
     with pytest.raises(error, match=says):
-        Styles(sets=("large", "small"), **limits).load()
+        StyledImages(sets=("large", "small"), **limits).load()

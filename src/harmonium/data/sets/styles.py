@@ -23,7 +23,7 @@ CHUNK = 1024  # images written at once
 
 @datasets("styles")
 @dataclass(frozen=True)
-class Styles(DataSpec):
+class StyledImages(DataSpec):
     """Several data sets with the same classes, each one style; FedStyle's Digit unless told.
 
     The factor `style` says which set an image comes from. `split=styles` gives every client one

@@ -25,7 +25,7 @@ from harmonium.data.splits.sampling import (
 
 @splits("styles")
 @dataclass(frozen=True)
-class Styles(SplitRule):
+class StyleSplit(SplitRule):
     """Every client has one style, every style as many clients, all the same size (FedStyle).
 
     The first clients have the first style, and so on. Every style gives as many images as the
