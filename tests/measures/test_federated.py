@@ -104,7 +104,7 @@ def test_advice_on_a_federation_s_run_names_its_own_commands(
     at_server: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(at_server, tmp_path / "run")
-    assert RunFolder(run).again == f"harmonium server resume {run} makes it again"
+    assert RunFolder(run).remedy.startswith(f"harmonium server resume {run} ")
     with (run / "recipe.yaml").open("a") as file:
         file.write("# edited\n")
     with pytest.raises(StoreError, match="start a new run with this one: harmonium server start"):

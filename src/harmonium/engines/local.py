@@ -107,7 +107,7 @@ class LocalEngine(StateVersions):
             for path in folder.glob("[0-9]*"):  # neither large tensors nor secrets
                 if f"{folder.name}/{path.name}" not in needed:
                     files.remove(path)
-            state_store.tidy(folder)
+            state_store.remove_unused_tensors(folder)
 
     def joined(self, round: int) -> dict[ClientId, int]:
         """No client joins later: all are here from the start."""

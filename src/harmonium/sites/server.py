@@ -156,7 +156,7 @@ def _run(
     note, method = loop.watcher.note, method_of(loop.recipe)
     arrival.check_declared(method)
     if resumed:
-        loop.folder.last(with_states=False)  # a damaged run fails before it is announced
+        loop.folder.newest_readable(with_states=False)  # a damaged run fails before it is announced
     shape = (method.world.side, method.world.side, method.world.channels)
     public = load_public(loop.recipe, shape)
     participants = (

@@ -370,7 +370,7 @@ class Site:
         for path in folder.glob("[0-9]*.safetensors"):
             if path.name < newest and path.name not in needed:
                 path.unlink(missing_ok=True)
-        state_store.tidy(folder)
+        state_store.remove_unused_tensors(folder)
 
     def _run(self, header: Mapping[str, Any]) -> Path:
         return self.folder / "runs" / str(header["run"])
