@@ -45,12 +45,12 @@ def test_strangers_are_refused(stage, waiting, tmp_path_factory, seen):
     other = type(stage)(tmp_path_factory.mktemp("other"))
     other.init("--port", str(stage.port))
     impostor = other.site("north")
-    assert "does not show a certificate of this federation" in impostor.ends(2)
+    assert "does not present a certificate of this federation" in impostor.ends(2)
 
     # A kit of this federation whose key was never enrolled.
     stage.say("server", "add", "east")
     stranger = stage.site("east")
-    stranger.says("the server does not let this site in")
+    stranger.says("the server does not admit this site")
     stranger.kill()
 
     # Plain text, by the command and by hand.

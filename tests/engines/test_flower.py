@@ -51,7 +51,7 @@ def together() -> Iterator[FlowerPair]:
 
 @pytest.mark.parametrize(
     ("enrolled", "words"),
-    [(False, "does not know this site's key"), (True, r"lets the site in about \d+ s from now")],
+    [(False, "does not know this site's key"), (True, r"will admit the site in about \d+ s")],
 )
 def test_a_node_that_is_not_let_in_learns_why(
     enrolled: bool, words: str, together: FlowerPair

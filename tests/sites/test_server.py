@@ -43,10 +43,10 @@ class Greeted:
     def __init__(self, *turns: dict) -> None:
         self.turns = list(turns)
 
-    def say(self, step, down, clients, seconds):
+    def send_step(self, step, down, clients, seconds):
         assert step == "hello" and seconds > 0
         said = self.turns.pop(0)
-        yield from ((client, said.get(client, "it was not there")) for client in clients)
+        yield from ((client, said.get(client, "it was offline")) for client in clients)
 
 
 def took(examples: object, public: str = "") -> dict:
@@ -70,7 +70,7 @@ def test_the_roll_names_everyone_who_does_not_take_part(federation, monkeypatch)
         (2, "west", 7),
     ]
     assert "south does not take part: the site's policy refuses this plan" in notes
-    assert notes.count("south: it was not there; waiting for it") == 1
+    assert notes.count("south: it was offline; waiting for it") == 1
 
 
 def test_a_roll_is_called_for_so_long(federation) -> None:
@@ -87,7 +87,7 @@ class Coming:
     def __init__(self, *turns: dict) -> None:
         self.turns, self.asked = list(turns), []
 
-    def greet(self, clients, seconds, round):
+    def handshake(self, clients, seconds, round):
         assert round == 2
         self.asked.append(list(clients))
         said = self.turns.pop(0) if self.turns else {}

@@ -42,7 +42,7 @@ class FlowerPair:
         """Start the link and the node."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         port = free_port()
-        link = Link(folder, "127.0.0.1", port, forgets=True)  # much quicker
+        link = Link(folder, "127.0.0.1", port, in_memory=True)  # much faster
         self._link = self._stack.enter_context(link)
         self._number = self._link.admit({0: self._node.public_key()})[0]
         arguments = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)

@@ -183,7 +183,7 @@ def _run(
             session.enrol(engine, listening.wait)
         if warning := _dominance_warning(loop.recipe, participants.roll):
             note(warning)
-        engine.keep(enrolled.client for enrolled in participants.roll)
+        engine.set_members(enrolled.client for enrolled in participants.roll)
         session.admit_newcomers(engine)
         return loop.run(session.inputs(), engine, simulate=False)
 
@@ -359,7 +359,7 @@ class _LateJoiners:
         """Those of these clients who take part from a round on."""
         joining, now = list[Enrolled](), time.monotonic()
         due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
-        for client, outcome in self.engine.greet(due, JOINING, round) if due else ():
+        for client, outcome in self.engine.handshake(due, JOINING, round) if due else ():
             if isinstance(outcome, str):  # it left, or could not read the greeting
                 continue
             site, up = self.sites[client], outcome["up"]
@@ -434,7 +434,7 @@ def _call_roll(
     absent: list[str] = []
     end = time.monotonic() + (float("inf") if wait is None else wait)
     while waiting and (left := end - time.monotonic()) > 0:
-        for client, outcome in engine.say("hello", {}, list(waiting), left):
+        for client, outcome in engine.send_step("hello", {}, list(waiting), left):
             name = sites[client].name
             if isinstance(outcome, str):  # offline, or it could not read the greeting
                 if said.get(client) != outcome:
