@@ -83,7 +83,7 @@ def test_the_server_insists_on_tls_beyond_loopback(stage, seen):
     assert "--insecure listens on loopback only" in refused
     data = ("--data", "digits", "--kit", "federation/kits/north")
     refused = stage.say("client", "start", *data, "--insecure", "--server", "10.0.0.1:1", code=2)
-    assert "--insecure speaks to loopback only" in refused
+    assert "--insecure connects to loopback only" in refused
     seen("exit code 2 on either side")
 
 

@@ -37,7 +37,9 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 def taken_home(at_server: Path, folder: Path, **told: Any) -> Path:
     """The same run as a site keeps it."""
     plan = read_recipe(at_server)
-    host: ClientRuntime = open_runtime(SiteImages.of("digits", ["data.limit=20"]), plan, folder, 0)
+    host: ClientRuntime = open_runtime(
+        SiteImages.parse("digits", ["data.limit=20"]), plan, folder, 0
+    )
     weights = harmonium.load_encoder(at_server).network.state_dict()
     model = host.method.blueprint.shared()
     model |= {f"encoder.{key}": value for key, value in weights.items()}
