@@ -45,12 +45,12 @@ def test_strangers_are_refused(stage, waiting, tmp_path_factory, seen):
     other = type(stage)(tmp_path_factory.mktemp("other"))
     other.init("--port", str(stage.port))
     impostor = other.site("north")
-    assert "does not show a certificate of this federation" in impostor.ends(2)
+    assert "does not present a certificate of this federation" in impostor.ends(2)
 
     # A kit of this federation whose key was never enrolled.
     stage.say("server", "add", "east")
     stranger = stage.site("east")
-    stranger.says("the server does not let this site in")
+    stranger.says("the server does not admit this site")
     stranger.kill()
 
     # Plain text, by the command and by hand.
@@ -83,7 +83,7 @@ def test_the_server_insists_on_tls_beyond_loopback(stage, seen):
     assert "--insecure listens on loopback only" in refused
     data = ("--data", "digits", "--kit", "federation/kits/north")
     refused = stage.say("client", "start", *data, "--insecure", "--server", "10.0.0.1:1", code=2)
-    assert "--insecure speaks to loopback only" in refused
+    assert "--insecure connects to loopback only" in refused
     seen("exit code 2 on either side")
 
 

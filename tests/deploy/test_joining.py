@@ -14,7 +14,7 @@ def test_a_site_that_comes_late_joins(stage, seen):
     stage.allow("join_late: false", "join_late: true", "west")
     server = stage.server(*MORE, options=("--wait", "15"))
     early = [stage.site(name) for name in ("north", "south")]
-    server.says("west does not take part: it did not come in 15 s", "2 of 3 clients")
+    server.says("west does not take part: it did not connect within 15 s", "2 of 3 clients")
     stage.until(1)
     west = stage.site("west")
     said = server.ends()

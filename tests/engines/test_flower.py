@@ -51,7 +51,7 @@ def together() -> Iterator[FlowerPair]:
 
 @pytest.mark.parametrize(
     ("enrolled", "words"),
-    [(False, "does not know this site's key"), (True, r"lets the site in about \d+ s from now")],
+    [(False, "does not know this site's key"), (True, r"will admit the site in about \d+ s")],
 )
 def test_a_node_that_is_not_let_in_learns_why(
     enrolled: bool, words: str, together: FlowerPair
@@ -80,8 +80,8 @@ SERVERS = "Wed, 18 Nov 2026 12:00:00 GMT"
         (401, {"date": SERVERS}, 2, "does not accept this site's signature"),
         (401, {}, -600, "does not accept this site's signature"),
         (412, {"x-harmonium-why": "unknown"}, 0, "harmonium server add"),
-        (412, {"x-harmonium-why": "connected 17"}, 0, "in about 17 s from now"),
-        (503, {}, 0, "HTTP code 503: is a proxy in between"),
+        (412, {"x-harmonium-why": "connected 17"}, 0, "in about 17 s,"),
+        (503, {}, 0, "HTTP code 503: .*proxy"),
     ],
 )
 def test_every_cause_of_a_refusal_has_its_own_words(code, headers, late, words) -> None:
@@ -126,7 +126,7 @@ def test_every_fault_of_a_certificate_has_its_own_words(tmp_path: Path) -> None:
     assert "has expired, by this machine's clock" in met(authority, 1, mine)
     assert "is not valid yet, by this machine's clock" in met(authority, 9, mine, first=2)
     assert "signed by another authority" in met(other, 9, mine)
-    assert "made for other names" in met(authority, 9, ["example.org"])
+    assert "certificate for other names" in met(authority, 9, ["example.org"])
 
 
 class _Shifted:

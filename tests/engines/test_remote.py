@@ -309,7 +309,7 @@ class Federation:
         """A whole run, begun by some of the clients, as the server plays it."""
         named: dict[str, Any] = {"data": None, "split": None, "public": None, "notes": []}
         register(folder, self.recipe, self.method, cache={"data": None, "public": None}, **named)
-        self.engine.keep(there)
+        self.engine.set_members(there)
         inputs = RunInputs(self.method, dict.fromkeys(there, 12), None)
         RunLoop(folder, self.recipe, Callback()).run(inputs, self.engine, simulate=False)
         return folder
@@ -747,11 +747,11 @@ def test_a_node_that_stays_away_is_named_and_waited_for_once(
     fed = build()
     fed.carrier.slow = dict.fromkeys(fed.carrier.nodes, 10.0)
     fed.carrier.away = {node_of(0): [(5.0, 500.0)], node_of(3): [(0.0, 500.0)]}
-    assert why(fed.deliver(1)) == {0: GONE, 3: "it was not there"}
+    assert why(fed.deliver(1)) == {0: GONE, 3: "it was offline"}
     assert 105.0 <= fed.passed < 108.0
     for round in (2, 3):  # and from then on only while it is there
         before = fed.clock.now
-        assert why(fed.deliver(round)) == dict.fromkeys((0, 3), "it was not there")
+        assert why(fed.deliver(round)) == dict.fromkeys((0, 3), "it was offline")
         assert fed.clock.now - before < 12.0
     fed.clock.now = fed.carrier.began + 500.0
     assert not why(fed.deliver(4))
@@ -762,7 +762,7 @@ def test_a_node_that_stays_away_is_named_and_waited_for_once(
 def test_a_deadline_ends_patience(build: Callable[..., Federation]) -> None:
     fed = build(waits=Waits(deadline=30.0, patience=100.0))
     fed.carrier.away = {node_of(0): [(0.0, 500.0)]}
-    assert why(fed.deliver()) == {0: "it was not there"}
+    assert why(fed.deliver()) == {0: "it was offline"}
     assert 30.0 <= fed.passed < 31.0
 
 
@@ -807,7 +807,7 @@ def test_messages_that_could_not_be_sent_are_no_tries(build: Callable[..., Feder
     assert not why(fed.deliver())
     assert fed.passed < WAITS.patience
     fed.carrier.unsent = 10**9
-    assert why(fed.deliver(2)) == dict.fromkeys(range(CLIENTS), "it was not there")
+    assert why(fed.deliver(2)) == dict.fromkeys(range(CLIENTS), "it was offline")
 
 
 def test_a_site_that_refuses_is_heard_and_not_asked_again(
@@ -908,7 +908,7 @@ def test_too_few_answers_end_the_round_and_its_states_go_back(
     held = fed.engine.snapshot()
     fed.carrier.away = {node_of(client): [(0.0, 10_000.0)] for client in (0, 1)}
     server = replace(server, round=2)
-    with pytest.raises(NotEnoughReplies, match="2 of 4 clients answered.*it was not there"):
+    with pytest.raises(NotEnoughReplies, match="2 of 4 clients answered.*it was offline"):
         driver.drive(fed.method.round(server, server.everyone), server)
     assert fed.engine.snapshot() != held
     fed.engine.restore(held)
@@ -986,9 +986,9 @@ def test_greetings_and_the_end_reach_those_who_are_there(
     build: Callable[..., Federation],
 ) -> None:
     fed = build()
-    found = dict(fed.engine.say("hello", {}))
+    found = dict(fed.engine.send_step("hello", {}))
     assert [found[client]["up"]["examples"] for client in range(CLIENTS)] == [12] * CLIENTS  # type: ignore[index]
-    assert set(dict(fed.engine.say("hello", {}, [2]))) == {2}
+    assert set(dict(fed.engine.send_step("hello", {}, [2]))) == {2}
     fed.carrier.away = {node_of(3): [(0.0, 10_000.0)]}
     told: list[Any] = []
     for client, site in fed.sites.items():
@@ -996,7 +996,7 @@ def test_greetings_and_the_end_reach_those_who_are_there(
     fed.deliver(to=[0, 1, 2])
     before, model = fed.clock.now, fed.method.blueprint.shared()
     fed.engine.finish(model, {"x": torch.ones(1)}, {"round": 3})
-    assert fed.notes == ["site 3 did not receive the encoder: it was not there"]
+    assert fed.notes == ["site 3 did not receive the encoder: it was offline"]
     assert fed.clock.now - before < 2.0
     assert [client for client, _ in told] == [0, 1, 2]
     for _, (_, _, _, said, kept) in told:
@@ -1023,7 +1023,7 @@ def test_a_fault_at_the_end_is_noted_in_one_line(build: Callable[..., Federation
 def test_a_node_that_is_back_before_anyone_looks_is_asked_again(
     build: Callable[..., Federation],
 ) -> None:
-    """Flower delivers a message once, and says nothing of a node that connected anew since."""
+    """Flower delivers a message once, and says nothing of a node that reconnected since."""
     fed = build()
     fed.carrier.silent, fed.carrier.slow = True, {node_of(1): 5.0}
     fed.carrier.away = {node_of(1): [(2.1, 2.2)]}
@@ -1049,20 +1049,20 @@ def test_a_site_joins_at_the_beginning_of_a_round(
     assert [entry["outcome"] for entry in fed.sites[3].log.entries()][-1] == "finished"
 
 
-def test_who_does_not_take_part_yet_is_greeted_without_holding_anyone_up(
+def test_who_does_not_take_part_yet_gets_a_handshake_without_holding_anyone_up(
     build: Callable[..., Federation],
 ) -> None:
     fed = build()
-    fed.engine.keep([0])
+    fed.engine.set_members([0])
     fed.carrier.away = {node_of(3): [(0.0, 10_000.0)]}
     fed.carrier.slow = {node_of(2): 60.0}  # it reads its images first
-    assert [client for client, _ in fed.engine.greet([1, 2, 3], 3.0)] == [1]
+    assert [client for client, _ in fed.engine.handshake([1, 2, 3], 3.0)] == [1]
     assert 2.5 < fed.passed < 5
     asked = len(fed.carrier.messages)
-    assert not list(fed.engine.greet([2, 3], 3.0)) and fed.passed < 5
+    assert not list(fed.engine.handshake([2, 3], 3.0)) and fed.passed < 5
     assert len(fed.carrier.messages) == asked  # the first greeting still waits there
     fed.clock.now += 60
-    ((client, got),) = fed.engine.greet([2, 3], 3.0)
+    ((client, got),) = fed.engine.handshake([2, 3], 3.0)
     assert client == 2 and isinstance(got, dict) and got["up"]["examples"] == 12
 
 
@@ -1070,22 +1070,22 @@ def test_a_greeting_that_went_with_its_connection_is_repeated(
     build: Callable[..., Federation],
 ) -> None:
     fed = build()
-    fed.engine.keep([0])
+    fed.engine.set_members([0])
     fed.carrier.silent, fed.carrier.slow = True, {node_of(2): 8.0}
     fed.carrier.away = {node_of(2): [(5.0, 6.0)]}
-    assert not list(fed.engine.greet([2], 3.0))
+    assert not list(fed.engine.handshake([2], 3.0))
     fed.clock.now += 60
-    assert not list(fed.engine.greet([2], 3.0))
+    assert not list(fed.engine.handshake([2], 3.0))
     fed.clock.now += 60
-    assert [client for client, _ in fed.engine.greet([2], 3.0)] == [2]
+    assert [client for client, _ in fed.engine.handshake([2], 3.0)] == [2]
 
 
 def test_a_greeting_ends_when_it_is_to_end(build: Callable[..., Federation]) -> None:
     fed = build()
     fed.carrier.away = {node_of(1): [(0.0, 10_000.0)]}
     fed.carrier.slow = {node_of(2): 500.0}
-    found = dict(fed.engine.say("hello", {}, None, 20.0))
-    assert found[1] == "it was not there" and found[2] == "no answer within 20 s"
+    found = dict(fed.engine.send_step("hello", {}, None, 20.0))
+    assert found[1] == "it was offline" and found[2] == "no answer within 20 s"
     assert 19 < fed.passed < 22
 
 

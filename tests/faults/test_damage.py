@@ -292,12 +292,12 @@ def test_a_commit_seals_logs_without_reading_them_again(tmp_path: Path) -> None:
         if number == 1:  # what was committed is damaged while the run goes on
             data = (tmp_path / ASKED).read_bytes()
             (tmp_path / ASKED).write_bytes(data.replace(b"0", b"7"))
-    with pytest.raises(StoreError, match=r"asked\.jsonl is damaged, its lines are not those"):
-        folder.last()
+    with pytest.raises(StoreError, match=r"asked\.jsonl is damaged.*round"):
+        folder.newest_readable()
     with pytest.raises(StoreError, match=r"asked\.jsonl is damaged"):
         folder.read_log(ASKED)
     (tmp_path / ASKED).write_bytes(b'{"round": 0}\n{"round": 1}\n{"round": 2}\n{"rou')
-    commit, faults = folder.last()
+    commit, faults = folder.newest_readable()
     assert commit is not None and commit.round == 2 and not faults
     assert len(folder.read_log(ASKED)) == 3
 

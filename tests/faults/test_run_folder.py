@@ -134,10 +134,10 @@ def test_a_damaged_client_state_is_named_and_the_commit_before_used(
 
 def test_states_of_real_sites_are_not_looked_for_here(stopped: Path) -> None:
     shutil.rmtree(stopped / "clients")
-    newest, faults = RunFolder(stopped).last(with_states=False)
+    newest, faults = RunFolder(stopped).newest_readable(with_states=False)
     assert newest is not None and newest.clients and not faults
     with pytest.raises(StoreError, match="no checkpoint can be read"):
-        RunFolder(stopped).last()
+        RunFolder(stopped).newest_readable()
 
 
 @dataclass(frozen=True)

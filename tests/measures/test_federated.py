@@ -37,7 +37,9 @@ def at_server(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 def taken_home(at_server: Path, folder: Path, **told: Any) -> Path:
     """The same run as a site keeps it."""
     plan = read_recipe(at_server)
-    host: ClientRuntime = open_runtime(SiteImages.of("digits", ["data.limit=20"]), plan, folder, 0)
+    host: ClientRuntime = open_runtime(
+        SiteImages.parse("digits", ["data.limit=20"]), plan, folder, 0
+    )
     weights = harmonium.load_encoder(at_server).network.state_dict()
     model = host.method.blueprint.shared()
     model |= {f"encoder.{key}": value for key, value in weights.items()}
@@ -104,7 +106,7 @@ def test_advice_on_a_federation_s_run_names_its_own_commands(
     at_server: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(at_server, tmp_path / "run")
-    assert RunFolder(run).again == f"harmonium server resume {run} makes it again"
+    assert RunFolder(run).remedy.startswith(f"harmonium server resume {run} ")
     with (run / "recipe.yaml").open("a") as file:
         file.write("# edited\n")
     with pytest.raises(StoreError, match="start a new run with this one: harmonium server start"):

@@ -143,7 +143,7 @@ def test_what_the_last_round_did_before_it_was_stopped_is_dropped(tmp_path: Path
     method = {"name": HERE, "late": True}
     found = run(Recipe.from_tree({**settings, "method": method}), out=tmp_path / "a")
     assert found.stopped and len(found.rounds) == 4
-    commit, _ = RunFolder(tmp_path / "a").last()
+    commit, _ = RunFolder(tmp_path / "a").newest_readable()
     assert commit is not None
     for held in commit.clients.values():
         state = state_store.read(tmp_path / "a/clients" / held["file"], held["digest"]).state

@@ -51,7 +51,7 @@ def file(source: Any, tmp_path: Path) -> Path:
 
 
 def committed(folder: Path) -> Mapping[str, Tensor]:
-    commit, _ = RunFolder(folder).last(with_states=False)
+    commit, _ = RunFolder(folder).newest_readable(with_states=False)
     assert commit is not None
     model: Mapping[str, Tensor] = commit.server["model"]
     return model

@@ -42,7 +42,7 @@ def test_missing_sites_are_named_in_the_line_of_their_round():
     watcher = LineWatcher(Console(file=said, width=200))
     watcher.names = {0: "north", 1: "south", 2: "west"}
     for number in (1, 2):
-        replies = [Reply(0, {}, ""), Reply(1, {}, ""), Reply(2, None, "it was not there")]
+        replies = [Reply(0, {}, ""), Reply(1, {}, ""), Reply(2, None, "it was offline")]
         for reply in replies if number == 1 else replies[:2]:
             watcher.task(reply)
         watcher.round({**ROW, "round": number, "missing": 2 - number}, 1.0)

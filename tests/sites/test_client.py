@@ -9,7 +9,7 @@ from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, StoreEr
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.runtime import StateRef, Task
 from harmonium.recipe.schema import Recipe
-from harmonium.sites.client import SiteImages, budget_words, open_runtime, save_final_encoder
+from harmonium.sites.client import SiteImages, describe_budget, open_runtime, save_final_encoder
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
 from harmonium.sites.policy import Policy
 
@@ -64,18 +64,18 @@ def archive(path: Path, **more: np.ndarray) -> str:
 
 def test_a_bare_path_is_answered_with_the_right_words(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--data folder:{tmp_path}"):
-        SiteImages.of(str(tmp_path))
+        SiteImages.parse(str(tmp_path))
     archive(tmp_path / "a.npz")
     with pytest.raises(ConfigError, match=f"--data npz:{tmp_path / 'a.npz'}"):
-        SiteImages.of(str(tmp_path / "a.npz"))
+        SiteImages.parse(str(tmp_path / "a.npz"))
 
 
 def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz")
-    assert len(SiteImages.of(words).load(8, 1)[1]) == 6
-    assert len(SiteImages.of(words, ["data.limit=4"]).load(8, 1)[1]) == 4
+    assert len(SiteImages.parse(words).load(8, 1)[1]) == 6
+    assert len(SiteImages.parse(words, ["data.limit=4"]).load(8, 1)[1]) == 4
     parts = [
-        SiteImages.of(words, part=f"{k}/4").load(8, 1)[1].pixels[:, 0, 0, 0] for k in range(1, 5)
+        SiteImages.parse(words, part=f"{k}/4").load(8, 1)[1].pixels[:, 0, 0, 0] for k in range(1, 5)
     ]
     assert [len(part) for part in parts] == [2, 2, 1, 1]
     assert sorted(np.concatenate(parts).tolist()) == list(range(6))
@@ -95,7 +95,7 @@ def test_all_images_are_used_unless_a_setting_says_so(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_right_is_one_line(words, changes, part, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        SiteImages.of(words, changes, part)
+        SiteImages.parse(words, changes, part)
     assert "\n" not in str(caught.value)
 
 
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_read_is_told_before_anything_connects(tmp_path:
     for place in (tmp_path, tmp_path / "sub"):
         Image.new("L", (8, 8)).save(place / "a.png")
     with pytest.raises(DataError, match="both directly in it"):
-        SiteImages.of(f"folder:{tmp_path}")
+        SiteImages.parse(f"folder:{tmp_path}")
 
 
 def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
@@ -118,27 +118,27 @@ def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
         (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
     (tmp_path / "scan.dcm").write_bytes(b"DICM")
     notes: list[str] = []
-    SiteImages.of(f"folder:{tmp_path}").inspect(notes.append)
+    SiteImages.parse(f"folder:{tmp_path}").inspect(notes.append)
     assert all(f"broken-{number}.png" in notes[0] for number in range(7))
     assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
-    host = open_runtime(SiteImages.of(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
+    host = open_runtime(SiteImages.parse(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
     assert len(host.images) == 9
     with pytest.raises(DataError, match="7 of 16 images cannot be read: broken-0.png"):
-        SiteImages.of(f"folder:{tmp_path}", ["data.corrupt=refuse"]).inspect(notes.append)
+        SiteImages.parse(f"folder:{tmp_path}", ["data.corrupt=refuse"]).inspect(notes.append)
 
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.dcm").write_bytes(b"DICM")
     with pytest.raises(DataError, match=r"but 3 .dcm, which are not read: convert them first"):
-        SiteImages.of(f"folder:{tmp_path}")
+        SiteImages.parse(f"folder:{tmp_path}")
 
 
-def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
+def test_the_servers_evaluation_images_are_not_at_the_sites() -> None:
     """Of a set that both have, sites take the training part."""
     plan, dataset = planned(Recipe.of("fedavg", "data=digits"), 3)
     assert dataset is not None
-    _, here = SiteImages.of("digits").load(8, 1)
+    _, here = SiteImages.parse("digits").load(8, 1)
     trained = {image.tobytes() for image in here.pixels}
     held = [*dataset.test.pixels, *dataset.validation.pixels]
     assert sum(image.tobytes() in trained for image in held) <= 2  # digits that were drawn twice
@@ -146,7 +146,7 @@ def test_what_a_server_judges_with_is_not_at_the_sites() -> None:
 
 def test_labels_stay_unless_the_method_reads_them(tmp_path: Path) -> None:
     words = archive(tmp_path / "a.npz", labels=np.array([0, 1, 0, 1, 0, 1]))
-    host = open_runtime(SiteImages.of(words), plan_of(), tmp_path, 1)
+    host = open_runtime(SiteImages.parse(words), plan_of(), tmp_path, 1)
     assert not host.images.labelled and list(host.indices) == [1]
 
 
@@ -156,7 +156,7 @@ def test_sites_number_classes_as_the_plan_does(tmp_path: Path) -> None:
     for name in ("dog", "newt"):
         (tmp_path / "images" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 9).save(tmp_path / "images" / name / "a.png")
-    images = SiteImages.of(f"folder:{tmp_path / 'images'}")
+    images = SiteImages.parse(f"folder:{tmp_path / 'images'}")
     plan = plan_of("data.classes=[cat,dog,newt]", method="supervised")
     assert open_runtime(images, plan, tmp_path, 0).images.labels.tolist() == [1, 2]
     with pytest.raises(DataError, match="no class 'newt'"):
@@ -172,13 +172,13 @@ def test_what_was_spent_counts_before_a_plan_runs() -> None:
     plan = plan_of(*noisy, method="fedsc")
     past = [{"mechanism": "gaussian", "sensitivity": 1.0, "scale": 2.0, "count": 1}]
     policy = Policy(epsilon=5.0)
-    assert budget_words(policy, plan_of(), past, 100) == ""  # nothing that is guarded
-    assert "--images N" in budget_words(policy, plan, past, None)
-    fresh = budget_words(policy, plan, [], 100)
+    assert describe_budget(policy, plan_of(), past, 100) == ""  # nothing that is guarded
+    assert "--images N" in describe_budget(policy, plan, past, None)
+    fresh = describe_budget(policy, plan, [], 100)
     assert fresh.startswith("epsilon 0 at delta 1e-05 is spent; after 2 rounds it is at most 4.463")
-    assert "allows at least 1 of 2 rounds" in budget_words(Policy(epsilon=3.5), plan, [], 100)
+    assert "allows at least 1 of 2 rounds" in describe_budget(Policy(epsilon=3.5), plan, [], 100)
     with pytest.raises(PolicyRefusal, match=r"epsilon \d[\d.]* at delta 1e-05 is spent") as told:
-        budget_words(Policy(epsilon=1.0), plan, past, 100)
+        describe_budget(Policy(epsilon=1.0), plan, past, 100)
     assert "\n" not in str(told.value)
 
 
@@ -192,7 +192,7 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
     from harmonium.core import codec
 
     host = open_runtime(
-        SiteImages.of("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret"
+        SiteImages.parse("digits", ["data.limit=40"]), plan_of(), tmp_path, 0, b"secret"
     )
     model = host.method.blueprint.shared()
     control = {
@@ -216,7 +216,7 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     import harmonium
 
     plan = plan_of(method="fedavg")
-    host = open_runtime(SiteImages.of("digits"), plan, tmp_path, 0)
+    host = open_runtime(SiteImages.parse("digits"), plan, tmp_path, 0)
     model = host.method.blueprint.shared()
     path = save_final_encoder(plan, host, tmp_path, {"model": model, "statistics": {}}, {}, {})
     found = harmonium.load_encoder(path).state_dict()

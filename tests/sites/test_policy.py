@@ -456,7 +456,7 @@ def test_a_plan_that_wants_more_is_refused(
         (
             9,
             ["fedsc", "evaluate.objective=false"],
-            "over the images 5 by correlate and 5 by train in a round, but `epochs`",
+            r"over the images 10 times .*5 by correlate and 5 by train.*`epochs`",
         ),
         (5, ["fedsc", "method.passes=1000000000"], "1e.09 by correlate"),
         (15, ["fedstyle"], "16 by train"),

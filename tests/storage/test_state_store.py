@@ -60,16 +60,16 @@ def test_versions_come_back_with_names_in_their_order(tmp_path: Path) -> None:
     }
     ((_, _, version),) = grow(tmp_path, state)
     assert codec.encode(version.state) == codec.encode(state)
-    assert set(version.apart) == {("b",), ("a", "y"), ("a", 3)}
+    assert set(version.separate) == {("b",), ("a", "y"), ("a", 3)}
 
 
 def test_what_stays_is_written_once_and_what_changed_goes_with_the_state(tmp_path: Path) -> None:
     states = [{"still": big(1), "moves": big(n), "small": torch.ones(n + 1)} for n in (5, 6, 7, 8)]
     made = grow(tmp_path, *states)
-    assert [set(version.apart) for _, _, version in made] == [{("still",), ("moves",)}] + [
+    assert [set(version.separate) for _, _, version in made] == [{("still",), ("moves",)}] + [
         {("still",)}
     ] * 3
-    assert [version.within for _, _, version in made[1:]] == [{("moves",)}] * 3
+    assert [version.inline for _, _, version in made[1:]] == [{("moves",)}] * 3
     for (_, _, version), state in zip(made, states, strict=True):
         assert codec.encode(version.state) == codec.encode(state)
     assert len(apart(tmp_path)) == 2  # of the first version alone
@@ -81,7 +81,7 @@ def test_a_tensor_changed_in_place_has_changed(tmp_path: Path) -> None:
     ((file, _, version),) = grow(tmp_path, {"x": big(1)})
     version.state["x"][3] = 9.0
     again = state_store.read(file, state_store.write(file, version.state, version))
-    assert float(again.state["x"][3]) == 9.0 and again.within == {("x",)}
+    assert float(again.state["x"][3]) == 9.0 and again.inline == {("x",)}
 
 
 def test_clients_share_what_is_the_same_until_the_last_forgets_it(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_clients_share_what_is_the_same_until_the_last_forgets_it(tmp_path: Path
         assert shared.exists()
         for file in (tmp_path / str(client)).glob("[0-9]*"):
             file.unlink()
-        state_store.tidy(tmp_path / str(client))
+        state_store.remove_unused_tensors(tmp_path / str(client))
         assert not apart(tmp_path, client)
     assert not list((tmp_path / "shared").iterdir())
 
@@ -103,12 +103,12 @@ def test_clients_share_what_is_the_same_until_the_last_forgets_it(tmp_path: Path
 def test_tidying_keeps_what_any_version_needs(tmp_path: Path) -> None:
     first, second, third = grow(tmp_path, {"x": big(1)}, {"x": big(1), "y": big(2)}, {"x": big(3)})
     (tmp_path / "7" / "apart-torn.safetensors.part").write_bytes(b"half")
-    state_store.tidy(tmp_path / "7")
+    state_store.remove_unused_tensors(tmp_path / "7")
     assert len(apart(tmp_path)) == 2
     for file, digest, version in (first, second, third):
         assert codec.encode(state_store.read(file, digest).state) == codec.encode(version.state)
     second[0].write_bytes(b"damaged")  # what it needs cannot be known, and it is lost anyway
-    state_store.tidy(tmp_path / "7")
+    state_store.remove_unused_tensors(tmp_path / "7")
     assert len(apart(tmp_path)) == 1
     state_store.read(*first[:2])
 
@@ -174,4 +174,4 @@ def test_a_run_has_targets_once_and_resumes_to_the_same_bits(tmp_path: Path) -> 
     torn = max(apart(clients, 1), key=lambda path: path.stat().st_size)
     torn.write_bytes(b"")
     with pytest.raises(StoreError, match=torn.name):
-        RunFolder(tmp_path / "calm").last()
+        RunFolder(tmp_path / "calm").newest_readable()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from harmonium.sites.folder import Federation
-    from harmonium.sites.server import Listening
+    from harmonium.sites.server import ListenSettings
     from harmonium.sites.upkeep import Removal
 
 server = typer.Typer(
@@ -39,7 +39,7 @@ client = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Option("--federation", "-f", help="The federation's folder.")]
-KitFolder = Annotated[Path, typer.Option("--kit", "-k", help="The folder the server handed out.")]
+KitFolder = Annotated[Path, typer.Option("--kit", "-k", help="The kit, a folder from the server.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS; for trials, on loopback only.")]
 Listen = Annotated[
     str | None,
@@ -49,7 +49,7 @@ Listen = Annotated[
 ]
 Wait = Annotated[
     float | None,
-    typer.Option("--wait", help="Seconds after which to begin without sites that are not there."),
+    typer.Option("--wait", help="Seconds after which to begin without sites that are offline."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
 FOLDER, KIT = Path("federation"), Path("kit")
@@ -63,10 +63,13 @@ def init(
     sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...")] = None,
     folder: Folder = FOLDER,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address at which sites reach it.")
+        list[str] | None,
+        typer.Option("--host", help="Name or address at which sites reach the server."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="The one port that is open.")] = 8443,
-    days: Annotated[int, typer.Option("--days", help="How long its certificate is valid.")] = 730,
+    days: Annotated[
+        int, typer.Option("--days", help="How long the server's certificate is valid.")
+    ] = 730,
 ) -> None:
     """Make a federation: keys, certificates and a kit for each site.
 
@@ -87,7 +90,7 @@ def add(
         Path | None, typer.Option("--key", help="The site.pub that the site made with keygen.")
     ] = None,
 ) -> None:
-    """Add a site: with --key by the key that it made, otherwise by a key made here."""
+    """Add a site, with the key that it made (--key) or with a new key made here."""
     from harmonium.sites.folder import add_site, enrol
 
     _show(add_site(folder, name) if key is None else enrol(folder, name, key))
@@ -95,7 +98,7 @@ def add(
 
 @server.command("remove")
 def remove(name: str, folder: Folder = FOLDER) -> None:
-    """Remove a site: its key is refused from the next start on."""
+    """Remove a site; the server refuses its key from the next start on."""
     from harmonium.sites.folder import remove_site
 
     _show(remove_site(folder, name))
@@ -103,7 +106,7 @@ def remove(name: str, folder: Folder = FOLDER) -> None:
 
 @server.command("renew")
 def renew(folder: Folder = FOLDER) -> None:
-    """Renew the server's certificate; sites need do nothing."""
+    """Renew the server's certificate; sites need not do anything."""
     from harmonium.sites.folder import renew
 
     _show(renew(folder))
@@ -138,7 +141,7 @@ def _show(federation: Federation) -> None:
     show_table(rows, f"Sites of {federation.folder}")
     for site in federation.sites:
         kit = federation.kit(site.name)
-        secret = "" if site.own_key else "; it holds a secret key: hand it over safely"
+        secret = "" if site.own_key else "; it holds a secret key: transfer it safely"
         say(f"kit       {kit}{secret}")
     for note in federation.notes:
         say_prose(f"note: {note}")
@@ -155,7 +158,7 @@ def clean_server(
     folder: Folder = FOLDER,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete messages of an earlier server, and of complete runs all commits but the last."""
+    """Delete messages of an earlier server process, and old commits of complete runs."""
     from harmonium.sites.folder import Federation
     from harmonium.sites.upkeep import removable_at_server
 
@@ -238,14 +241,14 @@ def resume(
     show_result(result, as_json)
 
 
-def _listening(listen: str | None, wait: float | None, insecure: bool) -> Listening:
-    from harmonium.sites.server import Listening
+def _listening(listen: str | None, wait: float | None, insecure: bool) -> ListenSettings:
+    from harmonium.sites.server import ListenSettings
 
     if wait is not None and not wait >= 0:
-        raise ConfigError(f"--wait {wait}: seconds are 0 or more")
+        raise ConfigError(f"--wait is {wait}; it must be 0 or more")
     default = "127.0.0.1" if insecure else "0.0.0.0"
     host, port = _address(listen) if listen else (default, None)
-    return Listening(host, port, insecure, wait)
+    return ListenSettings(host, port, insecure, wait)
 
 
 def _address(text: str) -> tuple[str, int | None]:
@@ -263,15 +266,15 @@ def _address(text: str) -> tuple[str, int | None]:
 
 @client.command("keygen")
 def keygen(folder: Annotated[Path, typer.Argument()] = KIT) -> None:
-    """Make this site's key; send its public half to the server, which adds the site by it."""
+    """Make this site's key pair; the server adds the site with its public half."""
     from harmonium.sites.certificates import fingerprint, read_public_key
     from harmonium.sites.kit import keygen
 
     public = keygen(folder)
-    say(f"key      {fingerprint(read_public_key(public))}; the server must see the same")
-    say(f"send     {public} to the server, which says: harmonium server add NAME --key site.pub")
+    say(f"key      {fingerprint(read_public_key(public))}; compare it with the server's")
+    say(f"send     {public} to the server, which runs: harmonium server add NAME --key site.pub")
     say(f"keep     {folder / 'site.key'}: it never leaves this site")
-    say(f"then     put what the server sends back into {folder}")
+    say(f"then     put the files that the server sends back into {folder}")
 
 
 @client.command("start")
@@ -284,20 +287,25 @@ def start_client(
     address: Annotated[
         str | None,
         typer.Option(
-            "--server", metavar="HOST:PORT", help="Where the server is, if not as in the kit."
+            "--server",
+            metavar="HOST:PORT",
+            help="Address of the server; that of the kit if not given.",
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--part", metavar="K/N", help="Every N-th image only; for trials.")
+        str,
+        typer.Option(
+            "--part", metavar="K/N", help="Only every N-th image, from the K-th on; for trials."
+        ),
     ] = "",
-    once: Annotated[bool, typer.Option("--once", help="Leave when a run with it is over.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop when a run has finished.")] = False,
     insecure: Insecure = False,
     keep_days: Annotated[
         float | None,
         typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
     ] = None,
 ) -> None:
-    """Take part: answer the server with the images that are here.
+    """Take part in runs with the images of this site.
 
     For example: harmonium client start --data folder:/data/scans
     """
@@ -307,7 +315,7 @@ def start_client(
         from harmonium.sites.client import SiteImages, run_client
         from harmonium.sites.kit import Kit
 
-        images, opened = SiteImages.of(data, changes or [], part), Kit.read(kit)
+        images, opened = SiteImages.parse(data, changes or [], part), Kit.read(kit)
     if address is not None:
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"
@@ -332,19 +340,21 @@ def check(
     kit: KitFolder = KIT,
     images: Annotated[
         int | None,
-        typer.Option("--images", help="How many are here; if not given, as in the last run."),
+        typer.Option(
+            "--images", help="Number of images at this site; that of the last run if not given."
+        ),
     ] = None,
 ) -> None:
-    """Whether this site's policy accepts a plan, and what it would add to the budget spent.
+    """Check a plan against this site's policy, and show what it would add to the budget spent.
 
-    Nothing is connected, and no image here is read.
+    The command does not connect to the server and reads no image.
 
     For example: harmonium client check fedavg local.epochs=5 clients=3
     """
     from harmonium.report.display import long_work
 
     with long_work(err, command="checking the plan"):
-        from harmonium.sites.client import KEPT, budget_words
+        from harmonium.sites.client import KEPT, describe_budget
         from harmonium.sites.kit import Kit
         from harmonium.sites.log import SiteLog, last_image_count
         from harmonium.sites.plan import federated, frame_of, method_of, planned
@@ -352,29 +362,30 @@ def check(
 
         opened, recipe = Kit.read(kit), federated(what, changes or [])
         policy, (plan, _) = Policy.read(opened.policy), planned(recipe, recipe.clients)
-        written = SiteLog(opened.folder / KEPT / "log.jsonl")
-        known = images if images is not None else last_image_count(written.entries())
+        site_log = SiteLog(opened.folder / KEPT / "log.jsonl")
+        known = images if images is not None else last_image_count(site_log.entries())
         policy.check_plan(policy.open_plan(json.loads(frame_of(plan))), method_of(plan), known)
-        budget = budget_words(policy, plan, written.releases(), known)
+        budget = describe_budget(policy, plan, site_log.releases(), known)
     if budget:
         say(f"budget   {budget}")
     if known is None:
         say_prose(
-            "note: `pictures`, `batch` and `steps` of the policy depend on how many images are "
-            "here, which no run has told yet: give --images N to have them checked"
+            "note: `pictures`, `batch` and `steps` of the policy were not checked, because the "
+            "number of images is not known before a run: give it with --images N"
         )
     if not any(change.partition("=")[0].strip() == "clients" for change in changes or []):
         say_prose(
             f"note: clients={plan.clients} is assumed, from the recipe; the digest depends on it, "
             "so give clients=N with the number of sites in the federation"
         )
-    say(f"{opened.name} accepts it, for {plan.clients} sites: plan {plan.digest}")
+    say(f"{opened.name} accepts the plan, for {plan.clients} sites: plan {plan.digest}")
 
 
 @client.command("clean")
 def clean_client(
     days: Annotated[
-        float, typer.Option("--days", help="Of runs of which nothing was written for so long.")
+        float,
+        typer.Option("--days", help="Only of runs in which nothing was written for this long."),
     ] = 30.0,
     kit: KitFolder = KIT,
     dry_run: DryRun = False,
@@ -391,7 +402,7 @@ def clean_client(
 
 @client.command("log")
 def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
-    """Show what was asked of this site and what left it."""
+    """Show what the server asked of this site, and what the site sent."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "reading the log"):
@@ -402,25 +413,29 @@ def log(kit: KitFolder = KIT, as_json: Json = False) -> None:
         from harmonium.sites.policy import Policy
 
         opened = Kit.read(kit)
-        written = SiteLog(opened.folder / KEPT / "log.jsonl")
-        entries = written.entries()
+        site_log = SiteLog(opened.folder / KEPT / "log.jsonl")
+        entries = site_log.entries()
         summed: dict[str, Any] = totals(entries, Policy.read(opened.policy).delta)
     if as_json:
-        head = written.head()._asdict()
+        head = site_log.head()._asdict()
         print(json.dumps({"entries": entries, "totals": summed, "head": head}))
         return
     rows = [{**row, "run": (row["run"] or "")[:8]} for row in table(entries)]
-    show_table(rows, f"What was asked of {opened.name}, and what left")
+    show_table(rows, f"Asks to {opened.name}, and what left")
     sizes = ", ".join(f"{size_of(count)} of {kind}" for kind, count in summed["bytes"].items())
     say(f"in all   {summed['answers']} answers: {sizes or 'nothing'}")
     if again := summed["again"]:
-        say(f"of these {size_of(again)} left again, for a lost answer; the server counts it once")
+        say(
+            f"of these {size_of(again)} sent again after a lost answer; the server counts them once"
+        )
     if apart := summed["measuring"]:
-        say(f"of these {size_of(apart)} for measuring, which the server's rounds do not count")
+        say(
+            f"of these {size_of(apart)} for measuring; the server does not count them in its rounds"
+        )
     if summed["releases"]:
         spent = f"epsilon {summed['epsilon']:.4g} at delta {summed['delta']:g}"
         say(f"guarded  {summed['releases']} releases: {spent}")
-    say(f"head     {written.head().number} {written.head().sha256}; the chain is whole")
+    say(f"head     {site_log.head().number} {site_log.head().sha256}; the chain is intact")
 
 
 def _obey_sigterm() -> None:

@@ -1,9 +1,9 @@
 """The local engine: clients run in this process, or in a few single-threaded worker processes.
 
-The number of workers changes nothing but the time: tasks are pure functions of their inputs, and
-replies are handed on in the order of asking. A worker that dies is replaced and its task is run
-again. Nothing is pickled: workers speak length-prefixed frames over their standard streams, and
-the broadcast of an ask is written once to a file that every worker maps.
+The number of workers changes only the time: tasks are pure functions of their inputs, and replies
+are yielded in the order of asking. A worker that dies is replaced and its task is run again.
+Nothing is pickled: workers exchange length-prefixed frames over their standard streams, and the
+broadcast of an ask is written once to a file that every worker maps.
 """
 
 from __future__ import annotations
@@ -101,20 +101,20 @@ class LocalEngine(StateVersions):
         return self.runtime.read_state(self._states.get(client))
 
     def prune(self, *snapshots: codec.Tree) -> None:
-        """Delete every version that none of these snapshots needs."""
+        """Delete every state version that none of these snapshots refers to."""
         needed = {version["file"] for snapshot in snapshots for version in snapshot.values()}
         for folder in self.runtime.folder.glob("[0-9]*"):
-            for path in folder.glob("[0-9]*"):  # neither large tensors nor secrets
+            for path in folder.glob("[0-9]*"):  # versions only, neither large tensors nor secrets
                 if f"{folder.name}/{path.name}" not in needed:
                     files.remove(path)
-            state_store.tidy(folder)
+            state_store.remove_unused_tensors(folder)
 
     def joined(self, round: int) -> dict[ClientId, int]:
         """No client joins later: all are here from the start."""
         return {}
 
     def finish(
-        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+        self, model: Weights, statistics: Mapping[str, Any], results: Mapping[str, Any]
     ) -> None:
         """Delete the secrets of secure aggregation; the clients need no copy of the model."""
         for folder in self.runtime.folder.glob("[0-9]*"):
@@ -135,10 +135,12 @@ class _Pool:
             self._idle.put(None)  # started when first needed
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="harmonium-worker")
 
-    def run(self, tasks: Iterator[Task], broadcast: bytes, hear: Listener) -> Iterator[codec.Tree]:
-        """Results in the order of the tasks; at most two tasks a worker are under way.
+    def run(
+        self, tasks: Iterator[Task], broadcast: bytes, listener: Listener
+    ) -> Iterator[codec.Tree]:
+        """Results in the order of the tasks; at most two tasks per worker are under way.
 
-        `hear` is called, from other threads, with the progress of long tasks.
+        `listener` is called, from other threads, with the progress of long tasks.
         """
         scratch = self._folder / "scratch"
         scratch.mkdir(exist_ok=True)
@@ -148,7 +150,7 @@ class _Pool:
         under_way: deque[Future[codec.Tree]] = deque()
         try:
             for task in tasks:
-                under_way.append(self._threads.submit(self._perform, task, shared, hear))
+                under_way.append(self._threads.submit(self._perform, task, shared, listener))
                 if len(under_way) > 2 * self._count:
                     yield under_way.popleft().result()
             while under_way:
@@ -158,13 +160,13 @@ class _Pool:
                 future.cancel()
             shared.unlink(missing_ok=True)
 
-    def _perform(self, task: Task, shared: Path, hear: Listener) -> codec.Tree:
+    def _perform(self, task: Task, shared: Path, listener: Listener) -> codec.Tree:
         state = asdict(task.state) if task.state else None
         message = codec.encode({**vars(task), "state": state, "broadcast": str(shared)})
         for _ in range(TRIES):
             worker = self._take()
             try:
-                result = worker.ask(message, hear)
+                result = worker.ask(message, listener)
             except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
                 self._all.discard(worker)
                 worker.end()
@@ -176,7 +178,7 @@ class _Pool:
             return result
         raise EngineError(
             f"the worker running client {task.client} died {TRIES} times in round {task.round}: "
-            f"out of memory? Fewer engine.workers or a smaller local.batch need less."
+            "out of memory? Use fewer engine.workers or a smaller local.batch"
         )
 
     def _take(self) -> _Worker:
@@ -221,20 +223,20 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: bytes, hear: Listener) -> codec.Tree:
+    def ask(self, message: bytes, listener: Listener) -> codec.Tree:
         """Send a task and wait for its result; OSError or EOFError if the process is gone."""
         write_frame(self._process.stdin, message)  # type: ignore[arg-type]
         if starts := not self._started:
-            hear("starting workers", 0, None, "")
+            listener("starting workers", 0, None, "")
         while (frame := read_frame(self._process.stdout)) is not None:  # type: ignore[arg-type]
             self._started = True
             if starts:
-                hear("starting workers", 0, 0, "")
+                listener("starting workers", 0, 0, "")
                 starts = False
             result: codec.Tree = codec.decode(frame)
             if "progress" not in result:
                 return result
-            hear(*result["progress"])
+            listener(*result["progress"])
         raise EOFError
 
     def end(self) -> None:
@@ -258,14 +260,14 @@ def _ignore(what: str, done: int, total: int | None, unit: str) -> None:
     """Ignore the progress of tasks."""
 
 
-def _kinds(kind: type[HarmoniumError]) -> Iterator[type[HarmoniumError]]:
+def _subclasses(kind: type[HarmoniumError]) -> Iterator[type[HarmoniumError]]:
     for child in kind.__subclasses__():
-        yield from (child, *_kinds(child))
+        yield from (child, *_subclasses(child))
 
 
 def _error(result: codec.Tree) -> Exception:
     """A worker's error to raise here: of the same class where it is a HarmoniumError."""
-    kinds = {kind.__name__: kind for kind in _kinds(HarmoniumError)}
+    kinds = {kind.__name__: kind for kind in _subclasses(HarmoniumError)}
     kind = kinds.get(result["error"])
     return kind(result["message"]) if kind else RuntimeError(f"in a worker:\n{result['message']}")
 

@@ -2,9 +2,9 @@
 
 The server knows each site by a node number, never by an address. A site that dies is asked again
 when it comes back within the deadline; its task is the same and so is its answer. A site that stays
-away is left out by name, and from then on asked only while it is online. A site that does not take
-part yet is greeted when a round begins, and may join it. An answer counts only if the site signed
-it for this very ask.
+away is left out by name, and from then on asked only while it is online. When a round
+begins, sites that do not take part yet get a `hello` handshake and may join. An answer counts only
+if the site signed it for this ask.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SealedMessage:
     kind: str  # for the messenger's own records
     sealed: bytes
     bodies: tuple[bytes, ...]
-    seconds: float  # how long it may be delivered
+    seconds: float  # how long it can still be delivered
 
 
 Answer = tuple[bytes, list[bytes]]  # a seal and its bodies
@@ -90,7 +90,7 @@ class _Body:
 
 @dataclass
 class _PendingTask:
-    """What one client was asked, and the state of its delivery."""
+    """A task for one client, and the state of its delivery."""
 
     header: dict[str, Any]
     bodies: tuple[bytes, ...]
@@ -98,8 +98,8 @@ class _PendingTask:
     ticket: str | None = None
     session: str = ""  # the node's session mark when the task was sent
     tries: int = 0
-    since: float = 0.0  # when it was to be sent, or was lost
-    why: str = "it was not there"
+    since: float = 0.0  # when it became ready to be sent, or was lost
+    why: str = "it was offline"
 
 
 class RemoteEngine(StateVersions):
@@ -130,9 +130,9 @@ class RemoteEngine(StateVersions):
             plan: the recipe that sites check against their policies, as JSON.
             waits: how long to wait for answers and for sites that are offline.
             wanted: how many answers to an ask are enough; None: all.
-            read_state: reads what a client keeps, where the server can.
+            read_state: reads the state of a client, where the server has access to it.
             note: called with each message for the user.
-            limits: the largest answer of a client to a step; a larger one is not read.
+            limits: the largest answer of a client to a step; a larger one is refused unread.
         """
         super().__init__()
         self._messenger = messenger
@@ -148,8 +148,8 @@ class RemoteEngine(StateVersions):
         self._needed: dict[ClientId, list[str]] = {}
         self._away: set[ClientId] = set()  # did not answer; asked only while online
         self._others: dict[ClientId, RemoteSite] = {}  # may still join
-        self._greeted: dict[ClientId, _PendingTask] = {}  # greetings without an answer yet
-        self.newcomers: Callable[[int], dict[ClientId, int]] = lambda round: {}  # who joins it
+        self._handshakes: dict[ClientId, _PendingTask] = {}  # not answered yet
+        self.newcomers: Callable[[int], dict[ClientId, int]] = lambda round: {}  # join in a round
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """Replies as they arrive; clients without an answer are named, with the reason."""
@@ -173,21 +173,21 @@ class RemoteEngine(StateVersions):
                 StateRef(**state) if state else None,
             )
 
-    def say(
+    def send_step(
         self,
         step: str,
         down: Mapping[str, Any],
         clients: Iterable[ClientId] | None = None,
         seconds: float = math.inf,
     ) -> Iterator[tuple[ClientId, Outcome]]:
-        """Send a step outside the method's exchanges, `hello` or `finish`, within `seconds`."""
+        """Send `hello` or `finish`, which no method declares; yield outcomes within `seconds`."""
         frame = _Body(codec.encode(dict(down)))
         chosen = list(self._members if clients is None else clients)
         tasks = {c: self._task(step, Turn(0, 0), c, frame, {}) for c in chosen}
         yield from self._collect(tasks, seconds=seconds)
 
-    def keep(self, clients: Iterable[ClientId]) -> None:
-        """Let only these clients take part from now on; the others may join later."""
+    def set_members(self, clients: Iterable[ClientId]) -> None:
+        """Ask only these clients from now on; the others may join later."""
         everyone, staying = {**self._members, **self._others}, set(clients)
         self._members = {c: everyone[c] for c in sorted(everyone) if c in staying}
         self._others = {c: everyone[c] for c in sorted(everyone) if c not in staying}
@@ -196,49 +196,49 @@ class RemoteEngine(StateVersions):
         """The clients that join in a round, each with its number of examples."""
         new = self.newcomers(round)
         if new:
-            self.keep([*self._members, *new])
+            self.set_members([*self._members, *new])
         return new
 
-    def greet(
+    def handshake(
         self, clients: Iterable[ClientId], seconds: float, round: int = 0
     ) -> Iterator[tuple[ClientId, Outcome]]:
-        """Say `hello` before a round to those of the other sites that are online.
+        """Send `hello` before a round to those clients that are online; yield the outcomes.
 
-        Answers to new greetings are awaited for at most `seconds`. A later answer is yielded by a
-        later call, so that a site which reads its images for an hour holds nobody up.
+        New handshakes are awaited for at most `seconds`. A later answer is yielded by a later
+        call, so that no round waits for a site that reads its images for an hour.
         """
         began = time.monotonic()
-        fresh = self._send_greetings(clients, round)
+        fresh = self._send_handshakes(clients, round)
         pause = SHORTEST_PAUSE
-        while self._greeted:
-            yield from self._pull_greetings()
+        while self._handshakes:
+            yield from self._pull_handshakes()
             pause = min(1.3 * pause, LONGEST_PAUSE)
-            if not fresh & self._greeted.keys() or time.monotonic() - began >= seconds:
+            if not fresh & self._handshakes.keys() or time.monotonic() - began >= seconds:
                 return
             time.sleep(pause)
 
-    def _send_greetings(self, clients: Iterable[ClientId], round: int) -> set[ClientId]:
-        """Greet the clients that are online and have no greeting under way; return them."""
+    def _send_handshakes(self, clients: Iterable[ClientId], round: int) -> set[ClientId]:
+        """Send to the clients that are online and have no pending handshake; return them."""
         now, online = time.monotonic(), self._messenger.online()
         frame, fresh = _Body(codec.encode({})), dict[ClientId, _PendingTask]()
         for client in clients:
-            greeting, session = self._greeted.get(client), online.get(self._others[client].node)
-            if session is None or (greeting is not None and greeting.session != session):
-                self._greeted.pop(client, None)  # the greeting was lost with the connection
-            if session is not None and client not in self._greeted:
+            pending, session = self._handshakes.get(client), online.get(self._others[client].node)
+            if session is None or (pending is not None and pending.session != session):
+                self._handshakes.pop(client, None)  # it was lost with the connection
+            if session is not None and client not in self._handshakes:
                 fresh[client] = self._task("hello", Turn(round, 0), client, frame, {})
         if fresh:
             self._push(fresh, online, now, self._waits.deadline)
-            self._greeted |= {c: task for c, task in fresh.items() if task.ticket}
+            self._handshakes |= {c: task for c, task in fresh.items() if task.ticket}
         return set(fresh)
 
-    def _pull_greetings(self) -> Iterator[tuple[ClientId, Outcome]]:
-        """Answers to greetings that have arrived."""
-        tickets = {str(task.ticket): client for client, task in self._greeted.items()}
+    def _pull_handshakes(self) -> Iterator[tuple[ClientId, Outcome]]:
+        """The outcomes of handshakes that have arrived."""
+        tickets = {str(task.ticket): client for client, task in self._handshakes.items()}
         for ticket, arrived in self._messenger.pull(list(tickets)):
             if (client := tickets.pop(ticket, None)) is None:
                 continue
-            task = self._greeted.pop(client)
+            task = self._handshakes.pop(client)
             if isinstance(arrived, str):
                 yield client, one_line(arrived)
             else:
@@ -252,24 +252,24 @@ class RemoteEngine(StateVersions):
     def state_of(self, client: ClientId) -> dict[str, Any]:
         """The state that a client keeps, for personal evaluation."""
         if self._read_state is None:
-            raise EngineError("the state of a client at a site never leaves it")
+            raise EngineError("the state of a client never leaves its site")
         return self._read_state(self._states.get(client))
 
     def finish(
-        self, model: Weights, statistics: Mapping[str, Any], told: Mapping[str, Any]
+        self, model: Weights, statistics: Mapping[str, Any], results: Mapping[str, Any]
     ) -> None:
-        """Send the final model to every site that is online, with a summary of the run (`told`)."""
+        """Send the final model and the run's `results` to every site that is online."""
         self._away |= set(self._members)  # do not wait for sites that are offline
         names = [member.name for member in self._members.values()]
-        text = json.dumps({**told, "participants": names})
+        text = json.dumps({**results, "participants": names})
         down = {"model": model, "statistics": dict(statistics), "told": text}
-        for client, outcome in self.say("finish", down):
+        for client, outcome in self.send_step("finish", down):
             why = outcome if isinstance(outcome, str) else outcome["why"]
             if why:
                 self._note(f"{self._members[client].name} did not receive the encoder: {why}")
 
     def prune(self, *snapshots: codec.Tree) -> None:
-        """Let sites delete every state version that none of these snapshots needs."""
+        """Let sites delete every state version that none of these snapshots refers to."""
         needed: dict[ClientId, list[str]] = {}
         for snapshot in snapshots:
             for client, version in snapshot.items():
@@ -299,7 +299,7 @@ class RemoteEngine(StateVersions):
         enough: int | None = None,
         seconds: float = math.inf,
     ) -> Iterator[tuple[ClientId, Outcome]]:
-        """Send tasks, poll, and send again what was lost, until each is answered or given up."""
+        """Send tasks, poll, and resend lost ones, until each is answered or given up."""
         began, limit = time.monotonic(), min(seconds, self._waits.deadline)
         end, checked = began + limit, began - PRESENCE_INTERVAL
         answered, pause = 0, SHORTEST_PAUSE
@@ -311,10 +311,10 @@ class RemoteEngine(StateVersions):
             if now - checked >= PRESENCE_INTERVAL:
                 online, checked = self._messenger.online(), now
             self._push(tasks, online, checked, end - now)
-            heard = False
+            arrived = False
             for client, outcome in self._pull(tasks):
-                heard = True
-                if outcome is None:  # lost: it is sent again
+                arrived = True
+                if outcome is None:  # lost: it will be resent
                     continue
                 answered += not isinstance(outcome, str) and outcome["up"] is not None
                 yield client, outcome
@@ -327,7 +327,7 @@ class RemoteEngine(StateVersions):
                     yield client, f"not needed: {enough} had answered before it"
             yield from self._give_up(tasks, end, f"no answer within {limit:g} s")
             if tasks:
-                pause = SHORTEST_PAUSE if heard else min(1.3 * pause, LONGEST_PAUSE)
+                pause = SHORTEST_PAUSE if arrived else min(1.3 * pause, LONGEST_PAUSE)
                 time.sleep(pause)
 
     def _pull(
@@ -341,7 +341,7 @@ class RemoteEngine(StateVersions):
         for ticket, arrived in self._messenger.pull(list(tickets)) if tickets else ():
             if (client := tickets.pop(ticket, None)) is None:  # a duplicate, or not ours
                 continue
-            if isinstance(arrived, str):  # the node is gone, or could not do it
+            if isinstance(arrived, str):  # the node is gone, or failed
                 task = tasks[client]
                 task.ticket, task.why, task.since = None, one_line(arrived), time.monotonic()
                 yield client, None
@@ -354,12 +354,12 @@ class RemoteEngine(StateVersions):
         """Take back tasks whose node has reconnected since they were sent.
 
         A node that died and came back between two polls was never seen offline, and its message is
-        not delivered twice: only the new session mark tells that the answer will not come.
+        not delivered twice: only the new session mark shows that the answer will not come.
         """
         for client, task in tasks.items():
             session = online.get(self._member(client).node)
             if task.ticket is not None and session is not None and session != task.session:
-                task.ticket, task.why = None, "its node connected anew"
+                task.ticket, task.why = None, "its node reconnected"
                 task.since = time.monotonic()
 
     def _give_up(
@@ -379,7 +379,7 @@ class RemoteEngine(StateVersions):
         checked: float,
         seconds: float,
     ) -> None:
-        """Send tasks without a ticket to nodes that were online at `checked`, after any loss."""
+        """Send tasks without a ticket, ready since before `checked`, to nodes that are `online`."""
         ready = [
             client
             for client, task in tasks.items()
@@ -403,7 +403,7 @@ class RemoteEngine(StateVersions):
             self._away.discard(client)
 
     def _is_lost(self, client: ClientId, task: _PendingTask, now: float, end: float) -> bool:
-        """Whether there is no use in waiting longer for a client."""
+        """Whether waiting longer for a client is of no use."""
         if task.ticket is not None:
             return now >= end
         absent_before = client in self._away
@@ -426,7 +426,7 @@ class RemoteEngine(StateVersions):
 
 
 def _answer_fault(content: Any) -> str:
-    """What is wrong with the form of an answer; empty if nothing is.
+    """What is wrong with the structure of an answer; empty if nothing is.
 
     The fields of `up` are checked later, against the exchange's declaration.
     """

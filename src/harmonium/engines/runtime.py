@@ -33,7 +33,7 @@ KEYS = "masks.safetensors"  # beside a client's states: its secrets of secure ag
 
 @dataclass(frozen=True)
 class StateRef:
-    """Where one version of a client's kept state lies, and its digest."""
+    """The file of one version of a client's state, and its digest."""
 
     file: str
     digest: str
@@ -79,7 +79,7 @@ class ClientRuntime:
         return {"client": task.client, "why": "", **done}
 
     def _exchange(self, task: Task, down: dict[str, Any], broadcast: bytes) -> dict[str, Any]:
-        """One of the method's own exchanges, under masks if the plan says so."""
+        """Run one of the method's exchanges, masked if the plan requires it."""
         method, seed = self.method, self.method.world.seed
         path = ("client", task.round, task.ask, task.step, task.client)
         version = self._version(task.state)
@@ -108,9 +108,9 @@ class ClientRuntime:
             opened = self._keyring(task, self.masks).open(mask_message, asked)
         up = handle(method, task.step, client, down, seeds.seed_of(seed, *path))
         if declared is not None and opened is not None:
-            alike = method.server_optimiser.weighting == "uniform"
+            uniform = method.server_optimiser.weighting == "uniform"
             reach = Reach.of(method, declared, down)
-            up = opened.mask(declared.up, up, reach, uniform=alike)
+            up = opened.mask(declared.up, up, reach, uniform=uniform)
         return {
             "up": up,
             "releases": [asdict(release) for release in client.releases],
@@ -137,15 +137,15 @@ class ClientRuntime:
         path = self.folder / reference.file
         if not self.key:
             return state_store.read(path, reference.digest)
-        own = files.digest_of(path.read_bytes()) if path.exists() else ""
-        if not hmac.compare_digest(self._keyed(own), reference.digest):
+        digest = files.digest_of(path.read_bytes()) if path.exists() else ""
+        if not hmac.compare_digest(self._keyed(digest), reference.digest):
             raise StoreError(
                 f"{path} is missing or damaged: it is not the version that the server names"
             )
-        return state_store.read(path, own)
+        return state_store.read(path, digest)
 
     def _keyed(self, digest: str) -> str:
-        """A digest as the server may know it: under the site's key, if there is one."""
+        """A digest as the server sees it: keyed with the site's secret, if there is one."""
         return hmac.digest(self.key, digest.encode(), "sha256").hex() if self.key else digest
 
     def _write_state(
@@ -154,7 +154,7 @@ class ClientRuntime:
         """Write a new version beside the old one; the server decides which one counts."""
         if not state and task.state is None:
             return None
-        number = planned(task.ask)  # of several tries only one counts
+        number = planned(task.ask)  # the same in every try: only one counts
         file = f"{task.client}/{task.round:06d}-{number}-{task.step}.safetensors"
         digest = state_store.write(self.folder / file, state, before)
         return {"file": file, "digest": self._keyed(digest)}

@@ -41,12 +41,14 @@ def unseal(
 ) -> dict[str, Any]:
     """The header of an envelope, once the key's signature over it and these bodies is verified."""
     if len(sealed) > LARGEST:
-        raise WireError(f"the seal has {len(sealed)} bytes, more than any {way} needs")
+        raise WireError(
+            f"the seal of the {way} has {len(sealed)} bytes: at most {LARGEST} are allowed"
+        )
     try:
         envelope = json.loads(sealed)
         text, signature = str(envelope["header"]), bytes.fromhex(envelope["signature"])
         if sealed != _envelope(text, signature):  # other JSON text may parse alike
-            raise ValueError("not in the one form of an envelope")
+            raise ValueError("not the canonical form of an envelope")
         key.verify(signature, _signed(way, text), _HASH)
         header: dict[str, Any] = json.loads(text)
         digests = header.pop("bodies")
@@ -67,7 +69,7 @@ def _envelope(text: str, signature: bytes) -> bytes:
 
 
 def unverified_header(sealed: bytes) -> dict[str, Any]:
-    """Run and client of an envelope that is not verified yet, to find the site that verifies it."""
+    """Run and client of an unverified envelope, to find the site that verifies it."""
     try:
         header: dict[str, Any] = json.loads(json.loads(sealed)["header"])
         return {"run": str(header["run"]), "client": int(header["client"])}

@@ -15,9 +15,9 @@ class EngineSettings:
     """Where clients run; it never changes a result."""
 
     kind: Literal["local", "flower"] = "local"  # on this machine, or over Flower's messages
-    workers: int | None = None  # processes; none: one a core; 0: in this process (local)
+    workers: int | None = None  # processes; none: one per core; 0: in this process (local)
     deadline: float = 3600.0  # seconds that a site has to answer (flower)
-    patience: float = 120.0  # seconds to wait in a round for a site that is not there (flower)
+    patience: float = 120.0  # seconds to wait in a round for a site that is offline (flower)
     tries: int = 3  # times that a round with too few answers is tried (flower)
 
     def __post_init__(self) -> None:

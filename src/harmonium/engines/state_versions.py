@@ -1,7 +1,7 @@
 """Which version of its state each client has: references that move only with a counted reply.
 
-The state itself lies where the client runs. A lost reply does not move the reference, so the next
-task begins from the version before: rolling back needs no message of its own.
+The state itself is stored where the client runs. A lost reply does not move the reference, so the
+next task starts from the version before: rolling back needs no message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class StateVersions:
     """The part of an engine that accepts, snapshots and restores state versions."""
 
     def __init__(self) -> None:
-        """Begin with no state for any client."""
+        """Start without a state for any client."""
         self._states: dict[ClientId, StateRef] = {}
 
     def accept(self, reply: Reply) -> None:

@@ -1,13 +1,13 @@
-"""Unreliable clients: an engine around another that drops answers, as `participation` says.
+"""Unreliable clients: an engine wrapper that drops answers as `participation` specifies.
 
 Everything follows from the seed, the round, the ask and the client, never from the machine: the
 same clients fail with any number of workers and after any crash. A client needs its number of
 examples over the mean number, `slowdown` times that if it is one of the slow, times a mild
-log-normal jitter. What comes after the deadline is refused, and when a round asked more clients
-than it needs, only the first to answer are kept.
+log-normal jitter. Answers after the deadline are refused, and when a round asked more clients than
+it needs, only the first answers are kept.
 
-Tasks whose answers would be lost are not run at all. That ends the same, because the state of a
-client is accepted only together with its answer.
+Tasks whose answers would be lost are not run at all. The result is the same, because the state of
+a client is accepted only together with its answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harmonium.federation.driver import Engine, Reply, Turn
 from harmonium.federation.sampling import Participation
 from harmonium.federation.wire import Ask, is_measuring
 
-JITTER = 0.2  # deviation of the logarithm of a client's time between asks
+JITTER = 0.2  # standard deviation of the logarithm of a client's time between asks
 
 
 @dataclass
@@ -43,30 +43,30 @@ class Unreliable:
             yield from self.engine.deliver(replace(ask, to=kept), turn)
 
     def lost(self, ask: Ask, turn: Turn) -> dict[ClientId, str]:
-        """The clients asked that do not answer in time, with the reason; none while measuring."""
+        """The asked clients that do not answer in time, with the reason; none while measuring."""
         if is_measuring(ask.step, turn.round):
             return {}
         rules = self.participation
-        why, times = {}, {}
+        reasons, times = {}, {}
         for client in ask.to:
-            if self._chance("dropout", turn, client).random() < rules.dropout:
-                why[client] = "dropped out"
+            if self._rng("dropout", turn, client).random() < rules.dropout:
+                reasons[client] = "dropped out"
                 continue
             time = self.time(client, turn)
             if rules.deadline is not None and time > rules.deadline:
-                why[client] = f"too late: {time:.3g} of at most {rules.deadline:g}"
+                reasons[client] = f"too late: {time:.3g} of at most {rules.deadline:g}"
             else:
                 times[client] = time
         if self._is_cohort(ask, turn):
             wanted = rules.size(len(self.examples))
             for client in sorted(times, key=lambda c: (times[c], c))[wanted:]:
-                why[client] = f"not needed: {wanted} had answered before it"
-        return why
+                reasons[client] = f"not needed: {wanted} had answered before it"
+        return reasons
 
     def time(self, client: ClientId, turn: Turn) -> float:
         """The time that a client takes, relative to an average client."""
         slow = self.participation.slowdown if client in self.slow else 1.0
-        jitter = self._chance("time", turn, client).lognormal(0.0, JITTER)
+        jitter = self._rng("time", turn, client).lognormal(0.0, JITTER)
         return float(self.examples[client] / self._mean * slow * jitter)
 
     @cached_property
@@ -87,7 +87,7 @@ class Unreliable:
         cohort = self.participation.cohort(everyone, turn.round, self.seed)
         return turn.round > 0 and set(ask.to) == set(cohort)
 
-    def _chance(self, purpose: str, turn: Turn, client: ClientId) -> Any:
+    def _rng(self, purpose: str, turn: Turn, client: ClientId) -> Any:
         return seeds.numpy_rng(self.seed, purpose, turn.round, turn.ask, client)
 
     def accept(self, reply: Reply) -> None:

@@ -371,7 +371,7 @@ def _read_encoder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         raise StoreError(f"there is no encoder {path}: {_why_none(path)}")
     run = RunFolder(path.parent)
     if path.name == ENCODER and all((path.parent / name).exists() for name in (RECIPE, ABOUT)):
-        run.check(ENCODER, run.again)
+        run.check(ENCODER, run.remedy)
     with files.reading(path, "give the encoder.safetensors of a run, as it was written"):
         data = path.read_bytes()
         weights = {k: v.clone() for k, v in safetensors.torch.load(data).items()}
@@ -391,7 +391,7 @@ def _why_none(path: Path) -> str:
         return "has the run finished?"
     held = RunFolder(path.parent)
     lost = (path.parent / ABOUT).exists() and ENCODER in held.about().get("files", {})
-    return held.again if lost else "each client has its own"
+    return held.remedy if lost else "each client has its own"
 
 
 def _checked_about(about: dict[str, Any]) -> dict[str, Any]:

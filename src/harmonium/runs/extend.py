@@ -66,7 +66,7 @@ def _noise(method: Method) -> Mapping[str, Any]:
 def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
     """Give a run more rounds; killed at any instant, it is the old run or the new one."""
     run = RunFolder(folder)
-    commit, _ = run.last(with_states=False)
+    commit, _ = run.newest_readable(with_states=False)
     part: dict[str, Any] = {
         "round": commit.round if commit else 0,
         "rounds": [recipe.rounds, longer.rounds],

@@ -262,7 +262,7 @@ class RunLoop:
             self.folder.write_about({**about, "files": {**about["files"], **digests}})
 
     def _read_result(self) -> dict[str, Any]:
-        with files.reading(self.path / RESULT, self.folder.again):
+        with files.reading(self.path / RESULT, self.folder.remedy):
             stored: dict[str, Any] = json.loads((self.path / RESULT).read_bytes())
             return {**stored, "figures": stored["figures"], "untrained": stored["untrained"]}
 

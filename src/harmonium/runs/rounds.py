@@ -140,7 +140,7 @@ class Rounds:
     def _restore(self) -> Commit | None:
         """The last intact commit, with the logs and the clients' states as they were then."""
         engine = self.engine
-        commit, faults = self.folder.last(with_states=engine.shows_states)
+        commit, faults = self.folder.newest_readable(with_states=engine.shows_states)
         for why in faults:
             self.watcher.note(f"{why}; continuing from the round before")
         self.folder.rewind(commit)

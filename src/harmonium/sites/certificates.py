@@ -1,4 +1,4 @@
-"""Keys and certificates of a federation: made, written, read and checked.
+"""Keys and certificates of a federation: creating, writing, reading and checking them.
 
 All keys are on one curve, P-384. The federation has a certificate authority of its own, so no site
 has to trust anybody else's.
@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harmonium.core.errors import ConfigError, StoreError
 from harmonium.core.files import digest_of
 
-WARNING_DAYS = 30  # a certificate that expires sooner is told of
+WARNING_DAYS = 30  # a certificate that expires sooner is reported
 _LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)", re.ASCII)
 _HASH = hashes.SHA384()
 
@@ -64,7 +64,7 @@ def fingerprint(thing: ec.EllipticCurvePublicKey | x509.Certificate) -> str:
 
 
 def checked_host(text: str) -> str:
-    """A DNS name or an address as sites will dial it, or an error that says what is wrong.
+    """A DNS name or an address at which sites connect; anything else is refused.
 
     >>> checked_host("FL.Example.org"), checked_host("::1")
     ('fl.example.org', '::1')
@@ -74,10 +74,12 @@ def checked_host(text: str) -> str:
             return str(ipaddress.ip_address(text))
     name = text.lower()
     labels = name.split(".")
-    numeric = labels[-1].isdigit()  # such a name would be an address, and it is none
+    numeric = labels[
+        -1
+    ].isdigit()  # such a name could be read as an address, but is not a valid one
     if len(name) > 253 or numeric or not all(_LABEL.fullmatch(label) for label in labels):
         raise ConfigError(
-            f"{ascii(text[:60])} is no host: give a DNS name such as fl.example.org or an "
+            f"{ascii(text[:60])} is not a host: give a DNS name such as fl.example.org or an "
             "address such as 192.0.2.7, without a port"
         )
     return name
@@ -128,9 +130,9 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError):
-        raise StoreError(f"{path} holds no private key in PEM without a password") from None
+        raise StoreError(f"{path} is not a private key in PEM without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
-        raise StoreError(f"{path} holds a key of another kind: it must be EC P-384")
+        raise StoreError(f"{path} is a key of another kind: it must be EC P-384")
     return key
 
 
@@ -138,13 +140,13 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """A public key; a private one in its place is refused by name."""
     data = read_bytes(path)
     if b"PRIVATE KEY" in data:
-        raise StoreError(f"{path} is a private key: it stays where it was made; give site.pub")
+        raise StoreError(f"{path} is a private key, which must stay at its site: give site.pub")
     try:
         key = serialization.load_pem_public_key(data)
     except ValueError:
-        raise StoreError(f"{path} holds no public key in PEM") from None
+        raise StoreError(f"{path} is not a public key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
-        raise StoreError(f"{path} holds a key of another kind: it must be EC P-384")
+        raise StoreError(f"{path} is a key of another kind: it must be EC P-384")
     return key
 
 
@@ -153,7 +155,7 @@ def read_certificate(path: Path, remedy: str) -> tuple[x509.Certificate, list[st
     try:
         certificate = x509.load_pem_x509_certificate(read_bytes(path))
     except ValueError:
-        raise StoreError(f"{path} holds no certificate in PEM") from None
+        raise StoreError(f"{path} is not a certificate in PEM") from None
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if now >= end:
         raise StoreError(f"{path} expired on {end:%Y-%m-%d}: {remedy}")
@@ -184,7 +186,7 @@ def read_bytes(path: Path) -> bytes:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    """What all certificates have; they begin an hour ago, for clocks that run late."""
+    """The common part of all certificates; valid from an hour ago, for clocks that run late."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)

@@ -58,43 +58,42 @@ class SiteImages:
     part: tuple[int, int] = (0, 1)  # first image and step; for trials on one machine
 
     @classmethod
-    def of(cls, words: str, changes: Sequence[str] = (), part: str = "") -> SiteImages:
-        """From `name`, or `name:path`, and `data.key=value` settings.
+    def parse(cls, text: str, changes: Sequence[str] = (), part: str = "") -> SiteImages:
+        """Parse `name` or `name:path`, and `data.key=value` settings.
 
         All images of a folder or file are used for training; nothing is held out unless a
         setting says so. Unreadable files are skipped unless `data.corrupt=refuse`, so that a few
         of them do not keep a site out of a run.
         """
-        name, _, path = words.partition(":")
+        name, _, path = text.partition(":")
         if not path and name not in datasets.table() and Path(name).expanduser().exists():
             kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
-            raise ConfigError(f"--data {words} is a path: write --data {kind}:{words}")
-        chosen = datasets[name]
-        known = {field.name for field in fields(chosen)}
-        own = "path" in known  # a published set keeps its test split: the server may use it
+            raise ConfigError(f"--data {text} is a path: write --data {kind}:{text}")
+        known = {field.name for field in fields(datasets[name])}
+        has_path = "path" in known  # a published set keeps its test split: the server may use it
         tree: dict[str, Any] = {"name": name}
-        if own:
-            usual = {"validation": 0.0, "test": 0.0, "corrupt": "skip"}
-            tree |= {key: value for key, value in usual.items() if key in known}
+        if has_path:
+            defaults = {"validation": 0.0, "test": 0.0, "corrupt": "skip"}
+            tree |= {key: value for key, value in defaults.items() if key in known}
         if path:
-            if not own:
-                raise ConfigError(f"--data {words}: the data set {name} has no path")
+            if not has_path:
+                raise ConfigError(f"--data {text}: the data set {name} has no path")
             tree["path"] = str(Path(path).expanduser().absolute())
         for change in changes:
             if not change.startswith("data."):
                 raise ConfigError(f"'{change}' is not a data setting: write data.key=value")
         spec = choose("data", datasets, apply_changes({"data": tree}, changes)["data"])
-        if own and not getattr(spec, "path", ""):
-            raise ConfigError(f"--data {words}: say where the images are, --data {name}:PATH")
+        if has_path and not getattr(spec, "path", ""):
+            raise ConfigError(f"--data {text}: the path is missing, write --data {name}:PATH")
         spec.check()
         spec.identity()  # reads the folder or file, so that a mistake is reported at once
-        return cls(spec, _part(part))
+        return cls(spec, _parse_part(part))
 
     def inspect(self, note: Callable[[str], None]) -> None:
         """Read all images once at a small size, and report their number and any problems.
 
-        A site so learns of unreadable files before it connects. The images stay in the cache, so
-        the next call is quick.
+        This reports unreadable files before the site connects. The images stay in the cache, so
+        the next call is fast.
         """
         dataset, images = self.load(INSPECTION_SIDE, 1)
         for text in dataset.notes:
@@ -109,12 +108,12 @@ class SiteImages:
         return dataset, chosen.subset(np.arange(len(chosen))[first::step]) if step > 1 else chosen
 
 
-def _part(words: str) -> tuple[int, int]:
-    if not words:
+def _parse_part(text: str) -> tuple[int, int]:
+    if not text:
         return 0, 1
-    first, _, step = words.partition("/")
+    first, _, step = text.partition("/")
     if not (first.isdigit() and step.isdigit() and 1 <= int(first) <= int(step)):
-        raise ConfigError(f"--part {words}: write K/N with K from 1 to N, e.g. 1/3")
+        raise ConfigError(f"--part {text}: write K/N with K from 1 to N, e.g. 1/3")
     return int(first) - 1, int(step)
 
 
@@ -149,20 +148,20 @@ def open_runtime(
 
 
 def _labels_by_plan(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
-    """Labels by the plan's numbers, which are the same at every site."""
+    """Labels numbered as in the plan, which is the same at every site."""
     if unknown := sorted(set(dataset.classes) - set(classes)):
         raise DataError(f"the plan has no class '{unknown[0]}': it has {', '.join(classes)}")
     numbers = np.array([*(classes.index(name) for name in dataset.classes), UNKNOWN])
     return numbers[images.labels]  # a label of -1 (unknown) takes the last number
 
 
-def budget_words(
+def describe_budget(
     policy: Policy, plan: Recipe, past: Sequence[Mapping[str, Any]], images: int | None
 ) -> str:
-    """A sentence on what a plan would add to the privacy budget spent; empty: nothing.
+    """A sentence on what a plan would add to the spent privacy budget; empty: nothing.
 
-    Each exchange is counted once a round, which is the most that a plan asks for. A plan of which
-    the budget does not allow even one round is refused.
+    Each exchange is counted once a round, which is the most that a plan asks for. A plan is refused
+    if the budget does not allow even one round.
 
     Args:
         policy: the site's, with its `epsilon` and `delta`.
@@ -206,14 +205,14 @@ def save_final_encoder(
 ) -> Path:
     """Write the final encoder and `run.json` into the run's folder at this site.
 
-    `run.json` has the run's figures and metrics as the server has them, the participants, and the
+    `run.json` has the results and metrics of the run from the server, the participants, and the
     bytes that left this site.
 
     Args:
         plan: the run's recipe.
         runtime: the runtime of this site's client.
         folder: the run's folder at this site.
-        message: what the server sent with `finish`.
+        message: the values that the server sent with `finish`.
         state: the client's kept state, for methods with personal parts.
         left: bytes that left this site, by exchange and kind.
     """
@@ -227,10 +226,10 @@ def save_final_encoder(
         "recipe.yaml": store.write_atomic(folder / "recipe.yaml", plan.yaml().encode()),
     }
     try:
-        figures = json.loads(message.get("told", "{}"))
+        results = json.loads(message.get("told", "{}"))
     except (ValueError, TypeError, RecursionError):  # the encoder matters more
-        figures = None
-    about = {**(figures if isinstance(figures, dict) else {}), "left": left, "files": files}
+        results = None
+    about = {**(results if isinstance(results, dict) else {}), "left": left, "files": files}
     store.write_atomic(folder / SITE_REPORT, store.sealed(about), private=True)
     return path
 
@@ -246,7 +245,7 @@ def run_client(
     keep_days: float | None = None,
     ended: threading.Event | None = None,
 ) -> None:
-    """Answer the server until `ended` is set; with `once`, until a run is over.
+    """Answer the server until `ended` is set; with `once`, until a run has finished.
 
     Args:
         kit: the site's identity and the keys that it trusts.
@@ -254,7 +253,7 @@ def run_client(
         note: called with each message for the user.
         address: of the server, `host:port`; none: the kit's.
         insecure: connect without TLS; to loopback only.
-        once: stop when the server says that a run is over.
+        once: stop when the server reports that a run has finished.
         keep_days: days after which answers and states of earlier runs are deleted; none: never.
         ended: an event that stops the client when it is set.
     """
@@ -265,7 +264,7 @@ def run_client(
     Policy.read(kit.policy)  # report mistakes at once; each request reads the file again
     address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
     if insecure and not is_loopback(address.rpartition(":")[0]):
-        raise ConfigError(f"--insecure speaks to loopback only, not to {address}")
+        raise ConfigError(f"--insecure connects to loopback only, not to {address}")
     over = ended or threading.Event()
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
@@ -276,9 +275,7 @@ def run_client(
         left = bytes_by_step(site.log.entries(), folder.name)
         path = save_final_encoder(plan, runtime, folder, message, state, left)
         note(f"the run is over: the encoder is {path}")
-        note(
-            f"{path.with_name(SITE_REPORT)} has its figures, who took part, and what left this site"
-        )
+        note(f"{path.with_name(SITE_REPORT)} has the results, the participants and the bytes sent")
         note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")
         if once:
             threading.Timer(1.0, over.set).start()  # the reply must still be sent

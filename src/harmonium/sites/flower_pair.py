@@ -27,10 +27,10 @@ from harmonium.sites.site import Identity, Site
 
 
 class FlowerPair:
-    """Use as a context manager; every `engine` is a run of its own over the same link."""
+    """A context manager; every `engine` is a separate run over the same link."""
 
     def __init__(self) -> None:
-        """Nothing is started yet."""
+        """Make the keys; `with` starts the link and the node."""
         self._stack, self._ended = ExitStack(), threading.Event()
         self._server = ec.generate_private_key(ec.SECP384R1())
         self._node = ec.generate_private_key(ec.SECP384R1())
@@ -42,7 +42,7 @@ class FlowerPair:
         """Start the link and the node."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         port = free_port()
-        link = Link(folder, "127.0.0.1", port, forgets=True)  # much quicker
+        link = Link(folder, "127.0.0.1", port, in_memory=True)  # much faster
         self._link = self._stack.enter_context(link)
         self._number = self._link.admit({0: self._node.public_key()})[0]
         arguments = (self._answer, f"127.0.0.1:{port}", self._node, None, _quiet, self._ended)
@@ -53,16 +53,16 @@ class FlowerPair:
         return self
 
     def __exit__(self, *why: object) -> None:
-        """End both."""
+        """Stop both."""
         self._stack.close()
 
-    def engine(self, recipe: Recipe, host: ClientRuntime, folder: Path) -> RemoteEngine:
+    def engine(self, recipe: Recipe, runtime: ClientRuntime, folder: Path) -> RemoteEngine:
         """An engine whose clients answer over Flower's messages."""
         run = secrets.token_hex(16)
-        keys = {c: ec.generate_private_key(ec.SECP384R1()) for c in range(len(host.indices))}
+        keys = {c: ec.generate_private_key(ec.SECP384R1()) for c in range(len(runtime.indices))}
         for client, key in keys.items():
             identity = Identity(self._about["federation"], client, key, self._server.public_key())
-            self._sites[run, client] = Site(identity, folder / f"site-{client}", _always(host))
+            self._sites[run, client] = Site(identity, folder / f"site-{client}", _always(runtime))
         members = {
             client: RemoteSite(f"client {client}", client, self._number, key.public_key())
             for client, key in keys.items()
@@ -74,7 +74,7 @@ class FlowerPair:
             {**self._about, "run": run, "plan": recipe.digest},
             frame_of(recipe),
             Waits(),
-            read_state=host.read_state,
+            read_state=runtime.read_state,
         )
 
     def _answer(self, sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
@@ -83,8 +83,8 @@ class FlowerPair:
         return self._sites[header["run"], header["client"]].answer(sealed, bodies)
 
 
-def _always(host: ClientRuntime) -> Callable[..., ClientRuntime]:
-    return lambda *_: host
+def _always(runtime: ClientRuntime) -> Callable[..., ClientRuntime]:
+    return lambda *_: runtime
 
 
 def _quiet(text: str) -> None:

@@ -1,15 +1,15 @@
-"""The federation's folder at the server: who belongs to it, its keys, and the kits for sites.
+"""The federation's folder at the server: its sites, its keys, and the kits for sites.
 
-    federation.yaml            who belongs to it; written last, for then the federation exists
-    .lock                      keeps two commands from changing it at once
+    federation.yaml            the list of sites; written last: with it, the federation exists
+    .lock                      prevents two commands from changing it at once
     ca/ca.crt, ca.key          the federation's own certificate authority
     server/server.crt, .key    for TLS
     server/signing.key, .pub   the server signs asks with it
     sites/NAME.pub             the public key of each site
-    kits/NAME/                 what a site is handed (`harmonium.sites.kit`), with site.key only
-                               if the site did not make it itself
+    kits/NAME/                 the kit for a site (`harmonium.sites.kit`), with site.key only if
+                               the site did not make it itself
 
-A site is known by its key and by a number that is never given again. Private keys that others can
+A site is identified by its key and by a number that is never reused. Private keys that others can
 read are refused.
 """
 
@@ -32,7 +32,7 @@ from harmonium.core.files import write_atomic
 from harmonium.core.paths import make_folder
 from harmonium.sites import certificates
 from harmonium.sites.kit import (
-    NOTHING_ELSE,
+    NO_OTHER_KEYS,
     Fingerprint,
     Fingerprints,
     Hosts,
@@ -41,14 +41,14 @@ from harmonium.sites.kit import (
     Number,
     Port,
     check_name,
-    check_new,
+    check_unique,
     dump,
     keygen,
     parse,
     read_pair,
+    write_kit_file,
     write_pair,
     write_policy,
-    write_sheet,
 )
 from harmonium.sites.upkeep import owner_only
 
@@ -65,18 +65,18 @@ __all__ = [
     "remove_site",
     "renew",
 ]
-_OURS = ("ca", "server", "sites", "kits")
+_SUBFOLDERS = ("ca", "server", "sites", "kits")
 
 
 @dataclass(frozen=True)
 class Member:
     """A site as federation.yaml lists it."""
 
-    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
-    number: Number  # never given to another site, also after this one has left
-    name: str  # as its kit and its key file are called
+    __pydantic_config__: ClassVar[Any] = NO_OTHER_KEYS
+    number: Number  # never reused, even after this site has left
+    name: str  # also of its kit and its key file
     fingerprint: Fingerprint  # SHA-256 of its public key
-    own_key: bool  # the site made its key itself; else the server made it and handed it out
+    own_key: bool  # the site made its key itself; otherwise the server made it
 
 
 @dataclass(frozen=True)
@@ -93,26 +93,26 @@ AnyMember = TypeVar("AnyMember", bound=Member)
 class _FederationFile:
     """federation.yaml."""
 
-    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    __pydantic_config__: ClassVar[Any] = NO_OTHER_KEYS
     format: Literal[1]  # of this file
     id: str  # of the federation, random
-    hosts: Hosts  # where sites dial the server
+    hosts: Hosts  # where sites connect to the server
     port: Port  # the one port that is open
     certificate_days: Annotated[int, pydantic.Field(ge=1, le=3650)]  # of the server's next one
     sites: tuple[Member, ...] = ()  # in the order of their numbers
-    removed: tuple[Member, ...] = ()  # their keys are refused for ever
+    removed: tuple[Member, ...] = ()  # their keys stay refused
 
 
 @dataclass(frozen=True)
 class Federation:
     """A federation whose folder was read and checked."""
 
-    folder: Path  # where all of it lies
+    folder: Path
     id: str  # random, the same in every kit
-    hosts: tuple[str, ...]  # where sites dial the server
+    hosts: tuple[str, ...]  # where sites connect to the server
     port: int  # the one port that is open
     sites: tuple[RegisteredSite, ...]  # those that belong to it now, by number
-    removed: tuple[Member, ...]  # those that did once
+    removed: tuple[Member, ...]  # those that have left
     notes: tuple[str, ...]  # what needs attention soon
 
     @property
@@ -140,8 +140,8 @@ class Federation:
 
     @classmethod
     def read(cls, folder: Path) -> Federation:
-        """Read and check all files of a federation; what is wrong is named in one line."""
-        sheet = _read_sheet(folder)
+        """Read and check all files of a federation; an error names the first fault."""
+        file = _read_file(folder)
         server, renewing = folder / "server", f"run harmonium server renew {folder}"
         remedy = "make a new federation and hand out new kits"
         authority, notes = certificates.read_certificate(folder / "ca" / "ca.crt", remedy)
@@ -155,11 +155,11 @@ class Federation:
             _read_authority_key(folder, authority.public_key())
         return cls(
             folder=folder,
-            id=sheet.id,
-            hosts=sheet.hosts,
-            port=sheet.port,
-            sites=tuple(_read_site(folder, member) for member in sheet.sites),
-            removed=sheet.removed,
+            id=file.id,
+            hosts=file.hosts,
+            port=file.port,
+            sites=tuple(_read_site(folder, member) for member in file.sites),
+            removed=file.removed,
             notes=(*notes, *soon),
         )
 
@@ -167,15 +167,17 @@ class Federation:
 def init(
     folder: Path, sites: Sequence[str], hosts: Sequence[str], port: int = 8443, days: int = 730
 ) -> Federation:
-    """Make a federation; its sites get keys made here, others are enrolled with keys of their own.
+    """Make a federation; `sites` get keys made here, others are enrolled with keys of their own.
 
     `days` is how long the server's certificate is valid.
     """
     for place, name in enumerate(sites):
         check_name(name)
-        check_new(name, sites[:place])
+        check_unique(name, sites[:place])
     if not hosts:
-        raise ConfigError("name a host at which the sites reach the server")
+        raise ConfigError(
+            "no host is given: name one at which sites reach the server, e.g. --host fl.example.org"
+        )
     if not 1 <= port <= 65535 or not 1 <= days <= 3650:
         raise ConfigError(f"port {port} and {days} days: use ports 1 to 65535, days 1 to 3650")
     names = tuple(dict.fromkeys(certificates.checked_host(host) for host in hosts))
@@ -186,36 +188,36 @@ def init(
         try:
             _make(folder, _FederationFile(1, secrets.token_hex(16), names, port, days), sites)
         except BaseException:  # nothing was handed out, so nothing is lost
-            for name in _OURS:
+            for name in _SUBFOLDERS:
                 shutil.rmtree(folder / name, ignore_errors=True)
             raise
     return Federation.read(folder)
 
 
 def renew(folder: Path) -> Federation:
-    """A new TLS certificate from the same authority, so no site has to do anything."""
+    """Make a new TLS certificate from the same authority, so no site has to do anything."""
     with _lock(folder):
-        _write_certificate(folder, _read_sheet(folder))
+        _write_certificate(folder, _read_file(folder))
     return Federation.read(folder)
 
 
 def add_site(folder: Path, name: str) -> Federation:
-    """One more site, with a key made here."""
+    """Add a site with a key made here."""
     return _add(folder, name, None)
 
 
 def enrol(folder: Path, name: str, public_key_file: Path) -> Federation:
-    """One more site, by the public key that it made; its kit holds no secret."""
+    """Add a site by the public key that it made; its kit holds no secret."""
     return _add(folder, name, certificates.read_public_key(public_key_file))
 
 
 def remove_site(folder: Path, name: str) -> Federation:
-    """A site that no longer belongs: its key is refused, its number is never given again."""
+    """Remove a site: its key is refused from now on, and its number is never reused."""
     with _lock(folder):
-        sheet = _read_sheet(folder)
-        gone = _find(sheet.sites, name)
-        staying = tuple(member for member in sheet.sites if member is not gone)
-        _write_sheet(folder, replace(sheet, sites=staying, removed=(*sheet.removed, gone)))
+        file = _read_file(folder)
+        gone = _find(file.sites, name)
+        staying = tuple(member for member in file.sites if member is not gone)
+        _write_file(folder, replace(file, sites=staying, removed=(*file.removed, gone)))
         shutil.rmtree(folder / "kits" / gone.name, ignore_errors=True)
         (folder / "sites" / f"{gone.name}.pub").unlink(missing_ok=True)
     return Federation.read(folder)
@@ -231,36 +233,36 @@ def describe(federation: Federation) -> list[dict[str, Any]]:
     ]
 
 
-def _make(folder: Path, sheet: _FederationFile, sites: Sequence[str]) -> None:
-    """All files of a new federation."""
-    for name in _OURS:
+def _make(folder: Path, file: _FederationFile, sites: Sequence[str]) -> None:
+    """Write all files of a new federation."""
+    for name in _SUBFOLDERS:
         (folder / name).mkdir(mode=0o700)
-    authority, key = certificates.make_authority(sheet.id)
+    authority, key = certificates.make_authority(file.id)
     write_atomic(folder / "ca" / "ca.key", certificates.private_pem(key), private=True)
     write_atomic(folder / "ca" / "ca.crt", certificates.certificate_pem(authority))
-    _write_certificate(folder, sheet)
+    _write_certificate(folder, file)
     write_pair(folder / "server" / "signing")
     for name in sites:
-        sheet = _with_site(folder, sheet, name, None)
-    _write_sheet(folder, sheet)
+        file = _with_site(folder, file, name, None)
+    _write_file(folder, file)
 
 
 def _add(folder: Path, name: str, public: ec.EllipticCurvePublicKey | None) -> Federation:
     check_name(name)
     with _lock(folder):
-        sheet = _read_sheet(folder)
-        check_new(name, (member.name for member in sheet.sites))
-        for other in (*sheet.sites, *sheet.removed):
+        file = _read_file(folder)
+        check_unique(name, (member.name for member in file.sites))
+        for other in (*file.sites, *file.removed):
             if public is not None and other.fingerprint == certificates.fingerprint(public):
-                raise ConfigError(f"this key is or was that of {other.name}: make a new one")
-        _write_sheet(folder, _with_site(folder, sheet, name, public))
+                raise ConfigError(f"this key is or was the key of {other.name}: make a new one")
+        _write_file(folder, _with_site(folder, file, name, public))
     return Federation.read(folder)
 
 
 def _with_site(
-    folder: Path, sheet: _FederationFile, name: str, public: ec.EllipticCurvePublicKey | None
+    folder: Path, file: _FederationFile, name: str, public: ec.EllipticCurvePublicKey | None
 ) -> _FederationFile:
-    """Write a site's key and kit; it belongs once the sheet that is returned is written."""
+    """Write a site's key and kit; return the federation.yaml to write, which makes it a member."""
     kit, own = folder / "kits" / name, public is not None
     shutil.rmtree(kit, ignore_errors=True)  # left by a kill: it may hold an older key
     kit.mkdir(mode=0o700)
@@ -274,18 +276,18 @@ def _with_site(
     server = certificates.read_public_key(folder / "server" / "signing.pub")
     write_atomic(kit / "ca.crt", certificates.certificate_pem(authority))
     write_atomic(kit / "server.pub", certificates.public_pem(server))
-    number = 1 + max((member.number for member in (*sheet.sites, *sheet.removed)), default=-1)
+    number = 1 + max((member.number for member in (*file.sites, *file.removed)), default=-1)
     prints = Fingerprints.of(authority, server, public)
-    write_sheet(kit, KitFile(1, sheet.id, name, number, sheet.hosts, sheet.port, prints))
-    return replace(sheet, sites=(*sheet.sites, Member(number, name, prints.site, own)))
+    write_kit_file(kit, KitFile(1, file.id, name, number, file.hosts, file.port, prints))
+    return replace(file, sites=(*file.sites, Member(number, name, prints.site, own)))
 
 
-def _write_certificate(folder: Path, sheet: _FederationFile) -> None:
-    """A new TLS certificate and key; a kill between the two files is mended by doing it again."""
+def _write_certificate(folder: Path, file: _FederationFile) -> None:
+    """Write a new TLS certificate and key; run again after a kill between the two files."""
     authority, _ = certificates.read_certificate(folder / "ca" / "ca.crt", "make a new federation")
     signer = _read_authority_key(folder, authority.public_key())
     certificate, key = certificates.make_server_certificate(
-        authority, signer, sheet.hosts, sheet.certificate_days
+        authority, signer, file.hosts, file.certificate_days
     )
     write_atomic(folder / "server" / "server.key", certificates.private_pem(key), private=True)
     write_atomic(folder / "server" / "server.crt", certificates.certificate_pem(certificate))
@@ -295,22 +297,22 @@ def _read_authority_key(folder: Path, public: Any) -> ec.EllipticCurvePrivateKey
     return read_pair(folder / "ca" / "ca.key", public, "ca.crt", "restore both from a backup")
 
 
-def _read_sheet(folder: Path) -> _FederationFile:
+def _read_file(folder: Path) -> _FederationFile:
     if not (folder / "federation.yaml").exists():
         raise StoreError(f"{folder} holds no federation: harmonium server init makes one")
-    sheet = parse(_FederationFile, folder / "federation.yaml")
-    everyone = (*sheet.sites, *sheet.removed)
-    for place, member in enumerate(sheet.sites):
+    file = parse(_FederationFile, folder / "federation.yaml")
+    everyone = (*file.sites, *file.removed)
+    for place, member in enumerate(file.sites):
         check_name(member.name)
-        check_new(member.name, (other.name for other in sheet.sites[:place]))
+        check_unique(member.name, (other.name for other in file.sites[:place]))
     if len({member.number for member in everyone}) < len(everyone):
         raise StoreError(f"{folder / 'federation.yaml'} gives two sites the same number")
-    return sheet
+    return file
 
 
-def _write_sheet(folder: Path, sheet: _FederationFile) -> None:
-    head = "# Changed by harmonium server add, remove and renew; numbers are never given again.\n"
-    write_atomic(folder / "federation.yaml", (head + dump(sheet)).encode())
+def _write_file(folder: Path, file: _FederationFile) -> None:
+    head = "# Changed by harmonium server add, remove and renew; numbers are never reused.\n"
+    write_atomic(folder / "federation.yaml", (head + dump(file)).encode())
 
 
 def _read_site(folder: Path, member: Member) -> RegisteredSite:
@@ -330,17 +332,17 @@ def _find(members: Sequence[AnyMember], name: str) -> AnyMember:
 
 
 def _must_be_empty(folder: Path) -> None:
-    """Refuse a folder that holds anything, by what it holds."""
+    """Refuse a folder that is not empty."""
     names = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
     if "federation.yaml" in names:
         raise ConfigError(
             f"{folder} holds a federation already: add sites with harmonium server add, or name "
             "a new folder"
         )
-    if names and {*names} <= {*_OURS, "federation.yaml.part"}:
+    if names and {*names} <= {*_SUBFOLDERS, "federation.yaml.part"}:
         raise ConfigError(
-            f"{folder} has no federation.yaml: an init was interrupted, then remove the folder and "
-            "try again; or the file was lost, then restore it"
+            f"{folder} has no federation.yaml: if an init was interrupted, remove the folder and "
+            "try again; if the file was lost, restore it"
         )
     if names:
         raise ConfigError(f"{folder} is not empty ({names[0]}): name a new folder")
@@ -348,7 +350,7 @@ def _must_be_empty(folder: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """One command at a time may change a federation."""
+    """Let one command at a time change a federation."""
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder: harmonium server init makes a federation")
     lock = filelock.FileLock(folder / ".lock", mode=0o600)

@@ -1,4 +1,4 @@
-"""A site's kit: what a site is handed, or makes itself, to take part in one federation.
+"""A site's kit: the files with which it takes part in one federation.
 
 kit.yaml      which federation and site, where the server is, fingerprints of the files below
 ca.crt        the server's certificate must be signed by it
@@ -33,16 +33,16 @@ Number = Annotated[int, pydantic.Field(ge=0)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
 HostName = Annotated[str, pydantic.AfterValidator(certificates.checked_host)]
 Hosts = Annotated[tuple[HostName, ...], pydantic.Field(min_length=1)]
-NOTHING_ELSE: Any = pydantic.ConfigDict(extra="forbid")  # unknown keys of a file are refused
+NO_OTHER_KEYS: Any = pydantic.ConfigDict(extra="forbid")  # unknown keys of a file are refused
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-_DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows has no such files
+_DEVICE = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")  # reserved names on Windows
 
 
 @dataclass(frozen=True)
 class Fingerprints:
     """SHA-256 fingerprints of the other files of a kit."""
 
-    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    __pydantic_config__: ClassVar[Any] = NO_OTHER_KEYS
     authority: Fingerprint  # of ca.crt
     server: Fingerprint  # of server.pub
     site: Fingerprint  # of site.pub
@@ -54,7 +54,7 @@ class Fingerprints:
         server: ec.EllipticCurvePublicKey,
         site: ec.EllipticCurvePublicKey,
     ) -> Fingerprints:
-        """Those of a certificate and two keys."""
+        """Fingerprints of a certificate and two keys."""
         return cls(
             certificates.fingerprint(authority),
             certificates.fingerprint(server),
@@ -66,12 +66,12 @@ class Fingerprints:
 class KitFile:
     """kit.yaml."""
 
-    __pydantic_config__: ClassVar[Any] = NOTHING_ELSE
+    __pydantic_config__: ClassVar[Any] = NO_OTHER_KEYS
     format: Literal[1]  # of this file
     federation: str  # its id
     name: str  # the site's
     number: Number  # the site's
-    hosts: Hosts  # where to dial the server
+    hosts: Hosts  # where to connect to the server
     port: Port  # of the server
     fingerprints: Fingerprints  # of the files beside this one
 
@@ -80,11 +80,11 @@ class KitFile:
 class Kit:
     """A kit whose files were read and checked."""
 
-    folder: Path  # where all of it lies
+    folder: Path
     federation: str  # its id
     name: str  # the site's
     number: int  # the site's
-    hosts: tuple[str, ...]  # where to dial the server
+    hosts: tuple[str, ...]  # where to connect to the server
     port: int  # of the server
     fingerprints: Fingerprints  # to compare with the server's over the telephone
     private_key: ec.EllipticCurvePrivateKey = field(repr=False)  # signs answers
@@ -98,37 +98,37 @@ class Kit:
 
     @property
     def policy(self) -> Path:
-        """What the site accepts."""
+        """The file of the site's policy."""
         return self.folder / "policy.yaml"
 
     @classmethod
     def read(cls, folder: Path) -> Kit:
-        """Read and check all files of a kit; what is wrong is named in one line."""
+        """Read and check all files of a kit; an error names the first fault."""
         if not (folder / "kit.yaml").exists():
             raise StoreError(
-                f"{folder} is not a kit: it has no kit.yaml; the server hands kits out"
+                f"{folder} is not a kit: it has no kit.yaml; ask the server's operator for a kit"
             )
-        sheet = parse(KitFile, folder / "kit.yaml")
-        check_name(sheet.name)
-        remedy = "the federation must be made anew and hand out new kits"
+        file = parse(KitFile, folder / "kit.yaml")
+        check_name(file.name)
+        remedy = "the server's operator must make a new federation and new kits"
         authority, notes = certificates.read_certificate(folder / "ca.crt", remedy)
         server = certificates.read_public_key(folder / "server.pub")
         public = certificates.read_public_key(folder / "site.pub")
-        expected = sheet.fingerprints
+        expected = file.fingerprints
         actual = Fingerprints.of(authority, server, public)
-        for part, file in (("authority", "ca.crt"), ("server", "server.pub"), ("site", "site.pub")):
+        for part, name in (("authority", "ca.crt"), ("server", "server.pub"), ("site", "site.pub")):
             if getattr(actual, part) != getattr(expected, part):
-                raise StoreError(f"{folder / file} does not belong to this kit: get the kit again")
+                raise StoreError(f"{folder / name} does not belong to this kit: get the kit again")
         if not (folder / "site.key").exists():
             raise StoreError(f"{folder} has no site.key: copy the one that keygen made there")
         key = read_pair(folder / "site.key", public, "site.pub", "use the key this kit is for")
         return cls(
             folder=folder,
-            federation=sheet.federation,
-            name=sheet.name,
-            number=sheet.number,
-            hosts=sheet.hosts,
-            port=sheet.port,
+            federation=file.federation,
+            name=file.name,
+            number=file.number,
+            hosts=file.hosts,
+            port=file.port,
             fingerprints=expected,
             private_key=key,
             server_key=server,
@@ -137,12 +137,12 @@ class Kit:
 
 
 def keygen(folder: Path) -> Path:
-    """At a site: make site.key, which stays, and site.pub, which is sent and returned here."""
+    """Make site.key, which stays at the site, and site.pub for the server; return its path."""
     with owner_only():
         make_folder(folder)
         for name in ("site.key", "site.pub", "kit.yaml"):
             if (folder / name).exists():
-                raise ConfigError(f"{folder} holds {name} already: name another folder")
+                raise ConfigError(f"{folder} already holds {name}: use another folder")
         write_pair(folder / "site")
         if not (folder / "policy.yaml").exists():
             write_policy(folder)
@@ -150,16 +150,16 @@ def keygen(folder: Path) -> Path:
 
 
 def write_policy(folder: Path) -> None:
-    """Write the policy that a site begins with."""
+    """Write the default policy of a site."""
     from harmonium.sites.policy import TEMPLATE
 
     write_atomic(folder / "policy.yaml", TEMPLATE.encode())
 
 
-def write_sheet(folder: Path, sheet: KitFile) -> None:
+def write_kit_file(folder: Path, file: KitFile) -> None:
     """Write kit.yaml."""
-    head = f"# Kit of the site {sheet.name}. site.key never leaves it; policy.yaml is its own.\n"
-    write_atomic(folder / "kit.yaml", (head + dump(sheet)).encode())
+    head = f"# Kit of the site {file.name}. site.key never leaves it; policy.yaml is its own.\n"
+    write_atomic(folder / "kit.yaml", (head + dump(file)).encode())
 
 
 def write_pair(stem: Path) -> ec.EllipticCurvePublicKey:
@@ -171,7 +171,7 @@ def write_pair(stem: Path) -> ec.EllipticCurvePublicKey:
 
 
 def read_pair(path: Path, public: Any, other: str, remedy: str) -> ec.EllipticCurvePrivateKey:
-    """A private key, provided that it belongs to a public one."""
+    """A private key, which must belong to a public one."""
     key = certificates.read_private_key(path)
     if key.public_key() != public:
         raise StoreError(f"{path} is not the key of {other}: {remedy}")
@@ -190,7 +190,7 @@ def check_name(name: str) -> None:
         )
 
 
-def check_new(name: str, others: Iterable[str]) -> None:
+def check_unique(name: str, others: Iterable[str]) -> None:
     """Refuse a name that differs from another at most in upper and lower case."""
     for other in others:
         if other.lower() == name.lower():
@@ -212,9 +212,9 @@ def parse(cls: type[T], path: Path) -> T:
         raise StoreError(f"{path}: {where or 'all of it'}: {first['msg'].lower()}") from None
 
 
-def dump(sheet: Any) -> str:
+def dump(value: Any) -> str:
     """A dataclass of plain values as YAML."""
-    return yaml.safe_dump(_plain(asdict(sheet)), sort_keys=False)
+    return yaml.safe_dump(_plain(asdict(value)), sort_keys=False)
 
 
 def _plain(value: Any) -> Any:

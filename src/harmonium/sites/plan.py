@@ -1,7 +1,7 @@
-"""A plan: the recipe of a federation, with all that server and sites must agree on in it.
+"""A plan: the recipe of a federation, with everything that server and sites must agree on.
 
-The images are at the sites. What a plan's `data` says is what the server judges with, or that it
-has no images (`data=sites`); either way it fixes the shape to which every site brings its own.
+The images are at the sites. A plan's `data` names the images that the server evaluates with, or
+states that it has none (`data=sites`); either way it sets the shape to which all sites resize.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from harmonium.recipe.schema import Recipe
 
 
 def federated(what: str, changes: Iterable[str]) -> Recipe:
-    """The recipe of a federation as typed, with the defaults that real sites call for.
+    """The recipe of a federation as typed, with the defaults for real sites.
 
-    Where nothing is said of data, the images are at the sites. Where nothing is said of them, a
-    round needs the answers of a majority, and changes of the model longer than the round's median
-    are shortened to it, and those that point against the median of all are left out, so that few
-    sites cannot bend it far. Under masks no single change can be seen, and noise that the server
-    adds is made for the plain mean: both keep the mean.
+    Unless set otherwise, the images are at the sites and a round needs the answers of a majority.
+    Model updates longer than the round's median are shortened to it, and those that point against
+    the median of all are left out, so that a few sites have limited influence. Under masks single
+    updates cannot be seen, and noise that the server adds is calibrated for the plain mean: both
+    keep the mean.
     """
     tree = changed_tree(what, changes, defaults={"data": "sites"})
     if isinstance(section := tree.get("participation") or {}, dict):
         tree["participation"] = {"quorum": "majority", **section}
     recipe = Recipe.from_tree(tree)
-    made = recipe.privacy.updates
-    seen_alone = recipe.privacy.masks is None and (made is None or made.place == "client")
-    if "aggregation" in tree or not seen_alone:
+    noise = recipe.privacy.updates
+    sees_updates = recipe.privacy.masks is None and (noise is None or noise.place == "client")
+    if "aggregation" in tree or not sees_updates:
         return recipe
     return recipe.changed(aggregation={"name": "norm-bound", "agreement": 0.0})
 
 
 def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
-    """The plan for so many sites, and the images that the server judges with, if it has any."""
+    """The plan for this many sites, and the images that the server evaluates with, if any."""
     if recipe.split.newcomers:
         raise ConfigError(
             "split.newcomers is for runs on one machine: in a federation, a newcomer is a site "
@@ -55,32 +55,34 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
         height, width, channels = dataset.train.shape
         if height != width:
             raise ConfigError(
-                f"{dataset.name} has images of {height} x {width}: name the side to which all "
-                "sites bring theirs, e.g. data.size=64"
+                f"{dataset.name} has images of {height} x {width}: set the side to which all sites "
+                "resize theirs, e.g. data.size=64"
             )
         fixed["data"] = {**plain(recipe.data), "size": height, "channels": channels}
-    if recipe.evaluate.objective is None:  # sites send no more than asked for in so many words
+    if recipe.evaluate.objective is None:  # sites send it only if the recipe asks for it explicitly
         fixed["evaluate"] = {**plain(recipe.evaluate), "objective": False}
     plan = recipe.changed(**fixed)
     if plan.clients != clients:
-        raise ConfigError(f"{plan.method.name} puts all images in one place: sites cannot")
+        raise ConfigError(
+            f"{plan.method.name} puts all images in one place, which is not possible with sites"
+        )
     if plan.init is not None:
         plan.init.weights()
     method = method_of(plan)
     if method.initial is not None and (kept := _kept_at_sites(method)):
         raise ConfigError(
-            Key("init"), f": {kept} does not travel, so sites would never get its given values"
+            Key("init"), f": {kept} is not sent, so sites would never get its given values"
         )
     if method.reads_labels and not classes_of(plan):
         raise ConfigError(
-            f"{method.name} reads labels at the sites, so all must number the classes alike: use "
+            f"{method.name} reads labels at the sites, so all must use the same class numbers: set "
             "data=sites data.classes=[one,other]"
         )
     return plan, dataset
 
 
 def _kept_at_sites(method: Method) -> str:
-    """What of the encoder stays at sites; empty: nothing. Statistics measured anew do not count."""
+    """The part of the encoder that stays at sites, except recalibrated statistics; empty: none."""
     model = method.blueprint
     if model.rules["encoder"] != "mean":
         return f"the encoder of {method.name}"
@@ -92,19 +94,21 @@ def _kept_at_sites(method: Method) -> str:
 def method_of(plan: Recipe) -> Method:
     """The method of a plan: the same at the server and at every site.
 
-    Given weights are the server's; at a site, what does not travel starts at initialisation.
+    Given weights are the server's; at a site, tensors that are not sent start at initialisation.
     """
     size, channels = plan.data.size, plan.data.channels
     if size is None or channels is None:
-        raise ConfigError("the plan does not say to which shape sites bring their images")
+        raise ConfigError(
+            "the plan does not set the shape of images: set data.size and data.channels"
+        )
     return plan.method_for((size, size, channels), len(classes_of(plan)), start=plan.init)
 
 
 def frame_of(plan: Recipe) -> bytes:
     """A plan as it is sent: without the engine, which changes no result and no answer.
 
-    Of given weights a site gets the digest, for the file is the server's: they come with the first
-    model.
+    Of given weights a site gets only the digest, because the file is on the server: the weights
+    come with the first model.
     """
     tree = {key: value for key, value in plan.tree().items() if key != "engine"}
     if plan.init is not None:

@@ -41,7 +41,7 @@ FILES = ("path", "root")  # settings that name files
 CHANCES = ("flip", "jitter", "gray", "blur", "solarise")  # augmentations with a probability
 CHANGES = (*CHANCES, "crop", "rotate", "quarter_turn", "randaugment")
 ANY = "any"  # at least one of these
-LIKELY, STRONG = 0.1, 0.05  # least probability and strength of an augmentation that counts
+LIKELY, STRONG = 0.1, 0.05  # least probability and strength with which an augmentation counts
 CROPPED, PADDED = 0.5, 2  # a crop counts if it may keep this little area, or move these pixels
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -104,7 +104,7 @@ class InvalidPolicy(HarmoniumError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site accepts; the defaults are safe for a site that knows nothing of the plan.
+    """What a site accepts; the defaults are safe for a site that does not know the plan.
 
     >>> Policy(epochs=5).epochs
     5
@@ -115,7 +115,7 @@ class Policy:
     kinds: tuple[Kind, ...] = ("weights", "statistic", "scalar", "public")  # that may leave
     guarded: tuple[Kind, ...] = ()  # that may leave only with noise of this site's own
     epochs: int | None = None  # most passes over the images in a round; none: no limit
-    rounds: int | None = None  # most of a plan, and answers to an exchange in a run; none: any
+    rounds: int | None = None  # most per plan, and answers per exchange and run; none: any
     answers: int | None = None  # most in one run; none: no limit
     answers_in_all: int | None = None  # most in all runs; none: no limit
     pictures: int = 1  # fewest with which this site takes part
@@ -124,7 +124,7 @@ class Policy:
     lr: float | None = 1.0  # largest learning rate; none: no limit
     views: tuple[str, ...] = ("crop",)  # random changes that every view must have
     initial_weights: tuple[str, ...] = ()  # digests or files that a plan may start from
-    join_late: bool = False  # a run's first model may come after round 1, unseen by the seed
+    join_late: bool = False  # a run's first model may come after round 1, when it is not checked
     epsilon: float | None = 10.0  # most that all guarded releases may spend; none: no limit
     delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of images
     simulated_noise: bool = False  # noise that follows from the run's seed is enough
@@ -219,7 +219,7 @@ class Policy:
             _refuse("has settings that cannot be read", f"they raise {type(error).__name__}")
 
     def check_tree(self, tree: Any) -> None:
-        """Refuse a plan by its plain values, before anything that it names is imported or read.
+        """Check the plain values of a plan, before anything that it names is imported or read.
 
         Any text with a colon could be imported, whatever its key, so it must be in `own_code`. The
         plan's data and split are the server's and are not read here, so they may name files of the
@@ -241,7 +241,7 @@ class Policy:
         self._check_public(tree.get("public"))
 
     def _check_public(self, public: Any) -> None:
-        """Refuse public images of other sets than the site allows."""
+        """Refuse public images of data sets that the site does not allow."""
         if public is None:
             return
         settings = {"name": public} if isinstance(public, str) else public
@@ -253,7 +253,7 @@ class Policy:
                 _refuse(f"reads the data set {_shown(name)}", _listed("public", self.public))
 
     def check_plan(self, recipe: Recipe, method: Method, images: int | None = None) -> None:
-        """Refuse a plan by what it would do at this site.
+        """Refuse a plan that would do more at this site than the policy allows.
 
         Args:
             recipe: the plan.
@@ -301,7 +301,7 @@ class Policy:
             )
 
     def _check_training(self, recipe: Recipe, method: Method, images: int | None) -> None:
-        """Refuse work that is too much, or so little that an answer is close to a gradient."""
+        """Refuse too much training, or so little that an answer is close to a gradient."""
         self._check_work(recipe, method)
         self._check_views(method)
         self._check_steps(method, images)
@@ -315,9 +315,13 @@ class Policy:
                 if isinstance(value, int | float) and key.endswith(limit):
                     self._at_most(limit, f"method.{key}", value)
         passes = {step: method.passes_of(step) for step in method.exchanges()}
-        if self.epochs is not None and not sum(passes.values()) <= self.epochs:
+        total = sum(passes.values())
+        if self.epochs is not None and not total <= self.epochs:
             parts = " and ".join(f"{count:g} by {step}" for step, count in passes.items() if count)
-            _refuse(f"goes over the images {parts} in a round", f"`epochs` is {self.epochs}")
+            _refuse(
+                f"passes over the images {total:g} times in a round ({parts})",
+                f"`epochs` is {self.epochs}",
+            )
 
     def _check_views(self, method: Method) -> None:
         """Refuse views without the random changes that `views` asks for."""
@@ -355,7 +359,7 @@ class Policy:
     def check_answer(
         self, past: Callable[[], Iterable[Mapping[str, Any]]], run: str, round: int, step: str
     ) -> float:
-        """Refuse an answer that is one too many; return the passes over images that it may take.
+        """Refuse an answer beyond the limits; return the passes over images that it may take.
 
         Args:
             past: returns the entries of the site's log; it is called only where there are limits.
@@ -444,7 +448,7 @@ _KEYS = [field.name for field in fields(Policy)]
 def _texts(tree: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every text of a plan, keys included, with the keys that lead to it.
 
-    Plans that are too large, too deep or have anything but plain values are refused.
+    Plans that are too large, too deeply nested, or have other than plain values are refused.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     count = 0

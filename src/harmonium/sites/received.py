@@ -1,10 +1,10 @@
 """Checks on what a server sends: the first model must be the plan's, later ones plausible.
 
 A server that may choose the weights of a model can choose them so that one step of training writes
-single images into the answer. The server therefore does not choose the first model of a run: it
+single images into the answer. The first model of a run is therefore not the server's choice: it
 follows from the plan's seed, or from weights that the site's policy names, and the site builds it
-itself. Of later models, which other sites have trained, a site can only check that their numbers
-are finite and of a plausible size.
+itself. Later models were trained by other sites, so a site can only check that their numbers are
+finite and of a plausible size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harmonium.federation.wire import MASKS, MOST_GROWTH, Ask, Exchange, check, 
 from harmonium.learning.contract import called
 from harmonium.recipe.initial_weights import Init, digest_of
 
-CLOSE = 1e-5  # of a tensor's largest value: kinds of CPU may differ in the last bits of a draw
+CLOSE = 1e-5  # of a tensor's largest value: CPUs may differ in the last bits of a random draw
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def check_plausible(method: Method, declared: Exchange, down: Mapping[str, Any])
     """Refuse an ask with undeclared fields, unknown tensors, or values that are far too large."""
     sent = {name: value for name, value in down.items() if name != MASKS}
     check(called(method), declared, "down", sent)
-    began = _shared(method)
-    known = {*began, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
-    most = most_weight(began)
+    initial = _shared(method)
+    known = {*initial, *(method.blueprint.statistics("encoder") if method.recalibrates else ())}
+    most = most_weight(initial)
     for name, value in sent.items():
         if reason := fault(value):
             raise WireError(f"the ask's `{name}` {reason}")
@@ -59,40 +59,40 @@ def check_plausible(method: Method, declared: Exchange, down: Mapping[str, Any])
             if is_float and (reason := fault(tensor, most)):
                 raise WireError(
                     f"the ask's `{name}` {key} {reason}: no value may be larger than {most:.3g}, "
-                    f"{MOST_GROWTH:g} times those of the model as it began"
+                    f"{MOST_GROWTH:g} times those of the initial model"
                 )
 
 
 def brings_model(declared: Exchange) -> bool:
-    """Whether an ask comes with weights."""
+    """Whether the asks of an exchange bring weights."""
     return any(one.kind == "weights" for one in declared.down.values())
 
 
 def first_model_fault(
     method: Method, declared: Exchange, down: Mapping[str, Any], start: Start | str | None
 ) -> str:
-    """Why an ask's weights are not those that a run begins with; empty if they are.
+    """Why an ask's weights differ from the initial ones of the run; empty if they do not.
 
     Args:
         method: the plan's, at a random initialisation.
         declared: the exchange that is asked for.
         down: the values that were received.
-        start: given weights that the policy allows, or their digest; none: the seed decides.
+        start: given weights that the policy allows, or their digest; none: those of the seed.
     """
     if isinstance(start, str):
         approved = _approved(start, declared, down)
         if approved is None:
-            return f"does not hold the weights {start[:8]}… (name their file in the policy)"
+            return f"does not have the weights {start[:8]}… (name their file in the policy)"
         start = approved
     if start is not None:
         method = replace(method, initial=start)
-    began = _shared(method)
+    initial = _shared(method)
     for name, one in declared.down.items():
         if one.kind != "weights":
             continue
-        expected = began
+        expected = initial
         if one.of == "parameters":  # control variates and the like begin at zero
-            expected = {key: tensor.new_zeros(tensor.shape) for key, tensor in began.items()}
+            expected = {key: tensor.new_zeros(tensor.shape) for key, tensor in initial.items()}
         ask = Ask(declared.name, (), {name: expected})
         sent: Any = Rounding(method, declared).outgoing(ask).down[name]
         for key, value in down[name].items():
@@ -121,16 +121,16 @@ def allowed_start(digest: str, allowed: Iterable[str]) -> Start | str | None:
         return digest
     for file in (name for name in names if is_file(name)):
         try:
-            initial = Init(file, digest)
-            initial.weights()
-        except DataError:  # it has other weights, or does not exist
+            weights = Init(file, digest)
+            weights.weights()
+        except DataError:  # the file has other weights, or does not exist
             continue
-        return initial
+        return weights
     return None
 
 
 def is_file(name: str) -> bool:
-    """Whether an entry of the policy names a file, and not a digest.
+    """Whether an entry of the policy names a file rather than a digest.
 
     >>> is_file("/srv/encoder.safetensors"), is_file("a" * 64)
     (True, False)
@@ -140,8 +140,8 @@ def is_file(name: str) -> bool:
 
 def _shared(method: Method) -> Weights:
     """The tensors of the first model that are sent; not copied, because they may be large."""
-    kept = method.blueprint.tensors()
-    return {key: tensor for key, rule, tensor in kept if rule in ("mean", "row")}
+    tensors = method.blueprint.tensors()
+    return {key: tensor for key, rule, tensor in tensors if rule in ("mean", "row")}
 
 
 def first_model_digest(method: Method) -> str:
@@ -150,11 +150,11 @@ def first_model_digest(method: Method) -> str:
 
 
 def _plain(key: str) -> str:
-    """The name of a tensor, without the number that several models in one field have."""
+    """The name of a tensor, without the model's number where a field has several models."""
     return key.rpartition("/")[2]
 
 
-def _counts(tensor: Tensor) -> bool:
+def _is_measurable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0
 
 
@@ -163,9 +163,11 @@ def _size(tensor: Tensor) -> float:
     return max(float(tensor.max()), -float(tensor.min()))
 
 
-def _same(expected: Tensor | None, got: Tensor) -> bool:
-    if expected is None or expected.shape != got.shape or expected.dtype != got.dtype:
+def _same(expected: Tensor | None, sent: Tensor) -> bool:
+    if expected is None or expected.shape != sent.shape or expected.dtype != sent.dtype:
         return False
-    if torch.equal(expected, got):
+    if torch.equal(expected, sent):
         return True
-    return _counts(got) and _size(expected.float() - got.float()) <= CLOSE * _size(expected)
+    return _is_measurable(sent) and _size(expected.float() - sent.float()) <= CLOSE * _size(
+        expected
+    )

@@ -1,7 +1,7 @@
-"""A rehearsal: all of a federation on one machine, for a run whose images are here.
+"""A rehearsal: a whole federation on one machine, for a run whose images are all here.
 
-`engine=flower` plays a run over a real SuperLink on loopback, with node processes of which each
-answers for some of the clients, under keys that live as long as the run's process. Messages, seals,
+`engine=flower` performs a run over a real SuperLink on loopback, with node processes that each
+answer for some of the clients, under keys that exist as long as the run's process. Messages, seals,
 states and roll-back are those of a real federation; the result has the same bits as on the local
 engine. A node that dies is started again.
 """
@@ -40,7 +40,7 @@ TRIES = 5  # how often one node may be started again
 
 @contextmanager
 def rehearsal(
-    folder: Path, recipe: Recipe, host: ClientRuntime, nodes: int, note: Callable[[str], None]
+    folder: Path, recipe: Recipe, runtime: ClientRuntime, nodes: int, note: Callable[[str], None]
 ) -> Iterator[RemoteEngine]:
     """An engine whose clients answer over Flower's messages, on this machine."""
     try:
@@ -48,7 +48,7 @@ def rehearsal(
         from harmonium.engines.flower.messenger import FlowerMessenger
     except ImportError:
         raise ConfigError(f"engine=flower: {NEEDS_FLOWER}") from None
-    clients = range(len(host.indices))
+    clients = range(len(runtime.indices))
     keys = {client: ec.generate_private_key(ec.SECP384R1()) for client in clients}
     server, port = ec.generate_private_key(ec.SECP384R1()), free_port()
     shares = [
@@ -57,7 +57,7 @@ def rehearsal(
     about = {"federation": secrets.token_hex(16), "run": secrets.token_hex(16)}
     facts = {"folder": str(folder), "port": port, "server": _public(server), **about}
     place = folder / "flower"
-    shutil.rmtree(place, ignore_errors=True)  # what a kill left; its keys are gone
+    shutil.rmtree(place, ignore_errors=True)  # left by a killed run, whose keys are gone
     with Link(place, "127.0.0.1", port) as link:
         nodes_by_client = link.admit({share[0]: keys[share[0]].public_key() for share in shares})
         members = {
@@ -79,10 +79,10 @@ def rehearsal(
                 {**about, "plan": recipe.digest},
                 frame_of(recipe),
                 Waits(recipe.engine.deadline, recipe.engine.patience),
-                read_state=host.read_state,
+                read_state=runtime.read_state,
                 note=note,
                 limits=lambda step, client: arrival.limits(
-                    host.method, step, len(host.indices[client]), len(clients)
+                    runtime.method, step, len(runtime.indices[client]), len(clients)
                 ),
             )
     shutil.rmtree(place, ignore_errors=True)
@@ -126,7 +126,7 @@ def _start(facts: Mapping[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     if process.stdin is None:
         raise EngineError("a node has no input")
     process.stdin.write(json.dumps(facts).encode() + b"\n")
-    process.stdin.flush()  # and left open: when it closes, the one who started it is gone
+    process.stdin.flush()  # left open: it closes when the process that started the node is gone
     return process
 
 
@@ -141,22 +141,22 @@ def _private(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def main() -> None:
-    """A node: reads who it is, then answers until its input ends."""
+    """Run a node: read its identity from standard input, then answer until the input ends."""
     facts = json.loads(sys.stdin.readline())
     ended = threading.Event()
 
-    def until_alone() -> None:
+    def exit_with_parent() -> None:
         sys.stdin.read()
         ended.set()
         time.sleep(5.0)  # a task under way is not waited for
         os._exit(1)
 
-    threading.Thread(target=until_alone, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     from harmonium.engines.flower.node import answer_messages
     from harmonium.runs.open_run import open_runtime
 
     folder = Path(facts["folder"])
-    host = open_runtime(folder)
+    runtime = open_runtime(folder)
     server: Any = serialization.load_pem_public_key(facts["server"].encode())
     sites: dict[ClientId, Site] = {}
     keys: dict[ClientId, Any] = {}
@@ -164,12 +164,12 @@ def main() -> None:
         client = int(text)
         keys[client] = serialization.load_pem_private_key(pem.encode(), None)
         identity = Identity(facts["federation"], client, keys[client], server)
-        sites[client] = Site(identity, folder / "flower" / f"site-{client}", lambda *_: host)
+        sites[client] = Site(identity, folder / "flower" / f"site-{client}", lambda *_: runtime)
 
     def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
         client = unverified_header(sealed)["client"]  # its site checks the rest
         if client not in sites:
-            raise WireError(f"client {client} is not here")
+            raise WireError(f"client {client} does not run on this node: it has {sorted(sites)}")
         return sites[client].answer(sealed, bodies)
 
     answer_messages(answer, f"127.0.0.1:{facts['port']}", keys[min(keys)], None, print, ended)

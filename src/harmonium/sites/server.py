@@ -1,11 +1,11 @@
-"""The server of a federation: it greets the sites, runs the rounds and hands out the encoder.
+"""The server of a federation: it registers the sites, runs the rounds and sends the encoder.
 
-A federation's run lies in a folder like any other. Its `about.json` also has the roll: which sites
-take part, as which clients, and with how many images. The roll is called before the first round. A
-site that is away later is left out of rounds by name and continues with its state when it is back.
-A site that did not come, or refused, is greeted again when a round begins, and takes part from the
-first round that it accepts. To a method it is a client whose answers were all lost until then: it
-has no state, and took no part in the setup.
+A federation's run has a folder like any other. Its `about.json` also lists the participants: which
+sites take part, as which clients, and with how many images. Sites are registered before the first
+round. A site that goes offline later is left out of rounds by name and continues with its state
+when it is back. A site that was offline, or refused, gets another handshake when a round begins,
+and takes part from the first round that it accepts. To a method it is a client whose answers were
+all lost until then: it has no state, and took no part in the setup.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from harmonium.engines.flower.link import Link
 
 MOST_IMAGES = 10**9  # of one site
-AGAIN = 2.0  # seconds between two greetings of sites that are offline
-JOINING = 3.0  # seconds that a round waits for a site that was just greeted
-SOONEST, LATEST = 5.0, 60.0  # seconds until a site that refused is greeted again; they double
+RETRY_PAUSE = 2.0  # seconds between two handshakes with sites that are offline
+JOIN_WAIT = 3.0  # seconds that a round waits for the answer to a new handshake
+SHORTEST_PAUSE, LONGEST_PAUSE = 5.0, 60.0  # seconds until a site that refused is asked again
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenSettings:
     """Where the server listens for sites, and for how long it waits for them to take part."""
 
     host: str = "0.0.0.0"
     port: int | None = None  # none: the federation's
     insecure: bool = False  # no TLS; on loopback only
-    wait: float | None = None  # seconds until the run begins without sites that did not come
+    wait: float | None = None  # seconds until the run begins without sites that are offline
 
     def __post_init__(self) -> None:
         if self.insecure and not is_loopback(self.host):
@@ -68,8 +68,8 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Enrolled:
-    """One line of a run's roll."""
+class Participant:
+    """A site that takes part in a run."""
 
     client: ClientId  # in this run
     number: int  # in the federation
@@ -84,7 +84,7 @@ def start(
     *,
     out: Path | None = None,
     watcher: Callback | None = None,
-    listening: Listening | None = None,
+    listening: ListenSettings | None = None,
 ) -> Result:
     """Run a recipe with the sites of a federation; continue the run if `out` already holds it."""
     federation = _read(folder)
@@ -99,7 +99,7 @@ def resume(
     path: Path,
     *changes: str,
     watcher: Callback | None = None,
-    listening: Listening | None = None,
+    listening: ListenSettings | None = None,
 ) -> Result:
     """Continue a federation's run that stopped, with the sites that it began with.
 
@@ -131,13 +131,13 @@ def _serve(
     federation: Federation,
     resumed: bool,
     watcher: Callback | None,
-    listening: Listening | None,
+    listening: ListenSettings | None,
 ) -> Result:
     loop = RunLoop(path, plan, watcher or Callback())
     if resumed and loop.is_complete():
         return loop.result()
     with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
-        return _run(loop, dataset, federation, resumed, listening or Listening())
+        return _run(loop, dataset, federation, resumed, listening or ListenSettings())
 
 
 def _run(
@@ -145,9 +145,9 @@ def _run(
     dataset: Dataset | None,
     federation: Federation,
     resumed: bool,
-    listening: Listening,
+    listening: ListenSettings,
 ) -> Result:
-    """Listen for the sites, call the roll of a new run, and run the rounds that are left."""
+    """Listen for the sites, register those of a new run, and run the remaining rounds."""
     try:
         from harmonium.engines.flower.link import Link
         from harmonium.engines.flower.messenger import FlowerMessenger
@@ -156,7 +156,7 @@ def _run(
     note, method = loop.watcher.note, method_of(loop.recipe)
     arrival.check_declared(method)
     if resumed:
-        loop.folder.last(with_states=False)  # a damaged run fails before it is announced
+        loop.folder.newest_readable(with_states=False)  # a damaged run fails before it is announced
     shape = (method.world.side, method.world.side, method.world.channels)
     public = load_public(loop.recipe, shape)
     participants = (
@@ -180,10 +180,10 @@ def _run(
         reachable = _remote_sites(link, {**session.sites, **session.added_later})
         engine = session.engine(FlowerMessenger(link), reachable)
         if not resumed:
-            session.enrol(engine, listening.wait)
-        if warning := _dominance_warning(loop.recipe, participants.roll):
+            session.register_sites(engine, listening.wait)
+        if warning := _dominance_warning(loop.recipe, participants.joined):
             note(warning)
-        engine.keep(enrolled.client for enrolled in participants.roll)
+        engine.set_members(one.client for one in participants.joined)
         session.admit_newcomers(engine)
         return loop.run(session.inputs(), engine, simulate=False)
 
@@ -200,17 +200,17 @@ class _Session:
     public: Dataset | None
 
     def __post_init__(self) -> None:
-        called = self.participants.called
-        self.sites = _remaining_sites(self.federation, called)
-        self.added_later = _added_later(self.federation, called, self.loop.recipe.clients)
+        invited = self.participants.invited
+        self.sites = _remaining_sites(self.federation, invited)
+        self.added_later = _added_later(self.federation, invited, self.loop.recipe.clients)
         self.public_digest = public_digest(self.public.train if self.public else None)
-        self.examples = {one.client: one.examples for one in self.participants.roll}
+        self.examples = {one.client: one.examples for one in self.participants.joined}
 
     def engine(
         self, messenger: Messenger, reachable: Mapping[ClientId, RemoteSite]
     ) -> RemoteEngine:
         """The engine that asks the sites."""
-        plan, roll = self.loop.recipe, self.participants.roll
+        plan, joined = self.loop.recipe, self.participants.joined
         about = {"federation": self.federation.id, "run": self.participants.run}
         return RemoteEngine(
             messenger,
@@ -219,23 +219,23 @@ class _Session:
             {**about, "plan": plan.digest},
             frame_of(plan),
             Waits(plan.engine.deadline, plan.engine.patience),
-            wanted=lambda ask, turn: _enough(plan.participation, len(roll), ask, turn),
+            wanted=lambda ask, turn: _enough(plan.participation, len(joined), ask, turn),
             note=self.loop.watcher.note,
             limits=lambda step, client: arrival.limits(
                 self.method, step, self.examples.get(client, 0), len(self.sites)
             ),
         )
 
-    def enrol(self, engine: RemoteEngine, wait: float | None) -> None:
-        """Call the roll of a new run, and write it down."""
-        plan, note, roll = self.loop.recipe, self.loop.watcher.note, self.participants.roll
-        accepted, absent = _call_roll(engine, self.sites, self.public_digest, wait, note)
-        roll += accepted
-        _check_roll(plan, roll)
+    def register_sites(self, engine: RemoteEngine, wait: float | None) -> None:
+        """Register the sites of a new run, and write the participants to about.json."""
+        plan, note, joined = self.loop.recipe, self.loop.watcher.note, self.participants.joined
+        accepted, absent = _register_sites(engine, self.sites, self.public_digest, wait, note)
+        joined += accepted
+        _check_enough_sites(plan, joined)
         if absent:
             sites = len(self.sites)
-            note(f"{len(roll)} of {sites} sites take part; others may join in a later round")
-        self.examples |= {one.client: one.examples for one in roll}
+            note(f"{len(joined)} of {sites} sites take part; others may join in a later round")
+        self.examples |= {one.client: one.examples for one in joined}
         register(
             self.loop.path,
             plan,
@@ -243,7 +243,7 @@ class _Session:
             **{"data": self.dataset.digest if self.dataset else None, "split": None},
             public=self.public.digest if self.public else None,
             cache={"data": None, "public": None},
-            clients=[one.name for one in roll],
+            clients=[one.name for one in joined],
             notes=[
                 *plan.notes,
                 *absent,
@@ -254,27 +254,27 @@ class _Session:
         )
 
     def admit_newcomers(self, engine: RemoteEngine) -> None:
-        """Let the engine greet the other sites before each round; those that accept join."""
-        watcher, roll = self.loop.watcher, self.participants.roll
+        """Let the engine contact the other sites before each round; those that accept join."""
+        watcher, joined = self.loop.watcher, self.participants.joined
         everyone = {**self.sites, **self.added_later}
         clients = self.loop.recipe.clients
         late = _LateJoiners(engine, everyone, self.public_digest, clients, watcher.note)
 
         def newcomers(round: int) -> dict[ClientId, int]:
-            present = {one.client for one in roll}
-            joining = late.greet([c for c in late.sites if c not in present], round)
+            present = {one.client for one in joined}
+            joining = late.handshake([c for c in late.sites if c not in present], round)
             if joining:
-                roll[:] = sorted([*roll, *joining], key=lambda one: one.client)
+                joined[:] = sorted([*joined, *joining], key=lambda one: one.client)
                 self.participants.write(self.loop.path, self.federation)  # before they are asked
-                watcher.names = {one.client: one.name for one in roll}
+                watcher.names = {one.client: one.name for one in joined}
                 self.examples.update({one.client: one.examples for one in joining})
             return {one.client: one.examples for one in joining}
 
         engine.newcomers = newcomers
-        watcher.names = {one.client: one.name for one in roll}
+        watcher.names = {one.client: one.name for one in joined}
 
     def inputs(self) -> RunInputs:
-        """What the run loop needs to know of the clients and the data."""
+        """The inputs of the run loop: clients and data."""
         return RunInputs(
             self.method,
             dict(self.examples),
@@ -286,7 +286,7 @@ class _Session:
 
 @contextmanager
 def _link_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder for the link; its messages, models and answers, are deleted afterwards."""
+    """An empty folder for the link; its database of messages is deleted afterwards."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder
@@ -297,31 +297,31 @@ def _link_folder(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Participants:
-    """A run's random name, the sites it called, and those that take part."""
+    """A run's random name, the sites that it invited, and those that take part."""
 
     run: str
-    called: list[Enrolled]  # all sites of the federation when the run began, by client
-    roll: list[Enrolled]  # those that take part, by client; grows
+    invited: list[Participant]  # all sites of the federation when the run began, by client
+    joined: list[Participant]  # those that take part, by client; grows
 
     @classmethod
     def new(cls, federation: Federation) -> _Participants:
-        """Of a new run; its clients are the sites in the order of their numbers."""
-        called = [
-            Enrolled(client, site.number, site.name, site.fingerprint)
+        """Those of a new run; its clients are the sites in the order of their numbers."""
+        invited = [
+            Participant(client, site.number, site.name, site.fingerprint)
             for client, site in enumerate(federation.sites)
         ]
-        return cls(secrets.token_hex(16), called, [])
+        return cls(secrets.token_hex(16), invited, [])
 
     @classmethod
     def read(cls, path: Path, federation: Federation) -> _Participants:
-        """Of a run that began before; earlier versions recorded only the roll."""
+        """Those of an earlier run; earlier versions recorded only the sites that take part."""
         about = read_about(path)["federation"]
         try:
             if about["id"] != federation.id:
                 raise ConfigError(f"{path} is a run of another federation than {federation.folder}")
-            roll = [Enrolled(**one) for one in about["roll"]]
-            called = [Enrolled(**one) for one in about.get("called", about["roll"])]
-            return cls(about["run"], called, roll)
+            joined = [Participant(**one) for one in about["roll"]]
+            invited = [Participant(**one) for one in about.get("called", about["roll"])]
+            return cls(about["run"], invited, joined)
         except (KeyError, TypeError):
             raise StoreError(f"{path / 'about.json'} is damaged: start a new run") from None
 
@@ -331,76 +331,77 @@ class _Participants:
             "id": federation.id,
             "folder": str(federation.folder.absolute()),
             "run": self.run,
-            "called": [asdict(one) for one in self.called],
-            "roll": [asdict(one) for one in self.roll],
+            "called": [asdict(one) for one in self.invited],
+            "roll": [asdict(one) for one in self.joined],
         }
 
     def write(self, path: Path, federation: Federation) -> None:
         """Update about.json with those that take part now."""
         about = files.read_sealed(path / "about.json")
         about["federation"] = self.plain(federation)
-        about["clients"] = [one.name for one in self.roll]
+        about["clients"] = [one.name for one in self.joined]
         files.write_atomic(path / "about.json", files.sealed(about))
 
 
 @dataclass
 class _LateJoiners:
-    """Greets sites that do not take part yet; one that refused is greeted again after a while."""
+    """Contacts sites that do not take part yet; after a refusal it pauses, each time longer."""
 
     engine: RemoteEngine
     sites: Mapping[ClientId, RegisteredSite]
     public: str
     clients: int  # of the plan: a site that was added after the run began has no place in it
     note: Callable[[str], None]
-    _said: dict[ClientId, str] = field(default_factory=dict)
+    _noted: dict[ClientId, str] = field(default_factory=dict)
     _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
 
-    def greet(self, clients: Sequence[ClientId], round: int) -> list[Enrolled]:
-        """Those of these clients who take part from a round on."""
-        joining, now = list[Enrolled](), time.monotonic()
+    def handshake(self, clients: Sequence[ClientId], round: int) -> list[Participant]:
+        """Contact these clients; return those that take part from this round on."""
+        joining, now = list[Participant](), time.monotonic()
         due = [client for client in clients if now >= self._next.get(client, (now, 0.0))[0]]
-        for client, outcome in self.engine.greet(due, JOINING, round) if due else ():
-            if isinstance(outcome, str):  # it left, or could not read the greeting
+        for client, outcome in self.engine.handshake(due, JOIN_WAIT, round) if due else ():
+            if isinstance(outcome, str):  # it went offline, or could not read the handshake
                 continue
             site, up = self.sites[client], outcome["up"]
-            why = outcome["why"] if up is None else _greeting_fault(up, self.public)
+            why = outcome["why"] if up is None else _handshake_fault(up, self.public)
             if not why and client >= self.clients:
                 why = f"the run was planned for {counted(self.clients, 'site')} before it was added"
             if not why:
                 note = f"{site.name} joins with {counted(up['examples'], 'image')}"
-                joining.append(_enrolled(client, site, up))
+                joining.append(_participant(client, site, up))
             else:
                 note = f"{site.name} does not take part yet: {why}"
-                pause = max(SOONEST, min(2 * self._next.get(client, (0.0, 0.0))[1], LATEST))
+                before = self._next.get(client, (0.0, 0.0))[1]
+                pause = max(SHORTEST_PAUSE, min(2 * before, LONGEST_PAUSE))
                 self._next[client] = (time.monotonic() + pause, pause)
-            if self._said.get(client) != note:
+            if self._noted.get(client) != note:
                 self.note(note)
-            self._said[client] = note
+            self._noted[client] = note
         return joining
 
 
-def _enrolled(client: ClientId, site: RegisteredSite, up: Mapping[str, Any]) -> Enrolled:
-    return Enrolled(client, site.number, site.name, site.fingerprint, up["examples"])
+def _participant(client: ClientId, site: RegisteredSite, up: Mapping[str, Any]) -> Participant:
+    return Participant(client, site.number, site.name, site.fingerprint, up["examples"])
 
 
 def _added_later(
-    federation: Federation, called: Sequence[Enrolled], clients: int
+    federation: Federation, invited: Sequence[Participant], clients: int
 ) -> dict[ClientId, RegisteredSite]:
     """Sites that were added after a run began, by numbers that none of its clients has.
 
-    They are admitted and greeted, so that they learn why they are not asked.
+    They are admitted, so that they learn why they are not asked.
     """
-    known = {one.fingerprint for one in called}
+    known = {one.fingerprint for one in invited}
     new = [site for site in federation.sites if site.fingerprint not in known]
-    return dict(enumerate(new, max(clients, len(called))))
+    return dict(enumerate(new, max(clients, len(invited))))
 
 
 def _remaining_sites(
-    federation: Federation, roll: Sequence[Enrolled]
+    federation: Federation, joined: Sequence[Participant]
 ) -> dict[ClientId, RegisteredSite]:
-    """The sites of a roll that still belong to the federation, by client."""
+    """The participants that still belong to the federation, by client."""
     known = {site.fingerprint: site for site in federation.sites}
-    return {one.client: known[one.fingerprint] for one in roll if one.fingerprint in known}
+    return {one.client: known[one.fingerprint] for one in joined if one.fingerprint in known}
 
 
 def _remote_sites(
@@ -421,73 +422,77 @@ def _enough(participation: Participation, sites: int, ask: Ask, turn: Turn) -> i
     return participation.size(sites) if len(ask.to) == participation.asked(sites) else None
 
 
-def _call_roll(
+def _register_sites(
     engine: RemoteEngine,
     sites: Mapping[ClientId, RegisteredSite],
     public: str,
     wait: float | None,
     note: Callable[[str], None],
-) -> tuple[list[Enrolled], list[str]]:
-    """Greet every site; return the roll of those that accept, and why the others do not."""
-    waiting, said = dict(sites), dict[ClientId, str]()
-    roll: list[Enrolled] = []
+) -> tuple[list[Participant], list[str]]:
+    """Contact every site; return those that accept, and why the others do not take part."""
+    waiting, noted = dict(sites), dict[ClientId, str]()
+    joined: list[Participant] = []
     absent: list[str] = []
     end = time.monotonic() + (float("inf") if wait is None else wait)
     while waiting and (left := end - time.monotonic()) > 0:
-        for client, outcome in engine.say("hello", {}, list(waiting), left):
+        for client, outcome in engine.send_step("hello", {}, list(waiting), left):
             name = sites[client].name
-            if isinstance(outcome, str):  # offline, or it could not read the greeting
-                if said.get(client) != outcome:
+            if isinstance(outcome, str):  # it is offline, or could not read the handshake
+                if noted.get(client) != outcome:
                     note(f"{name}: {outcome}; waiting for it")
-                said[client] = outcome
+                noted[client] = outcome
                 continue
             site, up = waiting.pop(client), outcome["up"]
-            if why := outcome["why"] if up is None else _greeting_fault(up, public):
+            if why := outcome["why"] if up is None else _handshake_fault(up, public):
                 absent.append(f"{name} does not take part: {why}")
                 note(absent[-1])
                 continue
-            roll.append(_enrolled(client, site, up))
+            joined.append(_participant(client, site, up))
             note(f"{name} takes part with {up['examples']:,} images")
         if waiting:
-            time.sleep(min(AGAIN, max(0.0, end - time.monotonic())))
+            time.sleep(min(RETRY_PAUSE, max(0.0, end - time.monotonic())))
     for client in waiting:
-        absent.append(f"{sites[client].name} does not take part: it did not come in {wait:g} s")
+        absent.append(
+            f"{sites[client].name} does not take part: it did not connect within {wait:g} s"
+        )
         note(absent[-1])
-    return sorted(roll, key=lambda one: one.client), absent
+    return sorted(joined, key=lambda one: one.client), absent
 
 
-def _greeting_fault(up: Mapping[str, Any], public: str) -> str:
-    """Why an answer to a greeting cannot be accepted; empty if it can."""
+def _handshake_fault(up: Mapping[str, Any], public: str) -> str:
+    """Why the answer to a handshake is not accepted; empty if it is."""
     count = up.get("examples")
     if type(count) is not int or not 1 <= count <= MOST_IMAGES:
-        return f"it says that it has {str(count)[:20]} images"
-    return "" if up.get("public") == public else "its public images are not the server's"
+        return f"it reports an invalid number of images: {str(count)[:20]}"
+    return "" if up.get("public") == public else "its public images differ from the server's"
 
 
-def _check_roll(plan: Recipe, roll: Sequence[Enrolled]) -> None:
-    """Refuse to begin with too few sites."""
-    if not roll:
+def _check_enough_sites(plan: Recipe, joined: Sequence[Participant]) -> None:
+    """Refuse to start with too few sites."""
+    if not joined:
         raise NotEnoughReplies("no site takes part: see the reasons above")
     try:
-        wanted = plan.participation.check(len(roll))
+        wanted = plan.participation.check(len(joined))
         if plan.privacy.masks is not None:
             plan.privacy.masks.check(method_of(plan), wanted)
     except ConfigError as error:
-        raise NotEnoughReplies(f"{counted(len(roll), 'site')} came, too few: {error}") from None
+        raise NotEnoughReplies(
+            f"{counted(len(joined), 'site')} connected, too few: {error}"
+        ) from None
 
 
-def _dominance_warning(plan: Recipe, roll: Sequence[Enrolled]) -> str:
+def _dominance_warning(plan: Recipe, joined: Sequence[Participant]) -> str:
     """A warning if one of several sites weighs more than all others together; empty if none does.
 
     Averages are weighted by the number of images, which a site states itself.
     """
-    total = sum(one.examples for one in roll)
-    largest = max(roll, key=lambda one: one.examples)
-    if len(roll) < 3 or plan.server.weighting == "uniform" or 2 * largest.examples <= total:
+    total = sum(one.examples for one in joined)
+    largest = max(joined, key=lambda one: one.examples)
+    if len(joined) < 3 or plan.server.weighting == "uniform" or 2 * largest.examples <= total:
         return ""
     return (
-        f"{largest.name} says that it has {largest.examples:,} of all {total:,} images, so it "
-        "weighs more than all other sites together; server.weighting=uniform counts sites alike"
+        f"{largest.name} reports {largest.examples:,} of all {total:,} images, so it has more "
+        "weight than all others together; server.weighting=uniform gives all sites the same weight"
     )
 
 

@@ -1,11 +1,11 @@
-"""One site: it verifies a sealed ask, answers it under its own seal, and logs what left.
+"""One site: it verifies a sealed ask, answers it under its own seal, and logs what it sent.
 
 An ask must be signed by the server, addressed to this site, and new. The policy is read at every
 ask, and the plan must be within it before any image is read. The first model of a run must be the
-plan's own, later ones must be plausible, and the work must be within what the log leaves of the
-policy's limits. What an answer releases is counted and logged before it is sent. The last answer is
-kept: when the server asks for the same again, because it was killed or the answer was lost, the
-same bytes are sent and no new noise is drawn.
+plan's own, later ones must be plausible, and the work must be within what remains of the policy's
+limits, according to the log. The releases of an answer are counted and logged before it is sent.
+The last answer is kept: if the server repeats the ask, because it was killed or the answer was
+lost, the same bytes are sent and no new noise is drawn.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _RANDOM_NAME = re.compile(r"[0-9a-f]{32}")  # runs and nonces
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a site is, and which server it answers."""
+    """The identity of a site, and of the server that it answers."""
 
     federation: str
     number: int  # the site's, in its federation
     key: ec.EllipticCurvePrivateKey = field(repr=False)  # signs answers
-    server: ec.EllipticCurvePublicKey = field(repr=False)  # asks must be signed by its owner
+    server: ec.EllipticCurvePublicKey = field(repr=False)  # verifies asks
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Site:
             entry |= {"policy": digest} if digest else {}
             with counted_reading() as reading:
                 tree, record = self._respond(header, bodies, policy, reading)
-        except Exception as error:  # whatever an ask breaks, the site goes on
+        except Exception as error:  # the site goes on, whatever fails
             tree, record = self._refusal(header, error)
         if reading is not None and reading.passes:
             entry |= {"passes": round(reading.passes, 3)}
@@ -129,9 +129,9 @@ class Site:
     def _refusal(
         self, header: Mapping[str, Any], error: Exception
     ) -> tuple[codec.Tree, dict[str, Any]]:
-        """The answer that says why there is none, and the log's record of it.
+        """The answer with the reason of a refusal, and the log's record of it.
 
-        The server learns the reason only where it is about the plan: others may name files.
+        The server learns the reason only if it is about the plan: others may name files.
         """
         kind, why = type(error).__name__, one_line(error)
         if not isinstance(error, HarmoniumError):
@@ -141,7 +141,7 @@ class Site:
         shown = why
         if self.policy is not None and not isinstance(error, SHOWN_TO_SERVER):
             kind = "invalid policy" if isinstance(error, InvalidPolicy) else kind
-            shown = f"{kind} at the site, whose log says more"
+            shown = f"{kind} at the site: its log has the details"
         tree = {"client": header["client"], "up": None, "why": shown}
         return tree, {"outcome": "refused", "why": why}
 
@@ -167,7 +167,7 @@ class Site:
         if self._seen is None:
             self._seen = {str(entry.get("nonce")) for entry in self.log.entries()}
         if header["nonce"] in self._seen:
-            raise WireError("the ask was answered before: it is a replay")
+            raise WireError("the ask was already answered: it is a replay")
         self._seen.add(header["nonce"])
         return header
 
@@ -177,7 +177,7 @@ class Site:
             return self.policy, ""
         try:
             return Policy.read_with_digest(self.policy)
-        except ConfigError as error:  # the last valid one may allow what the site no longer wants
+        except ConfigError as error:  # the last valid policy may allow more than the site wants now
             raise InvalidPolicy(f"{error}; the site answers again once it is corrected") from None
 
     def _respond(
@@ -194,18 +194,18 @@ class Site:
         if header["round"] > plan.recipe.rounds:  # else a policy's `rounds` would limit nothing
             raise WireError(f"the ask is for round {header['round']} of {plan.recipe.rounds}")
         if header["step"] == "hello":
-            return self._hello(header, plan, policy)
+            return self._answer_hello(header, plan, policy)
         if header["step"] == "finish":
-            return self._finished(header, bodies, plan)
+            return self._answer_finish(header, bodies, plan)
         masked = plan.runtime.masks is not None
         declared = plan.runtime.method.exchanges().get(header["step"])
-        first_step = header["step"] == STEPS[0]  # keys whose shares were dealt are of no more use
+        first_step = header["step"] == STEPS[0]  # keys whose shares were dealt cannot be used again
         if not first_step and (stored := self._stored(header, bodies)) is not None:
             up = _sizes(codec.decode(stored)["up"], declared, masked)
             return stored, {"outcome": "stored answer sent again", "up": up}
         task = self._task(header, bodies, plan.runtime)
         if policy is not None and header["step"] not in STEPS:
-            self._limit(header, policy, reading)
+            self._apply_limits(header, policy, reading)
             if declared is not None:
                 self._check_received(header, plan, declared, bodies[1], task)
         result = plan.runtime.perform(task, bodies[1])
@@ -221,10 +221,10 @@ class Site:
             "releases": releases,
         }
 
-    def _hello(
+    def _answer_hello(
         self, header: Mapping[str, Any], plan: _OpenPlan, policy: Policy | None
     ) -> tuple[codec.Tree, dict[str, Any]]:
-        """The answer to a greeting: the number of images, and the digest of the public ones."""
+        """The answer to a handshake: the number of images, and the digest of the public ones."""
         self._check_late(header, policy)
         recipe, examples = plan.recipe, len(plan.runtime.indices[header["client"]])
         up = {"examples": examples, "public": public_digest(plan.runtime.public)}
@@ -235,7 +235,7 @@ class Site:
         )
         return {"up": up, "why": ""}, {"outcome": "greeted", "told": up}
 
-    def _finished(
+    def _answer_finish(
         self, header: Mapping[str, Any], bodies: list[bytes], plan: _OpenPlan
     ) -> tuple[codec.Tree, dict[str, Any]]:
         """Pass on the final model, and delete the secrets of the run."""
@@ -245,12 +245,12 @@ class Site:
         runtime.forget_masks(header["client"])
         return {"up": {}, "why": ""}, {"outcome": "finished"}
 
-    def _limit(self, header: Mapping[str, Any], policy: Policy, reading: Reading) -> None:
-        """Refuse an answer that is one too many, and bound the passes over images of this one."""
+    def _apply_limits(self, header: Mapping[str, Any], policy: Policy, reading: Reading) -> None:
+        """Refuse an answer beyond the policy's limits, and bound its passes over images."""
         turn = (header["run"], header["round"], header["step"])
         reading.most = policy.check_answer(self.log.entries, *turn)
         reading.beyond = (
-            "the site's policy refuses this task: it goes over the images more than "
+            "the site's policy refuses this task: it passes over the images more than "
             f"{policy.epochs} times in round {header['round']}, but `epochs` is {policy.epochs}"
         )
 
@@ -274,8 +274,8 @@ class Site:
             raise WireError("the plan is not the one that the ask names")
         if client >= recipe.clients:
             raise WireError(
-                f"the ask names client {client}, but its plan has {recipe.clients}: a site that "
-                "was added after a run began takes part in the next one"
+                f"the ask names client {client}, but its plan has {recipe.clients} clients: a site "
+                "that was added after a run began takes part in the next one"
             )
         if policy is not None:  # before any image is read
             policy.check_plan(recipe, method_of(recipe))
@@ -309,8 +309,8 @@ class Site:
     ) -> None:
         """Refuse implausible values, and a first model that is not the plan's own.
 
-        That the first model was the plan's is recorded before it is trained, so that a site that
-        is killed meanwhile does not count as late.
+        A correct first model is recorded before it is trained, so that a site that is killed
+        meanwhile does not count as late.
         """
         method, policy, recipe = plan.runtime.method, plan.policy, plan.recipe
         down = {**codec.decode(broadcast), **task.down}
@@ -362,15 +362,15 @@ class Site:
         )
 
     def _forget(self, folder: Path, needed: set[str]) -> None:
-        """Delete state versions that no commit of the server needs.
+        """Delete state versions that the server no longer needs.
 
-        Versions newer than those it names stay: a delayed ask must not delete them.
+        Versions newer than those in `needed` stay: a delayed ask must not delete them.
         """
         newest = max(needed, default="")
         for path in folder.glob("[0-9]*.safetensors"):
             if path.name < newest and path.name not in needed:
                 path.unlink(missing_ok=True)
-        state_store.tidy(folder)
+        state_store.remove_unused_tensors(folder)
 
     def _run(self, header: Mapping[str, Any]) -> Path:
         return self.folder / "runs" / str(header["run"])
@@ -384,7 +384,7 @@ class Site:
         files.write_atomic(path.with_suffix(".json"), text.encode(), private=True)
 
     def _stored(self, header: Mapping[str, Any], bodies: list[bytes]) -> bytes | None:
-        """The kept answer, if it is to this very ask; none if it is damaged."""
+        """The kept answer, if it belongs to this ask; none if it is damaged."""
         path = self._run(header) / f"answer-{header['client']}.safetensors"
         try:
             kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
@@ -396,7 +396,7 @@ class Site:
 
 
 def _ask_digest(header: Mapping[str, Any], bodies: list[bytes]) -> str:
-    """Identifies an ask by all of it but its nonce and the list of states to keep."""
+    """A digest of an ask without its nonce and the list of states to keep."""
     about = {key: header[key] for key in HEADER if key != "nonce"}
     facts = codec.decode(bodies[2])
     own = codec.encode([facts["down"], facts["state"]])
@@ -407,7 +407,7 @@ def _ask_digest(header: Mapping[str, Any], bodies: list[bytes]) -> str:
 def _sizes(
     up: Mapping[str, Any], declared: Exchange | None, masked: bool
 ) -> dict[str, dict[str, Any]]:
-    """What leaves, by field: its kind, whether under masks, and its bytes."""
+    """Kind and bytes of each sent field; masked fields have a kind of their own."""
     prefix = "masked " if masked else ""
     kinds = {n: prefix + field.kind for n, field in declared.up.items()} if declared else {}
     return {

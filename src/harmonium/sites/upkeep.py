@@ -1,8 +1,8 @@
-"""Upkeep of a federation's files: closed to other users, and deleted when no longer needed.
+"""Upkeep of a federation's files: access rights, locks, and deleting files no longer needed.
 
 Everything that a server or a site of a federation writes is for its owner alone: folders 0700,
-files 0600, whatever the umask of whoever starts it. Answers and states of runs that are over may
-go after some days. A site's log, which is its privacy account, and encoders always stay.
+files 0600, whatever the umask of the user. Answers and states of finished runs may be deleted after
+some days. Encoders and a site's log, which is its privacy account, always stay.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import filelock
 from harmonium.core.errors import ConfigError, StoreError
 
 DAY = 24 * 3600.0
-RUNNING = ".running"  # in the folder of what a site keeps: held by the client that serves it
-SERVING = ".serving"  # in a federation's folder: held by its server
+RUNNING = ".running"  # in a site's folder of kept files: locked by its running client
+SERVING = ".serving"  # in a federation's folder: locked by its running server
 _OPEN = 0o077  # the rights of all but the owner
 
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Files written meanwhile, also by child processes, are readable by their owner only."""
+    """Make files written meanwhile, also by child processes, readable by their owner only."""
     before = os.umask(_OPEN)
     try:
         yield
@@ -38,7 +38,7 @@ def owner_only() -> Iterator[None]:
 def restrict_to_owner(folder: Path) -> None:
     """Remove the access rights of other users from a folder and all that is in it.
 
-    What belongs to somebody else, or lies on a disk that cannot be written, stays as it is.
+    Files of other users, and files on a read-only disk, stay as they are.
     """
     for place, _, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in files)):
@@ -66,7 +66,7 @@ def single_instance(folder: Path, name: str, who: str) -> Iterator[None]:
         lock.release()
 
 
-def is_held(folder: Path, name: str) -> bool:
+def is_locked(folder: Path, name: str) -> bool:
     """Whether a process holds the lock."""
     if not (folder / name).exists():
         return False
@@ -93,14 +93,14 @@ class Removal:
 
 
 def removable_at_site(kept: Path, days: float) -> list[Removal]:
-    """Answers and states of a site's runs of which nothing was written for so many days.
+    """Answers and states of a site's runs in which nothing was written for this many days.
 
-    Of a client that is running, the newest run stays whatever its age.
+    If the site's client is running, its newest run stays whatever its age.
     """
     if not days >= 0:
-        raise ConfigError(f"{days:g} days: name 0 or more")
+        raise ConfigError(f"{days:g} days are not valid: use 0 or more")
     runs = sorted((path for path in (kept / "runs").glob("*") if path.is_dir()), key=_newest)
-    if is_held(kept, RUNNING):
+    if is_locked(kept, RUNNING):
         runs = runs[:-1]
     limit = time.time() - days * DAY
     removals = []
@@ -116,17 +116,19 @@ def removable_at_site(kept: Path, days: float) -> list[Removal]:
 
 
 def removable_at_server(folder: Path, *runs: Path) -> list[Removal]:
-    """Messages of an earlier server, and of complete runs all commits but the last."""
+    """Messages of an earlier server process, and all but the last commits of complete runs."""
     removals = []
-    if not is_held(folder, SERVING):
+    if not is_locked(folder, SERVING):
         removals += [
             _removal(path, "messages") for path in sorted((folder / "link").glob("flower.db*"))
         ]
     for run in runs:
         if not (run / "recipe.yaml").exists():
             raise ConfigError(f"{run} holds no run: there is no recipe.yaml in it")
-        if not (run / "result.json").exists() or is_held(run, ".lock"):
-            raise ConfigError(f"{run} is not complete: let it come to its end first")
+        if not (run / "result.json").exists() or is_locked(run, ".lock"):
+            raise ConfigError(
+                f"{run} is not complete: finish it with harmonium server resume {run} first"
+            )
         newest = max((path.stem for path in (run / "commits").glob("*.json")), default="")
         older = [path for path in sorted((run / "commits").iterdir()) if path.stem < newest]
         removals += [_removal(path, "earlier commit") for path in older]

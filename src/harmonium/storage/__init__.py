@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its folder with commits, and the states of its clients."""
+"""Files of a run: its folder with commits, and the stored states of its clients."""

@@ -1,14 +1,14 @@
-"""What a client keeps, on disk: a file for every version, and large tensors beside them, once.
+"""Client states on disk: one file per version, and each large tensor stored once beside them.
 
-    clients/7/000003-1-train.safetensors   a version: the state, and which tensors lie apart
+    clients/7/000003-1-train.safetensors   a version: the state, and which tensors are separate
     clients/7/apart-SHA256.safetensors     a large tensor, for all versions that refer to it
     clients/shared/SHA256.safetensors      a second name of the same file, for other clients
 
-A large tensor lies apart from the day it is kept until it changes. From then on it is written with
-the state, for what has changed once changes in most rounds. So what never changes is written once,
-and what many clients keep alike, such as targets that a server has sent to all, takes the room of
-one (by hard links; where a file system has none, every client has its own). A version names the
-digests of what lies apart, so that its own digest stands for all of it.
+A large tensor has a separate file until it changes. From then on it is written with the state,
+because a tensor that has changed once changes in most rounds. So a constant tensor is written once,
+and one that many clients have in common, such as targets from the server, takes the space of one
+(by hard links; where a file system has none, every client has its own copy). A version names the
+digests of its separate tensors, so that its own digest covers all of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import Tensor
 from harmonium.core import codec, files
 from harmonium.core.errors import StoreError, WireError
 
-LARGE = 1 << 14  # bytes from which a tensor is worth a file of its own
+LARGE = 1 << 14  # bytes from which a tensor gets a file of its own
 APART, SHARED = "apart-", "shared"
-Keys = tuple[str | int, ...]  # where in a state a tensor is
+Keys = tuple[str | int, ...]  # the path to a tensor in a state
 
 
 @dataclass(frozen=True)
@@ -35,65 +35,69 @@ class Version:
     """A client's state, and how its large tensors were written."""
 
     state: dict[str, Any] = field(default_factory=dict)
-    apart: Mapping[Keys, str] = field(default_factory=dict)  # digests
-    within: frozenset[Keys] = frozenset()  # in the version's own file, because they change
+    separate: Mapping[Keys, str] = field(default_factory=dict)  # digests of tensors with own files
+    inline: frozenset[Keys] = frozenset()  # tensors in the version's file, because they change
 
 
 def read(file: Path, digest: str) -> Version:
-    """A version as it was written, refusing a damaged file by name."""
+    """A version as it was written; a damaged file is refused by name."""
     tree = files.read_tree(file, digest)
-    within = frozenset(keys for keys, _ in _large(tree["state"]))
-    apart = {tuple(keys): held for keys, held in tree["apart"]}
-    for keys, held in apart.items():
+    inline = frozenset(keys for keys, _ in _large(tree["state"]))
+    separate = {tuple(keys): tensor_digest for keys, tensor_digest in tree["apart"]}
+    for keys, tensor_digest in separate.items():
         place = tree["state"]
         for key in keys[:-1]:
             place = place[key]
-        place[keys[-1]] = files.read_tree(_own(file.parent, held), held)
-    return Version(tree["state"], apart, within)
+        place[keys[-1]] = files.read_tree(_tensor_file(file.parent, tensor_digest), tensor_digest)
+    return Version(tree["state"], separate, inline)
 
 
 def write(file: Path, state: Mapping[str, Any], before: Version) -> str:
-    """Write what has become of a version, readable by the owner only; return its digest."""
-    apart: dict[Keys, str] = {}
+    """Write the version after `before`, readable by the owner only; return its digest."""
+    separate: dict[Keys, str] = {}
     for keys, tensor in _large(state):
-        if keys in before.within:
+        if keys in before.inline:
             continue
         frame = codec.encode(tensor)
         digest = files.digest_of(frame)
-        if before.apart.get(keys, digest) == digest:
-            _set_apart(file.parent, digest, frame)
-            apart[keys] = digest
-    named = [[list(keys), digest] for keys, digest in apart.items()]
-    return files.write_tree(file, {"state": _without(state, apart), "apart": named}, private=True)
+        if before.separate.get(keys, digest) == digest:
+            _write_tensor(file.parent, digest, frame)
+            separate[keys] = digest
+    tree = {
+        "state": _without(state, separate),
+        "apart": [[list(keys), digest] for keys, digest in separate.items()],
+    }
+    return files.write_tree(file, tree, private=True)
 
 
-def check(file: Path, digest: str, sound: set[tuple[int, str]]) -> None:
-    """Refuse a version that is not as it was written; `sound` files need no second look."""
+def check(file: Path, digest: str, verified: set[tuple[int, str]]) -> None:
+    """Refuse a damaged version; tensor files in `verified` are not read again."""
     files.read_checked(file, digest)
-    for held in _referred(file):
-        own = _own(file.parent, held)
-        mark = (own.stat().st_ino if own.exists() else -1, held)
-        if mark not in sound:
-            files.read_checked(own, held)
-            sound.add(mark)
+    for tensor_digest in _separate_digests(file):
+        path = _tensor_file(file.parent, tensor_digest)
+        mark = (path.stat().st_ino if path.exists() else -1, tensor_digest)
+        if mark not in verified:
+            files.read_checked(path, tensor_digest)
+            verified.add(mark)
 
 
-def tidy(folder: Path) -> None:
+def remove_unused_tensors(folder: Path) -> None:
     """Delete large tensors that no version in a client's folder refers to."""
-    needed = {digest for file in folder.glob("[0-9]*.safetensors") for digest in _referred(file)}
+    versions = folder.glob("[0-9]*.safetensors")
+    needed = {digest for file in versions for digest in _separate_digests(file)}
     for path in folder.glob(f"{APART}*"):
         digest = path.name.removeprefix(APART).partition(".")[0]
-        if path != _own(folder, digest) or digest not in needed:
+        if path != _tensor_file(folder, digest) or digest not in needed:
             files.remove(path)
             shared = _shared(folder, digest)
             with suppress(FileNotFoundError):
-                if shared.stat().st_nlink == 1:  # nobody else has it
+                if shared.stat().st_nlink == 1:  # no other client has it
                     shared.unlink()
 
 
-def _set_apart(folder: Path, digest: str, frame: bytes) -> None:
-    """Have a large tensor in a client's folder, as another name of one that is here already."""
-    own, shared = _own(folder, digest), _shared(folder, digest)
+def _write_tensor(folder: Path, digest: str, frame: bytes) -> None:
+    """Write a large tensor to a client's folder, or link it to the same one of another client."""
+    own, shared = _tensor_file(folder, digest), _shared(folder, digest)
     if own.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,13 +107,13 @@ def _set_apart(folder: Path, digest: str, frame: bytes) -> None:
         files.sync_folder(folder)
         return
     files.write_atomic(own, frame, private=True)
-    with suppress(OSError):  # another client was first, or there are no links here
+    with suppress(OSError):  # another client was first, or the file system has no links
         shared.parent.mkdir(exist_ok=True)
         os.link(own, shared)
 
 
-def _referred(file: Path) -> list[str]:
-    """Digests of what a version has apart; none if it cannot be read, for then it is lost."""
+def _separate_digests(file: Path) -> list[str]:
+    """Digests of a version's separate tensors; empty if the version cannot be read."""
     try:
         return [digest for _, digest in codec.outline(file)["apart"]]
     except (OSError, WireError, LookupError, TypeError, ValueError):
@@ -124,14 +128,14 @@ def _large(tree: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
             yield from _large(value, (*keys, key))
 
 
-def _without(tree: Any, apart: Mapping[Keys, str], keys: Keys = ()) -> Any:
-    """A tree with None for what lies apart, so that the order of names stays."""
+def _without(tree: Any, separate: Mapping[Keys, str], keys: Keys = ()) -> Any:
+    """A tree with None for each separate tensor, which keeps the order of names."""
     if not isinstance(tree, Mapping):
-        return None if keys in apart else tree
-    return {key: _without(value, apart, (*keys, key)) for key, value in tree.items()}
+        return None if keys in separate else tree
+    return {key: _without(value, separate, (*keys, key)) for key, value in tree.items()}
 
 
-def _own(folder: Path, digest: str) -> Path:
+def _tensor_file(folder: Path, digest: str) -> Path:
     return folder / f"{APART}{digest}.safetensors"
 
 

@@ -95,7 +95,7 @@ def test_the_best_score_wins_and_a_hopeless_setting_stops(tmp_path: Path) -> Non
 def _warn(folder: Path, rate: str) -> None:
     """Put a warning into the log of a setting, and take it from all others."""
     for path in folder.glob("runs/*/metrics.jsonl"):
-        held, (commit, _) = RunFolder(path.parent), RunFolder(path.parent).last()
+        held, (commit, _) = RunFolder(path.parent), RunFolder(path.parent).newest_readable()
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         mine = path.parent.name.endswith(f"={rate}")
         for row in rows:

@@ -94,7 +94,7 @@ PUBLIC_KEY_HEADER = str(FLEET_HTTP_PUBLIC_KEY_HEADER)  # of a node's request, in
 CLOCK_BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)  # seconds a node's may be late
 CLOCK_AHEAD = float(SYSTEM_TIME_TOLERANCE)  # or early
 
-SOON, LATER = 0.05, 1.0  # seconds between two looks for something: at first, and after a while
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two polls: at first, and at most
 
 
 # ---- the SuperLink's process ---------------------------------------------------------------------
@@ -137,7 +137,7 @@ def online_until(app: Any, key: str) -> float | None:
     """Return when a node's last connection lapses, as a Unix time; None for an unknown key.
 
     Uses the `linkstate_factory` in the application's state. Flower answers with the same code to an
-    unknown node and to one that is still connected, and no public call tells them apart.
+    unknown node and to one that is still connected; no public call distinguishes them.
 
     Args:
         app: from `superlink_app`.
@@ -182,8 +182,8 @@ def control_client(address: str, headers: Mapping[str, str]) -> Any:
 def online_nodes(control: Any) -> dict[int, str]:
     """Return the ids of the nodes that are connected now, with the time when each connected.
 
-    Uses the control call `ListNodes`. The public `Grid.get_node_ids` does not tell the time, by
-    which a node that has connected again is known.
+    Uses the control call `ListNodes`. The public `Grid.get_node_ids` does not report the
+    time, which shows that a node has reconnected.
     """
     nodes = control.ListNodes(ListNodesRequest()).nodes_info
     return {n.node_id: n.last_activated_at for n in nodes if n.status == NodeStatus.ONLINE}
@@ -267,11 +267,11 @@ class Grid(HttpGrid):
             yield proto.metadata.reply_to_message_id, _fetch(client, self.node, run, tree)
 
     def send_heartbeat(self) -> None:
-        """Tell the SuperLink that the run's executor lives, as Flower's executor does."""
+        """Report that the run's executor is alive, as Flower's executor does."""
         self._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
     def finish_run(self, *, completed: bool) -> None:
-        """Tell the SuperLink that the run is completed or stopped, as Flower's executor does."""
+        """Report that the run is completed or stopped, as Flower's executor does."""
         status = SubStatus.COMPLETED if completed else SubStatus.STOPPED
         self._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
 
@@ -313,7 +313,7 @@ def deactivate_node(client: FleetHttpClient, node: Node) -> None:
 
 
 def send_node_heartbeat(client: FleetHttpClient, node: Node, heartbeat: float) -> bool:
-    """Send a sign of life and return whether the SuperLink counts the node as connected.
+    """Send a heartbeat and return whether the SuperLink counts the node as connected.
 
     Uses the fleet call `SendNodeHeartbeat`; flower-supernode does the same.
     """
@@ -367,15 +367,15 @@ def _fetch(client: Any, node: Node, run: int, tree: Any) -> Message | None:
     """Return the whole of a message whose content may still be on its way; None if it never comes.
 
     Uses the functions that join the objects of a message, and the `_message_id` of its metadata,
-    which has no public setter. The public `Grid.pull_messages` waits a second before it looks again
-    for an object that is not there yet, and a node has no public way at all.
+    which has no public setter. The public `Grid.pull_messages` waits a second before it asks again
+    for an object that has not arrived, and nodes have no public way.
     """
     try:
         contents = pull_objects(
             [part.object_id for part in iterate_object_tree(tree)],
             make_pull_object_fn_protobuf(client.PullObject, node, run),
-            initial_backoff=SOON,
-            backoff_cap=LATER,
+            initial_backoff=FIRST_PAUSE,
+            backoff_cap=LONGEST_PAUSE,
         )
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(
             tree.object_id

@@ -52,12 +52,12 @@ class Link:
         port: int,
         certificate: tuple[Path, Path] | None = None,
         *,
-        forgets: bool = False,
+        in_memory: bool = False,
     ) -> None:
         """Keep the database in `folder`, or in memory; listen for sites at `host` and `port`."""
         make_folder(folder)
         self.settings = LinkSettings(
-            database=internals.IN_MEMORY_DATABASE if forgets else str(folder / "flower.db"),
+            database=internals.IN_MEMORY_DATABASE if in_memory else str(folder / "flower.db"),
             private_port=free_port(),
             secret=secrets.token_hex(32),
             host=host,
@@ -103,11 +103,11 @@ class Link:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         settings = json.dumps(asdict(self.settings)).encode()
         if self._process.stdin is not None:
-            with suppress(OSError), self._process.stdin as stream:  # else it ended at once
+            with suppress(OSError), self._process.stdin as stream:  # it may have ended at once
                 stream.write(settings)
 
     def _watch(self) -> None:
-        """Restart the SuperLink when it dies; its database has all messages under way."""
+        """Restart the SuperLink when it dies; its database has all pending messages."""
         while not self._ended.wait(0.5):
             if self._process is not None and self._process.poll() is not None:
                 self._start()
@@ -125,8 +125,8 @@ class Link:
             except OSError as error:
                 if not left or error.errno != errno.EADDRINUSE:
                     raise EngineError(
-                        f"cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
-                        "there, or use another address with --listen HOST:PORT"
+                        f"cannot listen at {host}:{port}: {error.strerror}. Stop the process that "
+                        "listens there, or use another address with --listen HOST:PORT"
                     ) from None
             time.sleep(0.1)
 
@@ -171,9 +171,9 @@ class Link:
         with self._control() as control:
             return {client: internals.register_node(control, key) for client, key in keys.items()}
 
-    def grid(self, *, anew: bool = False) -> Grid:
+    def grid(self, *, new_run: bool = False) -> Grid:
         """The grid that reaches the nodes: of a Flower run whose only executor is this process."""
-        if self._grid is None or anew:
+        if self._grid is None or new_run:
             self._grid = self._begin_run()
         return self._grid
 
@@ -182,7 +182,7 @@ class Link:
         with self._control() as control:
             run = internals.start_run(control, fab, digest_of(fab))
         grid = Grid(self._address, self._headers, self._acquire(run))
-        threading.Thread(target=self._beat, args=(grid,), daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, args=(grid,), daemon=True).start()
         return grid
 
     def _acquire(self, run: int) -> str:
@@ -193,9 +193,9 @@ class Link:
                 if offered is not None and offered[0] == run:
                     return offered[1]
                 time.sleep(0.1)
-        raise EngineError("the SuperLink does not hand out its run")
+        raise EngineError("the SuperLink does not offer its run to this process")
 
-    def _beat(self, grid: Grid) -> None:
+    def _send_heartbeats(self, grid: Grid) -> None:
         while not self._ended.wait(HEARTBEAT) and self._grid in (None, grid):
             with suppress(httpx.HTTPError):
                 grid.send_heartbeat()

@@ -10,20 +10,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from harmonium.core.errors import WireError
 from harmonium.engines.flower import CHUNK
 
-INLINE = 64 << 10  # bytes up to which a body is not worth a request of its own
+INLINE = 64 << 10  # bytes up to which a body gets no record of its own
 
 
-def records(sealed: bytes, bodies: Sequence[bytes], *, together: int = INLINE) -> RecordDict:
+def records(sealed: bytes, bodies: Sequence[bytes], *, inline: int = INLINE) -> RecordDict:
     """An envelope and its bodies as Flower's records.
 
     Every record is an object of its own, and every object costs a request or two at either end. So
-    small bodies travel in the envelope's record. A body of more than `together` bytes has its own,
-    which goes to the SuperLink once for all nodes; a large one is an array, which goes in chunks.
+    small bodies travel in the envelope's record. A body of more than `inline` bytes has its own,
+    which goes to the SuperLink once for all nodes; a large one is an array, sent in chunks.
     """
-    small = {str(n): body for n, body in enumerate(bodies) if len(body) <= together}
+    small = {str(n): body for n, body in enumerate(bodies) if len(body) <= inline}
     contents: dict[str, Any] = {"letter": ConfigRecord({"seal": sealed, **small})}
     for number, body in enumerate(bodies):
-        if len(body) > together:
+        if len(body) > inline:
             contents[str(number)] = _record(body)
     return RecordDict(contents)
 
@@ -47,5 +47,5 @@ def unpack(content: RecordDict) -> tuple[bytes, list[bytes]]:
         if not all(isinstance(value, bytes) for value in (sealed, *bodies)):
             raise TypeError
     except (KeyError, TypeError, ValueError):
-        raise WireError("the message is not one of Harmonium's") from None
+        raise WireError("the message does not come from Harmonium") from None
     return sealed, bodies

@@ -52,7 +52,9 @@ class FlowerMessenger:
                     yield ticket, _content(reply)
             except httpx.HTTPError:
                 self._recover(grid)
-                yield from ((ticket, "the SuperLink was gone") for ticket in waiting[start:])
+                yield from (
+                    (ticket, "the SuperLink could not be reached") for ticket in waiting[start:]
+                )
                 return
 
     def online(self) -> dict[int, str]:
@@ -65,12 +67,12 @@ class FlowerMessenger:
             return {}
 
     def _recover(self, grid: Grid) -> None:
-        """Wait for the link after a failure; if our Flower run has ended, begin another."""
+        """Wait for the link after a failure; if our Flower run has ended, start another."""
         time.sleep(1.0)
         try:
             grid.get_node_ids()
         except httpx.HTTPStatusError:  # the link is up, but our run has ended there
-            self._link.grid(anew=True)
+            self._link.grid(new_run=True)
         except httpx.HTTPError:
             return
 
@@ -78,7 +80,7 @@ class FlowerMessenger:
 def _content(reply: Message | None) -> Answer | str:
     """The answer in a reply, or why there is none."""
     if reply is None:
-        return "its answer broke off"
+        return "its answer is incomplete"
     if reply.has_error():
         return _FAULTS.get(reply.error.code, f"its node reports: {reply.error.reason}")
     try:

@@ -1,7 +1,7 @@
 """A site's node: connected to a SuperLink, it answers one message after another.
 
-One process has the method, the images and torch loaded, where Flower would start a process for
-every message. The node never fetches the app of a run, so no code of the server's runs here.
+One process keeps the method, the images and torch loaded, where Flower would start a process for
+every message. The node never fetches the app of a run, so no code from the server runs here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from flwr.app import Error, Message
 
 from harmonium.core.errors import EngineError, HarmoniumError, one_line
 from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER, internals
-from harmonium.engines.flower.internals import CLOCK_AHEAD, CLOCK_BEHIND, LATER, SOON
+from harmonium.engines.flower.internals import CLOCK_AHEAD, CLOCK_BEHIND, FIRST_PAUSE, LONGEST_PAUSE
 from harmonium.engines.flower.messages import records, unpack
 
 HEARTBEAT = 10.0  # seconds, Flower's least; a node counts as gone after twice that
 REFUSED = 2  # Flower's code for an app that raised an exception
-NOT_LET_IN = "the server does not let this site in"
+NOT_ADMITTED = "the server does not admit this site"
 
 
 def answer_messages(
@@ -55,7 +55,7 @@ def answer_messages(
                 node = internals.activate_node(client, key.public_key(), HEARTBEAT)
             except httpx.HTTPStatusError as error:
                 reason = refusal(error.response.status_code, error.response.headers, time.time())
-                why = f"{NOT_LET_IN}: {reason}"
+                why = f"{NOT_ADMITTED}: {reason}"
             except httpx.TransportError as error:
                 why = _unreachable(address, str(error))
             else:
@@ -64,9 +64,9 @@ def answer_messages(
         if ended.is_set():
             return
         kind = re.sub(r"\d+", "", why)  # seconds and times change with every try
-        begins = why.startswith(NOT_LET_IN) and kind != last  # the server may still be starting
-        if kind != reported and not begins:
-            note(f"{why}; trying again until it works")
+        first = why.startswith(NOT_ADMITTED) and kind != last  # the server may still be starting
+        if kind != reported and not first:
+            note(f"{why}; retrying until it works")
             reported = kind
         last = kind
         ended.wait(2.0)
@@ -78,29 +78,29 @@ def refusal(code: int, headers: Mapping[str, str], now: float) -> str:
     if known == UNKNOWN:
         return (
             "it does not know this site's key: the site was never added, was removed, or was "
-            "added after the server had started. Its operator sees who belongs by harmonium server "
-            "list, and adds a site by harmonium server add NAME --key site.pub"
+            "added after the server had started. Its operator lists the sites with harmonium "
+            "server list, and adds one with harmonium server add NAME --key site.pub"
         )
     if known == CONNECTED:
         return (
-            "it still counts this site's last connection as alive: it lets the site in about "
-            f"{seconds} s from now, unless another process runs with the same kit"
+            "it still counts this site's last connection as alive: it will admit the site in about "
+            f"{seconds} s, unless another process runs with the same kit"
         )
     if code == httpx.codes.UNAUTHORIZED:
-        off = _clock_off(headers.get("date", ""), now)
-        if off is not None and not -CLOCK_BEHIND < off < CLOCK_AHEAD:
-            word = "ahead of" if off > 0 else "behind"
-            apart = f"{abs(off) / 60:.0f} minutes" if abs(off) > 90 else f"{abs(off):.0f} s"
+        offset = _clock_offset(headers.get("date", ""), now)
+        if offset is not None and not -CLOCK_BEHIND < offset < CLOCK_AHEAD:
+            side, seconds_off = "ahead of" if offset > 0 else "behind", abs(offset)
+            size = f"{seconds_off / 60:.0f} minutes" if seconds_off > 90 else f"{seconds_off:.0f} s"
             return (
-                f"this machine's clock is {apart} {word} the server's; up to "
+                f"this machine's clock is {size} {side} the server's; up to "
                 f"{CLOCK_BEHIND:.0f} s behind or {CLOCK_AHEAD:.0f} s ahead is accepted: "
                 "set the clock, e.g. by NTP"
             )
         return "it does not accept this site's signature: is site.key the key of this kit?"
-    return f"it answers with HTTP code {code}: is a proxy in between, or another service?"
+    return f"it answers with HTTP code {code}: is there a proxy, or another service at its address?"
 
 
-def _clock_off(date: str, now: float) -> float | None:
+def _clock_offset(date: str, now: float) -> float | None:
     """Seconds that this machine's clock is ahead of the server's."""
     try:
         return now - parsedate_to_datetime(date).timestamp()
@@ -118,7 +118,7 @@ def _unreachable(address: str, error: str) -> str:
         return (
             f"the certificate of {server} has expired, by this machine's clock, which says "
             f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: its operator renews it with harmonium "
-            "server renew and starts again; no new kit is needed"
+            "server renew and restarts the server; no new kit is needed"
         )
     if "certificate is not yet valid" in error:
         return (
@@ -127,14 +127,14 @@ def _unreachable(address: str, error: str) -> str:
         )
     if "mismatch" in error:
         raise EngineError(
-            f"{server} shows a certificate that is made for other names "
-            f"({one_line(error)}): dial one of those with --server HOST:PORT"
+            f"{server} presents a certificate for other names "
+            f"({one_line(error)}): connect to one of those with --server HOST:PORT"
         )
     if "CERTIFICATE_VERIFY_FAILED" in error:
         raise EngineError(
-            f"{server} does not show a certificate of this federation: it is signed by another "
-            f"authority ({one_line(error)}). The address or the kit is of another federation, or "
-            "a proxy in between opens TLS"
+            f"{server} does not present a certificate of this federation: it is signed by another "
+            f"authority ({one_line(error)}). The address or the kit belongs to another "
+            "federation, or a proxy intercepts TLS"
         )
     return f"{server} cannot be reached ({one_line(error)})"
 
@@ -159,18 +159,20 @@ def _serve(
 ) -> str:
     """Pull, answer and push over one connection; return why it ended."""
     broken = threading.Event()
-    beat = threading.Thread(target=_beats, args=(client, node, broken, ended), daemon=True)
+    beat = threading.Thread(
+        target=_send_heartbeats, args=(client, node, broken, ended), daemon=True
+    )
     beat.start()
-    pause = SOON
+    pause = FIRST_PAUSE
     try:
         while not (ended.is_set() or broken.is_set()):
             pulled = internals.pull_message(client, node)
             if pulled is not None:
                 _answer_one(client, node, *pulled, answer)
-                pause = SOON
+                pause = FIRST_PAUSE
             else:
                 ended.wait(pause)
-                pause = min(1.2 * pause, LATER)
+                pause = min(1.2 * pause, LONGEST_PAUSE)
         return "the server no longer counts this site as connected"
     except httpx.HTTPError as error:
         return f"the connection broke ({one_line(str(error).partition(chr(10))[0])})"
@@ -180,7 +182,9 @@ def _serve(
             internals.deactivate_node(client, node)
 
 
-def _beats(client: Any, node: Any, broken: threading.Event, ended: threading.Event) -> None:
+def _send_heartbeats(
+    client: Any, node: Any, broken: threading.Event, ended: threading.Event
+) -> None:
     while not broken.wait(HEARTBEAT / 2):
         with suppress(httpx.HTTPError):
             if not internals.send_node_heartbeat(client, node, HEARTBEAT):
@@ -194,7 +198,7 @@ def _answer_one(client: Any, node: Any, run: int, message: Message | None, answe
     began = time.monotonic()
     try:
         sealed, bodies = answer(*unpack(message.content))
-        reply = Message(records(sealed, bodies, together=CHUNK), reply_to=message)
+        reply = Message(records(sealed, bodies, inline=CHUNK), reply_to=message)
     except HarmoniumError as error:
         reply = Message(Error(code=REFUSED, reason=str(error)), reply_to=message)
     internals.push_reply(client, node, run, reply, time.monotonic() - began)

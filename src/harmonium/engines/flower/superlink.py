@@ -2,7 +2,7 @@
 
 The public listener serves only the Fleet paths, over TLS. The private one is on loopback and needs
 a secret that only the server's process has. Flower's control calls have no login of their own, and
-whoever can make them can stop runs and admit nodes.
+anyone who can make them can stop runs and admit nodes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LARGEST_BODY = 64 << 20  # bytes of one request; a chunk is an eighth of that
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """What a SuperLink's process needs to know; travels as JSON on its standard input."""
+    """Settings of a SuperLink's process, passed as JSON on its standard input."""
 
     database: str  # file, or Flower's name for one in memory
     private_port: int  # on loopback: control and runtime, for the server alone
-    secret: str  # the server must send it there
+    secret: str  # requests to the private port must have it
     host: str  # where sites connect
     port: int
     certificate: str | None  # files of the server's certificate and its key; none: no TLS
@@ -57,10 +57,10 @@ def serve(settings: LinkSettings) -> None:
         plain: Any = {"log_level": "warning", "access_log": False, "proxy_headers": False}
         return uvicorn.Server(uvicorn.Config(filtered, host=host, port=port, **plain, **more))
 
-    private = server(_only(app, secret=settings.secret), "127.0.0.1", settings.private_port)
+    private = server(_restricted(app, secret=settings.secret), "127.0.0.1", settings.private_port)
     tls = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.certificate_key}
     public = server(
-        _only(_explained(app), path=FLEET_PATH),
+        _restricted(_with_reason(app), path=FLEET_PATH),
         settings.host,
         settings.port,
         lifespan="off",
@@ -73,7 +73,7 @@ def serve(settings: LinkSettings) -> None:
     asyncio.run(both())
 
 
-def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
+def _restricted(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
     """The application, restricted to requests with the secret and to paths with this prefix."""
 
     async def filtered(scope: Any, receive: Any, send: Any) -> None:
@@ -82,9 +82,8 @@ def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
             sent = headers.get(SECRET_HEADER.encode(), b"")
             known = secret is None or hmac.compare_digest(sent, secret.encode())
             length = headers.get(b"content-length", b"")
-            small = (
-                length.isdigit() and int(length) <= LARGEST_BODY
-            )  # a body without a length may never end
+            # A body without a length may never end.
+            small = length.isdigit() and int(length) <= LARGEST_BODY
             if not (known and scope["path"].startswith(path) and small):
                 await send({"type": "http.response.start", "status": 403, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
@@ -96,7 +95,7 @@ def _only(app: Any, *, path: str = "/", secret: str | None = None) -> Any:
     return filtered
 
 
-def _explained(app: Any) -> Any:
+def _with_reason(app: Any) -> Any:
     """The application, with the reason in a header when it does not admit a node.
 
     Flower has one code for all reasons. The request is signed with the node's key by then, so the

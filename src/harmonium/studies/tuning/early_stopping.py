@@ -163,7 +163,7 @@ class StudyRuns:
     def _committed(self, path: Path) -> int:
         if not (path / "recipe.yaml").exists():
             return -1
-        commit, _ = RunFolder(path).last()
+        commit, _ = RunFolder(path).newest_readable()
         return commit.round if commit else -1
 
     def _fail(self, number: int, after: int, why: str, *, for_good: bool = True) -> None:
