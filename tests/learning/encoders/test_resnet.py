@@ -123,7 +123,9 @@ def test_fewer_than_eight_channels_run_channels_first() -> None:
     layouts: list[bool] = []
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
-            module.register_forward_pre_hook(lambda _, args: layouts.append(args[0].is_contiguous()))
+            module.register_forward_pre_hook(
+                lambda _, args: layouts.append(args[0].is_contiguous())
+            )
     network(views)
     assert layouts == [True, True]
 
