@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,14 @@ def _unsynced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(scope="session")
+def soon() -> float:
+    """Seconds of CPU for what must not feel slow: two fifths of importing torch, on any machine."""
+    code = "import os; start = os.times().user; import torch; print(os.times().user - start)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return 0.4 * float(done.stdout)
 
 
 @pytest.fixture(autouse=True)

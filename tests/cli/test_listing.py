@@ -73,7 +73,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("words", LISTS, ids=" ".join)
-def test_a_list_loads_no_heavy_library_and_takes_half_a_second(words: list[str]) -> None:
+def test_a_list_loads_no_heavy_library_and_is_quick(words: list[str], soon: float) -> None:
     """Of CPU, beyond Python's own start; a second try, for the machine may be busy."""
     for _ in range(2):
         code = WEIGHED.format(words=json.dumps(words))
@@ -81,6 +81,6 @@ def test_a_list_loads_no_heavy_library_and_takes_half_a_second(words: list[str])
         assert done.returncode == 0, done.stderr
         loaded, seconds = json.loads(done.stdout.splitlines()[-1])
         assert loaded == []
-        if seconds < 0.5:
+        if seconds < soon:
             return
-    raise AssertionError(f"{seconds:.2f} s of CPU")
+    raise AssertionError(f"{seconds:.2f} s of CPU, allowed are {soon:.2f}")
