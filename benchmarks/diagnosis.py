@@ -33,7 +33,7 @@ from harmonium.core.paths import home
 from harmonium.methods.diagnosis.scatter import Spread
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
-from harmonium.studies.diagnosis import SHARE, diagnose, judge, share
+from harmonium.studies.diagnosis import SHARE, diagnose, share, verdict_of
 from stored import arguments, before, show
 
 Run = dict[str, Any]
@@ -204,7 +204,7 @@ def measure(kind: str, strength: str, data: str, clients: int, seed: int) -> Run
 
 def verdict(one: Run, least: float = SHARE) -> str:
     """What a run's distances say."""
-    return judge(Spread(**one["whole"]), Spread(**one["content"]), least)
+    return verdict_of(Spread(**one["whole"]), Spread(**one["content"]), least)
 
 
 def right(one: Run, least: float = SHARE) -> bool:

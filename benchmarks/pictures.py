@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from harmonium.data.cache import Writer
-from harmonium.data.decoding.image_files import File, write_images
+from harmonium.data.decoding.image_files import ImageFile, write_images
 from harmonium.data.sets.folder import Folder
 
 SIZE, SIDE = (640, 480), 224
@@ -44,7 +44,7 @@ def make(folder: Path, count: int) -> None:
 
 def decode(folder: Path, workers: int) -> dict[str, float | str]:
     """Decode the folder once: seconds, megabytes and a sum over what was made."""
-    files = {"train": [File(path, path.name) for path in sorted(folder.iterdir())]}
+    files = {"train": [ImageFile(path, path.name) for path in sorted(folder.iterdir())]}
     spec = Folder(path=str(folder), size=SIDE)
     with tempfile.TemporaryDirectory() as made:
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harmonium.data.images import Images
 from harmonium.data.partition import make_split
-from harmonium.data.shift import as_held, turned
+from harmonium.data.shift import turned, with_split_angles
 from harmonium.evaluation import embed
 from harmonium.evaluation.linear import linear_probe
 from harmonium.recipe.schema import Recipe
@@ -54,7 +54,7 @@ def probes(arm: str, seed: int) -> dict[str, float]:
     def probe(learn: Images, ask: Images) -> float:
         return 100 * linear_probe(*seen(learn), *chosen, *seen(ask)).accuracy
 
-    held = as_held(data, split).train
+    held = with_split_angles(data, split).train
     return {
         "held, asked upright": probe(held, upright),
         "upright, asked upright": probe(data.train, upright),

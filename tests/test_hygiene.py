@@ -141,3 +141,23 @@ def test_the_tests_that_make_names_exist() -> None:
     named = re.findall(r"\btests/[\w/.]+", makefile.read_text(encoding="utf-8"))
     assert named
     assert_none([path for path in named if not (ROOT / path).exists()], "Makefile: missing paths")
+
+
+def test_no_error_test_matches_a_sentence() -> None:
+    """`match=` names settings, files and numbers; more than four plain words in a row are prose."""
+    tests = ROOT / "tests"
+    if not tests.is_dir():
+        pytest.skip("not a checkout")
+    prose = re.compile(r"(?<![\w.`'=/-])(?:[a-z]+[,;:]? ){4}[a-z]+(?![\w.`'=/-])")
+    offending = [
+        f"{path.relative_to(ROOT)}:{node.value.lineno} {text.value}"
+        for path in sorted(tests.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "match"
+        for text in ast.walk(node.value)
+        if isinstance(text, ast.Constant)
+        and isinstance(text.value, str)
+        and prose.search(text.value)
+        and "ZeroDivisionError" not in text.value  # raised by the test itself
+    ]
+    assert_none(offending, "errors matched by their wording")

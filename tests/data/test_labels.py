@@ -57,7 +57,7 @@ def test_a_labelled_part_survives_the_file_and_is_part_of_the_digest(tmp_path):
     with np.load(tmp_path / "split.npz") as file:
         changed = dict(file) | {"labelled": file["labelled"][::-1]}
     np.savez(tmp_path / "other.npz", **changed)
-    with pytest.raises(DataError, match="does not match its own digest"):
+    with pytest.raises(DataError, match="digest"):
         Split.load(tmp_path / "other.npz")
 
 
@@ -174,7 +174,7 @@ def test_a_labelled_part_is_held_out_by_class():
 
 
 def test_a_labelled_part_of_unlabelled_data_is_refused():
-    with pytest.raises(DataError, match="data.labelled=0.1, but shapes has no labels"):
+    with pytest.raises(DataError, match="data.labelled=0.1.*shapes.*no labels"):
         Shapes(count=20, test_count=4, size=8, unlabelled=True, labelled=0.1).load()
     with pytest.raises(ConfigError, match="data.labelled=1.0: a share"):
         Digits(labelled=1.0).load()

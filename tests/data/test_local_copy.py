@@ -144,7 +144,7 @@ def test_one_file_that_is_the_whole_set(tmp_path, md5):
     path.write_bytes(b"PK\x03\x04 official")
     assert content(give(spec, path)) == {"set.npz": b"PK\x03\x04 official"}
     path.write_bytes(b"PK\x03\x04 other")
-    with pytest.raises(DataError, match="set.npz is not the official file"):
+    with pytest.raises(DataError, match="set.npz .*official"):
         give(spec, path)
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_compared_is_noted(tmp_path, tar, md5):
     folder = give(spec, write(tmp_path / "mine", {"a": b"1", "b": b"2"}))
     assert notes(folder) == ["b of mine could not be compared with an official checksum"]
     tar(tmp_path / "x.tar.gz", [("a", b"1"), ("b", b"3")])
-    with pytest.raises(DataError, match="x.tar.gz is not the official file .md5 .*, not"):
+    with pytest.raises(DataError, match="x.tar.gz .*official.*md5"):
         give(spec, tmp_path / "x.tar.gz")
     assert content(folder) == {"a": b"1", "b": b"2"}
 
@@ -244,7 +244,7 @@ def test_a_tree_from_the_official_archive_needs_no_note(tree, tmp_path, zipped):
     (tmp_path / "all").mkdir()
     archive = archive.rename(tmp_path / "all" / "tree.zip")
     assert notes(give(tree(archive.read_bytes()), tmp_path / "all")) == []
-    with pytest.raises(DataError, match="tree.zip is not the official file"):
+    with pytest.raises(DataError, match="tree.zip .*official"):
         give(tree(b"other"), archive)
 
 

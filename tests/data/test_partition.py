@@ -288,7 +288,7 @@ def test_settings_that_cannot_be_right_are_refused_at_once(rule, value, says):
 def test_a_refusal_names_the_data_set():
     images = make_images([-1, -1, -1])
     dataset = Dataset("holiday", images, images, images, (), "abc")
-    with pytest.raises(DataError, match="split 'dirichlet' needs labels; holiday has none"):
+    with pytest.raises(DataError, match="'dirichlet' needs labels.*holiday"):
         make_split(Dirichlet(), dataset, None, 2, 0)
     assert make_split(IID(), dataset, None, 3, 0).data == "abc"
 
@@ -343,7 +343,7 @@ def test_what_is_not_a_split_is_refused(split, tmp_path):
     path = tmp_path / "split.npz"
     split.save(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match="is not a split file"):
+    with pytest.raises(DataError, match="split file"):
         Split.load(path)
     with pytest.raises(StoreError, match="cannot"):
         split.save(path / "below" / "split.npz")
@@ -368,5 +368,5 @@ def test_some_clients_may_have_no_label_at_all() -> None:
     assert sorted(len(own) for own in whole.labelled) == [0, 0, 0, 15]  # all labels of one client
     with pytest.raises(ConfigError, match="split.labelled is 0"):
         IID(labelled=0.0)
-    with pytest.raises(DataError, match="split.labelled=0.5, but this data set has no labels"):
+    with pytest.raises(DataError, match="split.labelled=0.5.*no labels"):
         make_split(IID(labelled=0.5), images.without_labels(), "x", clients=2, seed=0)

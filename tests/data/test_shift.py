@@ -5,7 +5,7 @@ from PIL import Image
 
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, make_split
-from harmonium.data.shift import as_held, turned
+from harmonium.data.shift import turned, with_split_angles
 from harmonium.data.splits.iid import IID
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_runtime
@@ -35,7 +35,7 @@ def test_each_image_is_turned_by_its_own_angle_and_nothing_else_changes(home):
     for channels in (1, 3):
         data = dataset(channels=channels)
         split = make_split(Leaning(), data, None, 2, 0)
-        held = as_held(data, split)
+        held = with_split_angles(data, split)
         for row in range(30):
             image = Image.fromarray(data.train.pixels[row].squeeze())
             want = np.asarray(image.rotate(row, Image.Resampling.BILINEAR))
@@ -47,7 +47,7 @@ def test_each_image_is_turned_by_its_own_angle_and_nothing_else_changes(home):
 
 def test_without_angles_nothing_is_written(home):
     data = dataset()
-    assert as_held(data, make_split(IID(), data, None, 2, 0)) is data
+    assert with_split_angles(data, make_split(IID(), data, None, 2, 0)) is data
     assert not (home / "cache").exists()
 
 

@@ -143,7 +143,7 @@ def test_several_downloads_make_one_set(serve, layout, md5, home):
     remotes = tuple(Remote(n, (server.url(n),), md5(body)) for n, body in files.items())
     spec = make_set(layouts=(layout,), remotes=remotes)
     server.plan = [None, 404]
-    with pytest.raises(DataError, match="could not be fetched.*test.bin: the server answered 404"):
+    with pytest.raises(DataError, match="test.bin.*404"):
         bring(spec)
     assert is_right(bring(spec))
     assert server.asked == ["train.bin.gz", "test.bin", "test.bin"]  # what was whole is kept
@@ -168,7 +168,7 @@ def test_a_right_archive_with_wrong_files_is_refused(serve, tar, tmp_path, offic
     body = tar(tmp_path / "wrong.tar.gz", wrong).read_bytes()
     server = serve({"tiny.tar.gz": body})
     remote = Remote("tiny.tar.gz", (server.url("tiny.tar.gz"),), md5(body))
-    with pytest.raises(DataError, match="train.bin is not the official file"):
+    with pytest.raises(DataError, match="train.bin .*official"):
         bring(official(remotes=(remote,)))
 
 
@@ -326,7 +326,7 @@ def test_what_is_here_stays_when_something_wrong_comes(official, archive, tar, t
     spec = official()
     folder = bring(spec, from_path=archive)
     wrong = [("tiny-bin/train.bin", TRAIN[::-1]), ("tiny-bin/test.bin", TEST)]
-    with pytest.raises(DataError, match="train.bin is not the official file .md5 .*expected"):
+    with pytest.raises(DataError, match="train.bin .*official.*md5"):
         bring(spec, from_path=tar(tmp_path / "wrong.tgz", wrong))
     assert is_right(folder)
 

@@ -20,7 +20,7 @@ SLOW = {  # a command, and a function that takes long in it
     "eval RUN angles": "measures.angles:angles",
     "eval RUN geometry": "measures.geometry:health",
     "eval RUN tsne tsne.perplexity=3": "measures.tsne:separation",
-    "diagnose data=digits data.limit=100 clients=2": "studies.diagnosis:find",
+    "diagnose data=digits data.limit=100 clients=2": "studies.diagnosis:finding",
     "data show digits": "data.catalogue:overview",
     "data split digits": "data.partition:make_split",
     "privacy RUN": "runs.privacy_report:report",

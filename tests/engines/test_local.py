@@ -118,7 +118,7 @@ def test_a_dead_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> Non
 
 def test_a_task_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "deaths").write_text("9")
-    with pytest.raises(EngineError, match="client 1 died 3 times in round 1"):
+    with pytest.raises(EngineError, match="client 1 .*3 times.*round 1"):
         digest(tmp_path / "run", Mortal, 1, deaths=str(tmp_path / "deaths"))
     assert (tmp_path / "deaths").read_text() == "6"
 
@@ -136,7 +136,7 @@ def test_errors_of_workers_arrive_as_what_they_are_and_end_no_worker(tmp_path: P
             down = {"model": host.method.blueprint.shared()}
             return list(engine.deliver(Ask("train", [client], down), Turn(1, 0)))
 
-        with pytest.raises(WireError, match="sends `extra` to the server without declaring it"):
+        with pytest.raises(WireError, match="sends `extra` to the server"):
             ask(0)
         (worker,) = engine._pool._all  # type: ignore[union-attr]
         with pytest.raises(RuntimeError, match="ZeroDivisionError: a bug of the method"):

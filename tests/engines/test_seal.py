@@ -178,7 +178,7 @@ def test_an_answer_to_another_ask_does_not_match(field: str) -> None:
     for change in changes:
         answer = dict(ask)
         change(answer)
-        with pytest.raises(WireError, match=f"for another {field}: it belongs to another ask"):
+        with pytest.raises(WireError, match=f"for another {field}.*another ask"):
             must_match(answer, ask)
 
 

@@ -15,7 +15,7 @@ from harmonium.evaluation.classifier import (
     PROTOCOLS,
     Classifier,
     Protocol,
-    Residual,
+    ResidualAdapter,
     train,
 )
 from harmonium.learning.optimisers import SGD
@@ -110,7 +110,7 @@ def test_only_the_order_is_drawn_and_from_its_own_generator() -> None:
     features, labels = drawn()
     before = torch.random.get_rng_state()
     one, same, other = (train(features, labels, VARIANTS[0], order(s)) for s in (1, 1, 2))
-    Residual(7, 3, order())
+    ResidualAdapter(7, 3, order())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(one.weights, same.weights) and not torch.equal(one.weights, other.weights)
     threads = torch.get_num_threads()
@@ -151,7 +151,7 @@ def test_labels_that_are_missing_or_all_alike() -> None:
 
 
 def test_a_residual_adapter_begins_as_nothing() -> None:
-    adapter = Residual(7, 11, order())
+    adapter = ResidualAdapter(7, 11, order())
     rows, _ = drawn()
     assert torch.equal(adapter(rows), rows)
     assert sum(p.numel() for p in adapter.parameters()) == 2 * 7 * 11 + 7 + 11
@@ -163,9 +163,9 @@ def test_a_residual_adapter_begins_as_nothing() -> None:
     largest = float(adapter.inner.detach().abs().max())
     assert largest <= 7**-0.5 < 1.2 * largest
     found = train(
-        rows, drawn()[1], PROTOCOLS["lp_style"], order(), adapter=Residual(7, 11, order())
+        rows, drawn()[1], PROTOCOLS["lp_style"], order(), adapter=ResidualAdapter(7, 11, order())
     )
-    assert found.finite and isinstance(found.adapter, Residual)
+    assert found.finite and isinstance(found.adapter, ResidualAdapter)
     assert float(found.adapter.outer.abs().max()) > 0
 
 
@@ -202,6 +202,6 @@ def test_epochs_take_passes_of_features_in_turn() -> None:
     same = train([features], labels, how, order())
     assert torch.equal(same.weights, train(features, labels, how, order()).weights)
     with pytest.raises(ConfigError, match="one pass"):
-        train(passes, labels, how, order(), adapter=Residual(features.shape[1], 3, order()))
+        train(passes, labels, how, order(), adapter=ResidualAdapter(features.shape[1], 3, order()))
     assert (ORCHESTRA.lr, ORCHESTRA.batch, ORCHESTRA.epochs) == (30.0, 256, 50)
     assert (ORCHESTRA.momentum, ORCHESTRA.schedule) == (0.9, "cosine")

@@ -84,7 +84,7 @@ def test_read_only_images():
 def test_refusals():
     with pytest.raises(DataError, match="no images"):
         embed(network(), PIXELS[:0], prepare)
-    with pytest.raises(DataError, match="one feature vector an image"):
+    with pytest.raises(DataError, match="feature vector"):
         embed(network()[:3], PIXELS, prepare)
     with pytest.raises(ConfigError, match="at least 1"):
         embed(network(), PIXELS, prepare, batch=0)

@@ -152,9 +152,9 @@ def test_few_labels_of_a_small_class():
 def test_refusals():
     features, labels = blobs(30)
     none = torch.full_like(labels, -1)
-    with pytest.raises(DataError, match="train images carry no labels"):
+    with pytest.raises(DataError, match="train .*no labels"):
         ridge_probe(features, none, features, labels)
-    with pytest.raises(DataError, match="1 of 30 test features are not finite"):
+    with pytest.raises(DataError, match="1 of 30 test .*not finite"):
         broken = features.clone()
         broken[3, 1] = float("nan")
         ridge_probe(features, labels, broken, labels)

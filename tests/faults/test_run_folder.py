@@ -117,7 +117,7 @@ def test_a_damaged_commit_is_named_and_the_one_before_used(
 def test_with_no_sound_commit_the_run_says_so(stopped: Path) -> None:
     for path in (stopped / "commits").glob("*.json"):
         path.write_text("nonsense")
-    with pytest.raises(StoreError, match="no checkpoint can be read"):
+    with pytest.raises(StoreError, match="no checkpoint"):
         resume(stopped)
 
 
@@ -136,7 +136,7 @@ def test_states_of_real_sites_are_not_looked_for_here(stopped: Path) -> None:
     shutil.rmtree(stopped / "clients")
     newest, faults = RunFolder(stopped).newest_readable(with_states=False)
     assert newest is not None and newest.clients and not faults
-    with pytest.raises(StoreError, match="no checkpoint can be read"):
+    with pytest.raises(StoreError, match="no checkpoint"):
         RunFolder(stopped).newest_readable()
 
 
@@ -238,7 +238,7 @@ def test_changed_data_are_noticed(tmp_path: Path, stopped: Path) -> None:
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["data"]["seed"] = 9
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(HarmoniumError, match="the images of .* have changed since the run began"):
+    with pytest.raises(HarmoniumError, match="images of .* changed"):
         resume(stopped)
 
 
@@ -271,10 +271,10 @@ def test_an_edited_recipe_is_noticed(stopped: Path) -> None:
     tree = yaml.safe_load((stopped / "recipe.yaml").read_text())
     tree["local"]["lr"] = 0.5
     (stopped / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(StoreError, match=r"recipe\.yaml is damaged, edited .* start a new run"):
+    with pytest.raises(StoreError, match=r"recipe\.yaml is damaged"):
         resume(stopped)
     as_earlier(stopped)
-    with pytest.raises(StoreError, match=r"recipe\.yaml is not the recipe that the run began with"):
+    with pytest.raises(StoreError, match=r"recipe\.yaml is not the recipe"):
         resume(stopped)
 
 
@@ -357,7 +357,7 @@ def test_other_images_in_the_place_of_lost_ones_are_noticed(archive, tmp_path, h
     folder = begun(tmp_path / "run", recipe)
     shutil.rmtree(home / "cache")
     np.savez(path, x=np.zeros((60, 12, 12), np.uint8), y=np.arange(60) % 3)
-    with pytest.raises(DataError, match="the images of .* have changed since the run began"):
+    with pytest.raises(DataError, match="images of .* changed"):
         resume(folder)
 
 
@@ -366,10 +366,10 @@ def test_another_split_in_a_runs_folder_is_noticed(stopped: Path, clients: int) 
     recipe = RECIPE.changed(clients=clients, seed=7)
     data = recipe.data.load()
     make_split(recipe.split, data, None, clients, 7).save(stopped / "split.npz")
-    with pytest.raises(StoreError, match=r"split\.npz is damaged, edited or of another run"):
+    with pytest.raises(StoreError, match=r"split\.npz is damaged"):
         resume(stopped)
     as_earlier(stopped)
-    with pytest.raises(DataError, match="the shares of the clients of .* have changed"):
+    with pytest.raises(DataError, match="shares .* changed"):
         resume(stopped)
 
 
@@ -389,5 +389,5 @@ def test_runs_on_different_images_are_not_compared(archive, tmp_path, home) -> N
     compare(mine, out=out)
     shutil.rmtree(tmp_path / "compared" / "mine")
     np.savez(path, x=np.full((60, 12, 12), 9, np.uint8), y=np.arange(60) % 5)
-    with pytest.raises(DataError, match="alone and mine ran on different images"):
+    with pytest.raises(DataError, match="alone and mine .*images"):
         compare(mine, out=out)

@@ -192,7 +192,7 @@ def test_statistics_belong_to_the_model_they_were_measured_on(tmp_path: Path) ->
     assert "statistics" in server.memory
     later = Driver(method, engine, Ledger()).drive(method.run_plan(server, [0, 1]), server)
     assert "statistics" not in later.memory
-    with pytest.raises(NotEnoughReplies, match="not measured on this model"):
+    with pytest.raises(NotEnoughReplies, match="not measured"):
         method.represent(later)
 
 

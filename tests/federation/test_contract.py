@@ -135,7 +135,7 @@ class ScoresDetached(Method):
 
 @dataclass(frozen=True)
 class AddsModule(Method):
-    def extra_parts(self, made, dim):  # type: ignore[no-untyped-def]
+    def extra_parts(self, modules, dim):  # type: ignore[no-untyped-def]
         return nn.Linear(dim, 2)
 
 

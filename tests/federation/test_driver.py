@@ -67,7 +67,7 @@ def test_a_declared_field_must_come(tmp_path: Path) -> None:
         return {"model": got.model}
 
     short.exchange = replace(short.exchange, name="train")
-    with pytest.raises(WireError, match="declares `extra` to the server but does not send it"):
+    with pytest.raises(WireError, match="declares `extra`.*not send"):
         drive(method_with("Short", train=short), tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_an_undeclared_field_does_not_reach_a_client(tmp_path: Path) -> None:
         yield Ask("train", cohort, {"model": server.model, "secret": 1})
         return server
 
-    with pytest.raises(WireError, match="sends `secret` to the client without declaring it"):
+    with pytest.raises(WireError, match="sends `secret` to the client"):
         drive(method_with("Chatty", round=round), tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_a_field_must_be_of_its_kind(tmp_path: Path) -> None:
         return {"model": got.model, "rows": 3.0}
 
     odd.exchange = replace(odd.exchange, name="train")
-    with pytest.raises(WireError, match="as float, but it is declared per_example"):
+    with pytest.raises(WireError, match="float.*per_example"):
         drive(method_with("Odd", train=odd), tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_client_state_needs_a_declaration(tmp_path: Path) -> None:
         return {"model": got.model}
 
     hoard.exchange = replace(hoard.exchange, name="train")
-    with pytest.raises(WireError, match="keeps `pixels` at the client without declaring it"):
+    with pytest.raises(WireError, match="keeps `pixels` at the client"):
         drive(method_with("Hoarder", train=hoard), tmp_path)
     kept = method_with("Keeper", train=hoard, keeps={"pixels": "per_example"})
     _, _, engine = drive(kept, tmp_path)

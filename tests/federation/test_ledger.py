@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harmonium.core import codec
-from harmonium.federation.ledger import Entry, Ledger, by_part
+from harmonium.federation.ledger import Ledger, LedgerEntry, by_part
 from harmonium.testing import first_trial
 
 WAYS = {"up": 0, "down": None}  # of rows a client sends its own and gets all
@@ -60,7 +60,7 @@ def test_a_field_with_one_part_or_without_dotted_names_has_no_parts() -> None:
 
 def test_a_line_without_parts_is_what_it_was() -> None:
     ledger = Ledger()
-    entry = Entry(1, 0, "train", 2, "no answer", "away", {"model": 8})
+    entry = LedgerEntry(1, 0, "train", 2, "no answer", "away", {"model": 8})
     entry.parts = {"down": {}}
     ledger.write(entry)
     assert json.loads(ledger.lines[0]) == {

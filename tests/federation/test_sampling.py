@@ -35,7 +35,7 @@ def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
 
 
 def test_a_quorum_above_the_cohort_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quorum is 5, but a round asks only 3"):
+    with pytest.raises(ConfigError, match="quorum is 5.*3"):
         Participation(number=3, quorum=5).size(10)
 
 
@@ -66,12 +66,12 @@ def test_only_what_loses_answers_is_unreliable() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"over": -0.1}, "over is -0.1; it must be 0 or more"),
-        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"over": -0.1}, "over is -0.1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": float("nan")}, "dropout is nan"),
-        ({"stragglers": 1.5}, "stragglers is 1.5; it must be at least 0 and at most 1"),
-        ({"slowdown": 0.5}, "slowdown is 0.5; it must be at least 1"),
-        ({"deadline": 0.0}, "deadline is 0.0; it must be above 0, or none"),
+        ({"stragglers": 1.5}, "stragglers is 1.5"),
+        ({"slowdown": 0.5}, "slowdown is 0.5"),
+        ({"deadline": 0.0}, "deadline is 0.0"),
     ],
 )
 def test_impossible_failures_are_refused(settings: dict[str, float], words: str) -> None:

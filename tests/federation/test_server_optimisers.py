@@ -186,12 +186,12 @@ def test_all_are_registered() -> None:
 @pytest.mark.parametrize(
     ("owner", "settings", "message"),
     [
-        (Sgd, {"lr": 0.0}, "server.lr is 0.0; it must be above 0"),
-        (Sgd, {"momentum": 1.0}, "server.momentum is 1.0; it must be at least 0 and below 1"),
+        (Sgd, {"lr": 0.0}, "server.lr is 0.0"),
+        (Sgd, {"momentum": 1.0}, "server.momentum is 1.0"),
         (Adam, {"beta1": -0.1}, "server.beta1 is -0.1"),
         (Adam, {"beta2": 1.0}, "server.beta2 is 1.0"),
         (Adam, {"epsilon": 0.0}, "server.epsilon is 0.0"),
-        (Adam, {"style": "keras"}, "server.style is keras; it must be torch or reddi"),
+        (Adam, {"style": "keras"}, "server.style is keras.*torch.*reddi"),
         (Yogi, {"beta2": math.nan}, "server.beta2 is nan"),
         (Adagrad, {"epsilon": -1.0}, "server.epsilon is -1.0"),
         (Adagrad, {"lr": math.inf}, "server.lr is inf"),

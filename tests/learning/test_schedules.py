@@ -65,8 +65,8 @@ def test_a_warmup_longer_than_the_run_is_all_there_is() -> None:
     ("settings", "message"),
     [
         ({"schedule": "cosin"}, r"schedule is cosin: did you mean 'cosine'\?"),
-        ({"warmup": -1}, "warmup is -1; it must be 0 or more"),
-        ({"decay": 0.0}, "decay is 0.0; it must be above 0 and at most 1"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"decay": 0.0}, "decay is 0.0"),
         ({"decay": 1.5}, "decay is 1.5"),
         ({"decay": math.nan}, "decay is nan"),
         ({"milestones": (0.5, 30)}, "milestones has 30; each is a share"),

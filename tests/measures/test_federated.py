@@ -109,5 +109,5 @@ def test_advice_on_a_federation_s_run_names_its_own_commands(
     assert RunFolder(run).remedy.startswith(f"harmonium server resume {run} ")
     with (run / "recipe.yaml").open("a") as file:
         file.write("# edited\n")
-    with pytest.raises(StoreError, match="start a new run with this one: harmonium server start"):
+    with pytest.raises(StoreError, match="harmonium server start"):
         read_recipe(run)

@@ -232,7 +232,9 @@ def test_adapters_learn_or_not_as_told(
     assert torch.allclose(seen["frozen"][0], adapter(whole).detach(), atol=1e-6)
     assert seen["none"][2] is None and torch.equal(seen["none"][0], whole[:, :16])
     assert torch.equal(seen["mlp"][0], whole[:, :16])
-    assert isinstance(seen["mlp"][2], classifier.Residual) and seen["mlp"][2].inner.shape == (5, 16)
+    assert isinstance(seen["mlp"][2], classifier.ResidualAdapter) and seen["mlp"][
+        2
+    ].inner.shape == (5, 16)
     monkeypatch.undo()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harmonium.core.errors import ConfigError
-from harmonium.data.shift import as_held
+from harmonium.data.shift import with_split_angles
 from harmonium.evaluation.features import embed
 from harmonium.measures import styles
 from harmonium.measures.evaluation import evaluate_run
@@ -87,7 +87,7 @@ def test_there_is_no_number_where_groups_say_nothing(groups: list[int]) -> None:
 
 def by_hand(run: Run, measure: StyleMeasure, clients: list[int], control: int) -> dict[str, Tensor]:
     """Unit features of images as held, by each client's style network, by one, and by content."""
-    held = as_held(run.dataset, run.split).train
+    held = with_split_angles(run.dataset, run.split).train
     networks = {
         client: run.method.blueprint.copy_from(run.state(client)["parts"]).eval()["style"]
         for client in {*clients, control}
@@ -172,7 +172,7 @@ def test_turned_images_without_labels_or_styles_are_told_by_client_alone(
     (shown,) = measure.tables({"run": found})
     assert {row["by"] for row in shown.rows} == {"client"}
     away = next(client for client in range(4) if str(client) not in run.commit.clients)
-    with pytest.raises(ConfigError, match=f"styles.control is {away}, which has no style network"):
+    with pytest.raises(ConfigError, match=f"styles.control is {away}"):
         StyleMeasure(control=away).compute(run)
 
 
@@ -182,5 +182,5 @@ def test_other_runs_and_settings_are_refused(
     with pytest.raises(ConfigError, match="styles .*fedstyle's clients, .* a run of fedca"):
         StyleMeasure().compute(opened(fedca))
     for name, value in {"clients": 1, "pictures": 1, "control": -1, "perplexity": 0.5}.items():
-        with pytest.raises(ConfigError, match=f"styles.{name} is {value}; it must be at least"):
+        with pytest.raises(ConfigError, match=f"styles.{name} is {value}"):
             StyleMeasure(**{name: value})  # type: ignore[arg-type]

@@ -224,13 +224,13 @@ def test_other_objectives_views_and_settings_are_refused(tmp_path: Path) -> None
         CBAFed(**COMMON | {"objective": SimCLR()})
     with pytest.raises(ConfigError, match="views=fedsimclr"):
         CBAFed(**COMMON | {"views": preset("semifed")})
-    with pytest.raises(ConfigError, match=r"method.base is 1.5; it must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"method.base is 1.5"):
         CBAFed(**COMMON, base=1.5)
     made = CBAFed(**COMMON)
     images = Images(np.zeros((6, 8, 8, 1), np.uint8), np.full(6, -1))
     host = ClientRuntime(made, images, np.split(np.arange(6), 3), tmp_path)
     server = Server(dict.fromkeys(range(3), 2), made.blueprint.shared())
-    with pytest.raises(ConfigError, match="no client that answered has any"):
+    with pytest.raises(ConfigError, match="no client that answered"):
         Driver(made, LocalEngine(host, tmp_path, 0), Ledger()).drive(
             made.run_plan(server, [0]), server
         )

@@ -165,7 +165,7 @@ def test_what_cannot_be_aligned_is_refused() -> None:
         FeatARC(**COMMON, strength=-1.0)
     with pytest.raises(ConfigError, match=r"method.clusters is 0"):
         FeatARCClustered(**COMMON, clusters=0)
-    with pytest.raises(ConfigError, match="recalibrate measures one model, not 2"):
+    with pytest.raises(ConfigError, match="recalibrate.*not 2"):
         FeatARCClustered(**COMMON, batch_norm="recalibrate")
 
 
@@ -241,7 +241,7 @@ def test_a_silent_cluster_keeps_its_model(tmp_path: Path) -> None:
     assert all(torch.equal(odd["model"][key], value) for key, value in start.items())
     assert set(server.memory["chosen"]) == {0, 2}
     play.lost = (0, 1, 2, 3)
-    with pytest.raises(Exception, match="no client of any cluster trained"):
+    with pytest.raises(Exception, match="any cluster"):
         play.go([[0, 1, 2, 3]])
 
 

@@ -426,7 +426,7 @@ def test_objectives_with_targets_of_their_own_are_refused(name: str) -> None:
 def test_a_client_with_one_image_declines(plain: Trial) -> None:
     client = client_of(plain)
     client.examples = Examples(plain.dataset.train.without_labels(), np.array([0]))
-    with pytest.raises(Decline, match="too few for one step"):
+    with pytest.raises(Decline, match="too few"):
         plain.method.train(client, SimpleNamespace(model=plain.server.model))
 
 
@@ -434,12 +434,12 @@ def test_a_client_with_one_image_declines(plain: Trial) -> None:
     ("settings", "message"),
     [
         ({"objective": "swav", "views": "orchestra_three"}, "swav with 3 views; set objective="),
-        ({"strength": -0.1}, "method.strength is -0.1; it must be 0 or more"),
+        ({"strength": -0.1}, "method.strength is -0.1"),
         ({"strength": math.inf}, "method.strength is inf"),
-        ({"style_epochs": -1}, "method.style_epochs is -1; it must be 0 or more"),
-        ({"style_lr": 0.0}, "method.style_lr is 0.0; it must be positive"),
-        ({"style_temperature": 0.0}, "method.style_temperature is 0.0; it must be positive"),
-        ({"hidden": 0}, "method.hidden is 0; it must be at least 1"),
+        ({"style_epochs": -1}, "method.style_epochs is -1"),
+        ({"style_lr": 0.0}, "method.style_lr is 0.0"),
+        ({"style_temperature": 0.0}, "method.style_temperature is 0.0"),
+        ({"hidden": 0}, "method.hidden is 0"),
         ({"reduction": "max"}, "method.reduction"),
         ({"edges": "all"}, "method.edges"),
         (

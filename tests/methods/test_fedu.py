@@ -363,10 +363,10 @@ def test_bytes_are_those_of_the_published_sizes() -> None:
     [
         ("fedu", {"objective": "simclr"}, "method=fedu needs BYOL.*set objective=byol"),
         ("fedema", {"objective": "simsiam"}, "method=fedema needs BYOL.*set objective=byol"),
-        ("fedu", {"threshold": -1.0}, "method.threshold is -1.0; it must be 0 or more"),
+        ("fedu", {"threshold": -1.0}, "method.threshold is -1.0"),
         ("fedu", {"threshold": math.nan}, "method.threshold is nan"),
-        ("fedema", {"tau": 1.5}, "method.tau is 1.5; it must lie between 0 and 1"),
-        ("fedema", {"scaler": -0.1}, "method.scaler is -0.1; it must be 0 or more, or none"),
+        ("fedema", {"tau": 1.5}, "method.tau is 1.5"),
+        ("fedema", {"scaler": -0.1}, "method.scaler is -0.1.*none"),
         ("fedema", {"scaler": math.nan}, "method.scaler is nan"),
     ],
 )

@@ -327,15 +327,15 @@ def test_a_private_row_is_a_function_of_its_own_image(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"clusters": 1}, "method.clusters is 1; it must be at least 2"),
-        ({"k_min": 0}, "method.k_min is 0; it must be at least 1"),
+        ({"clusters": 1}, "method.clusters is 1"),
+        ({"k_min": 0}, "method.k_min is 0"),
         ({"local_clusters": 0}, "rows of single images: to allow that, set method.k_min=1"),
-        ({"epsilon": 0.0}, "method.epsilon is 0.0; it must be above 0"),
+        ({"epsilon": 0.0}, "method.epsilon is 0.0"),
         ({"clusters": 13}, "4 clients send at most 12 centroids"),
         ({"k_min": 65}, "at most 4 centroids in a round .1 each, of method.k_min=65"),
         ({"k_min": 129}, "send at most 0 centroids"),
         ({"k_min": 60, "clusters": 4}, "no client has 60 images for a cluster"),
-        ({"epsilon": 1.0, "delta": 2.0}, "method.delta is 2.0; it must be above 0 and below 1"),
+        ({"epsilon": 1.0, "delta": 2.0}, "method.delta is 2.0"),
         ({"evaluated": "target"}, "need a target that the server knows"),
     ],
 )

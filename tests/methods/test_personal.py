@@ -481,14 +481,14 @@ DP = {"objective": "rotation", "local": {**TINY["local"], "dp_clip": 1.0}}
     [
         ("fedper", {"terms": "uv"}, "fedper keeps heads apart, but part 'uv' has a row for each"),
         ("fedrep", {"terms": "uv"}, "fedrep keeps heads apart, .* or set method=fedavg"),
-        ({"name": "fedrep", "head_epochs": 0}, {}, "method.head_epochs is 0; it must be at least"),
+        ({"name": "fedrep", "head_epochs": 0}, {}, "method.head_epochs is 0"),
         ("fedrep", DP, "fedrep trains in a way of its own"),
         ("ditto", DP, "ditto trains in a way of its own"),
         ({"name": "apfl", "mixing": "weights"}, DP, "apfl trains in a way of its own"),
-        ({"name": "ditto", "mu": -1.0}, {}, "method.mu is -1.0; it must be 0 or more"),
-        ({"name": "ditto", "personal_epochs": 0}, {}, "method.personal_epochs is 0; it must be at"),
+        ({"name": "ditto", "mu": -1.0}, {}, "method.mu is -1.0"),
+        ({"name": "ditto", "personal_epochs": 0}, {}, "method.personal_epochs is 0"),
         ({"name": "ditto", "towards": "other"}, {}, "method.towards"),
-        ({"name": "apfl", "alpha": 1.5}, {}, "method.alpha is 1.5; it must lie between 0 and 1"),
+        ({"name": "apfl", "alpha": 1.5}, {}, "method.alpha is 1.5"),
         ("apfl", {"objective": "rotation"}, "mixes two projections of an image, .* has 0 to mix"),
         (
             "apfl",

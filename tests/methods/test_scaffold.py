@@ -153,7 +153,7 @@ def test_a_learning_rate_of_zero_moves_nothing(tmp_path: Path) -> None:
 
 
 def test_adam_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"local.optimiser is adam; it must be sgd"):
+    with pytest.raises(ConfigError, match=r"local.optimiser is adam.*sgd"):
         Scaffold(local=Local(optimiser="adam"))
     with pytest.raises(ConfigError, match=r"method.strength is 2"):
         Scaffold(strength=2.0)

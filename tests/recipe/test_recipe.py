@@ -158,36 +158,32 @@ def test_shipped_recipes_are_valid(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fedavgg"], "unknown method or recipe 'fedavgg': did you mean 'fedavg'?"),
-        (["fedavg", "round=3"], "unknown key 'round': did you mean 'rounds'?"),
-        (
-            ["fedavg", "alpha=3"],
-            "unknown key 'alpha': did you mean 'method.alpha' or 'split.alpha'?",
-        ),
-        (["fedavg", "local.lrr=3"], "unknown key 'local.lrr': did you mean 'local.lr'?"),
-        (["fedavg", "split.alpha=3"], "split=iid does not have it, split=dirichlet does"),
-        (["fedavg", "method.mu=3"], "unknown key 'method.mu': method=fedavg has no settings"),
-        (["fedavg", "data=digitz"], "unknown data set 'digitz': did you mean 'digits'?"),
-        (["fedca", "public=/"], "public=/ is a folder: set public=folder public.path=/"),
-        (["fedsimclr", "method=fedca", "objective=infonce"], "fedca needs public images: name"),
-        (["fedavg", "views=simcrl"], "unknown views 'simcrl': did you mean 'simclr'?"),
-        (["fedavg", "rounds=many"], "rounds=many: should be a whole number"),
-        (["fedavg", "local.epochs=1.5"], "local.epochs=1.5: should be a whole number"),
-        (["fedavg", "local.schedule=cosinus"], "local.schedule=cosinus: should be one of"),
-        (["fedavg", "clients=0"], "clients is 0; it must be at least 1"),
-        (["fedavg", "participation.number=11"], "participation.number is 11, but there are 10"),
-        (["fedavg", "participation.fraction=2"], "above 0 and at most 1"),
-        (["fedavg", "objective.temperature=0"], "it must be positive"),
+        (["fedavgg"], "'fedavgg'.*'fedavg'"),
+        (["fedavg", "round=3"], "'round'.*'rounds'"),
+        (["fedavg", "alpha=3"], "'alpha'.*'method.alpha'.*'split.alpha'"),
+        (["fedavg", "local.lrr=3"], "'local.lrr'.*'local.lr'"),
+        (["fedavg", "split.alpha=3"], "'split.alpha'.*split=iid.*split=dirichlet"),
+        (["fedavg", "method.mu=3"], "'method.mu'.*method=fedavg"),
+        (["fedavg", "data=digitz"], "'digitz'.*'digits'"),
+        (["fedca", "public=/"], "public=/ .*public=folder public.path=/"),
+        (["fedsimclr", "method=fedca", "objective=infonce"], "fedca needs public"),
+        (["fedavg", "views=simcrl"], "'simcrl'.*'simclr'"),
+        (["fedavg", "rounds=many"], "rounds=many"),
+        (["fedavg", "local.epochs=1.5"], "local.epochs=1.5"),
+        (["fedavg", "local.schedule=cosinus"], "local.schedule=cosinus.*cosine"),
+        (["fedavg", "clients=0"], "clients is 0"),
+        (["fedavg", "participation.number=11"], "participation.number is 11.* 10"),
+        (["fedavg", "participation.fraction=2"], "participation.fraction is 2"),
+        (["fedavg", "objective.temperature=0"], "objective.temperature is 0"),
         (["fedavg", "rounds"], "write key=value"),
-        (["no/such.yaml"], "cannot read recipe no/such.yaml"),
-        (["nowhere.module:Thing"], "cannot import method"),
+        (["no/such.yaml"], "no/such.yaml"),
+        (["nowhere.module:Thing"], "nowhere"),
         (["harmonium.core.errors:ConfigError"], "extends Method"),
     ],
 )
 def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         Recipe.of(*words)
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -195,7 +191,7 @@ def test_mistakes_are_named_with_what_would_be_right(words: list[str], message: 
 @pytest.mark.parametrize("given", ["method=fedprox", "method.name=fedprox", {"method": FedProx}])
 def test_a_method_and_another_method_are_refused(base: object, given: object) -> None:
     words, settings = ([given], {}) if isinstance(given, str) else ([], given)
-    with pytest.raises(ConfigError, match="^method is given twice, as .* and as .*: leave one out"):
+    with pytest.raises(ConfigError, match="^method .*twice.*(?i:fedavg|fedsc).*(?i:fedprox)"):
         Recipe.of(base, *words, **settings)  # type: ignore[arg-type]
 
 
@@ -218,13 +214,13 @@ def test_every_command_refuses_two_methods(
     with pytest.raises(SystemExit, match="2"):
         main()
     said = " ".join(capsys.readouterr().err.split())
-    assert "method is given twice, as fedavg and as fedprox: leave one out" in said
+    assert re.search("method .*twice.*fedavg.*fedprox", said)
 
 
 def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("rounds: 3\nlocal: {lr: 1\n")
-    with pytest.raises(ConfigError, match="broken.yaml line 3 cannot be read"):
+    with pytest.raises(ConfigError, match="broken.yaml line 3"):
         Recipe.of(str(path))
 
 
@@ -407,15 +403,15 @@ def test_scaled_epochs_are_said(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["scaffold", "local.optimiser=adam"], "must be sgd"),
+        (["scaffold", "local.optimiser=adam"], "local.optimiser is adam.*sgd"),
         (["fedprox", "method.mu=-1"], "method.mu is -1"),
         (["fedprox", "method.mu=.inf"], "method.mu is inf"),
         (["fedavg", "local.momentum=1"], "local.momentum is 1"),
         (["fedavg", "aggregation=trimmed", "clients=5"], r"aggregation.trim .* 5 clients .*0\.2$"),
         (["fedavg", "aggregation=trimmed", "clients=2"], "must be 0$"),
-        (["fedavg", "participation.over=0.3"], "all 10 clients are wanted already"),
+        (["fedavg", "participation.over=0.3"], "participation.over.* 10 clients"),
         (["fedavg", "objective.temperature=.inf"], "objective.temperature is inf"),
-        (["fedavg", "batch_norm=mean"], "batch_norm=mean: should be one of"),
+        (["fedavg", "batch_norm=mean"], "batch_norm=mean.*average"),
         (["fedavg", "objective=moco", "objective.queue_owner=mean"], "'local' or 'fresh'"),
         (["fedavg", "objective=moco", "objective.queue=0"], "objective.queue is 0"),
     ],

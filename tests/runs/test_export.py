@@ -96,9 +96,9 @@ def test_grey_images_become_colour_and_strict_refuses_them(
         with pytest.raises(DataError, match="3 channels: convert them to RGB, or load") as error:
             load_encoder(trained, strict=True)(form)
         assert "resize" not in str(error.value)
-    with pytest.raises(DataError, match="3 channels: resize them and convert them to RGB, or"):
+    with pytest.raises(DataError, match="3 channels.*RGB"):
         load_encoder(trained, strict=True)(grey[:, :9])
-    with pytest.raises(DataError, match="with 1 channel: convert them to grey, or"):
+    with pytest.raises(DataError, match="1 channel.*grey"):
         check_strict(True, (12, 12, 3), (12, 12, 1))
 
 
@@ -266,7 +266,7 @@ def test_a_flipped_bit_is_noticed_wherever_the_file_lies(trained: Path, tmp_path
     load_encoder(alone)
     data[-3] ^= 1
     alone.write_bytes(data)
-    with pytest.raises(StoreError, match="mine.safetensors .*its weights are not those"):
+    with pytest.raises(StoreError, match="mine.safetensors .*not those"):
         load_encoder(alone)
     with pytest.raises(DataError, match="mine.safetensors is damaged"):
         Recipe.of("fedavg", init=str(alone))

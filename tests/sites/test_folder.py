@@ -187,9 +187,9 @@ def test_a_removed_sites_number_and_key_are_gone_for_ever(folder: Path, tmp_path
     federation = remove_site(folder, "west")
     assert [site.name for site in federation.sites] == ["north", "south"]
     assert not [name for name in files(folder) if "west" in name]
-    with pytest.raises(ConfigError, match="was the key of west"):
+    with pytest.raises(ConfigError, match="key of west"):
         enrol(folder, "west", key)
-    with pytest.raises(ConfigError, match="no site is called 'west': there are north, south"):
+    with pytest.raises(ConfigError, match="'west'.*north, south"):
         remove_site(folder, "west")
     federation = add_site(folder, "west")  # the same people, with a new key
     assert [(site.number, site.name) for site in federation.sites][2] == (3, "west")
@@ -212,7 +212,7 @@ def test_a_renewal_that_was_killed_is_named_and_mended(folder: Path) -> None:
     old = (folder / "server" / "server.crt").read_bytes()
     renew(folder)
     (folder / "server" / "server.crt").write_bytes(old)
-    with pytest.raises(StoreError, match="not the key of server.crt: run harmonium server renew"):
+    with pytest.raises(StoreError, match="server.crt.*harmonium server renew"):
         Federation.read(folder)
     assert renew(folder).sites
 
@@ -279,9 +279,9 @@ def test_names_in_files_are_not_trusted(folder: Path) -> None:
 
 
 def test_names_differ_by_more_than_case(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is a site north already: give NORTH another"):
+    with pytest.raises(ConfigError, match="north already.*NORTH"):
         add_site(folder, "NORTH")
-    with pytest.raises(ConfigError, match="there is a site south already: give South another"):
+    with pytest.raises(ConfigError, match="south already.*South"):
         init(tmp_path / "other", ["south", "South"], HOSTS)
     longest = init(tmp_path / "other", ["n" * 40, "0", "yes", "12e3", "null"], HOSTS)
     assert [site.name for site in longest.sites][1:] == ["0", "yes", "12e3", "null"]

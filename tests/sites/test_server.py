@@ -202,12 +202,12 @@ def test_without_tls_only_loopback_is_listened_at(host: str) -> None:
 def test_runs_of_the_other_kind_are_pointed_the_right_way(tmp_path: Path, federation) -> None:
     few = ("clients=2", "evaluate.k=5", "evaluate.labels_per_class=[]", "engine.workers=0")
     run("fedavg", *SMALL, *few, out=tmp_path / "here")
-    with pytest.raises(ConfigError, match="not a run of a federation: use harmonium resume"):
+    with pytest.raises(ConfigError, match="harmonium resume"):
         resume(tmp_path / "here")
     about = RunFolder(tmp_path / "here").about()
     about["federation"] = {"id": "x", "folder": str(federation.folder), "run": "y", "roll": []}
     RunFolder(tmp_path / "here").write_about(about)
-    with pytest.raises(ConfigError, match="continue it with harmonium server resume"):
+    with pytest.raises(ConfigError, match="harmonium server resume"):
         resume_here(tmp_path / "here")
 
 
@@ -271,17 +271,17 @@ def test_a_port_that_is_taken_is_named(federation, tmp_path: Path) -> None:
 
 
 def test_what_gathers_all_images_cannot_run_with_sites(federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="centralised puts all images in one place"):
+    with pytest.raises(ConfigError, match="centralised"):
         recipe, soon = Recipe.of("centralised", "data=sites"), ListenSettings("127.0.0.1", wait=0.0)
         start(recipe, federation.folder, out=tmp_path / "run", listening=soon)
 
 
 def test_a_federation_that_is_none_is_one_line(tmp_path: Path) -> None:
     recipe = Recipe.of("fedavg", "data=sites")
-    with pytest.raises(StoreError, match="holds no federation: harmonium server init"):
+    with pytest.raises(StoreError, match="harmonium server init"):
         start(recipe, tmp_path)
     init(tmp_path / "empty", [], ["localhost"])
-    with pytest.raises(ConfigError, match="has no sites: add them"):
+    with pytest.raises(ConfigError, match="has no sites"):
         start(recipe, tmp_path / "empty")
 
 

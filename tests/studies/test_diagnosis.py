@@ -17,7 +17,7 @@ from harmonium.cli.main import main
 from harmonium.cli.terminal import show_result
 from harmonium.core.errors import DataError
 from harmonium.data.partition import make_split
-from harmonium.data.shift import as_held, turned
+from harmonium.data.shift import turned, with_split_angles
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.learning.symmetric import unpack
 from harmonium.methods.diagnosis import Diagnosis
@@ -26,7 +26,7 @@ from harmonium.methods.diagnosis.scatter import Spread, Sums, group_sums, spread
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_runtime
 from harmonium.runs.start import run
-from harmonium.studies.diagnosis import CHANCE, Finding, diagnose, diagnose_run, find, judge
+from harmonium.studies.diagnosis import CHANCE, Finding, diagnose, diagnose_run, finding, verdict_of
 from harmonium.testing import CHECKS, check_method
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -119,15 +119,15 @@ def test_the_share_of_content_decides(
     whole: tuple[float, float], content: tuple[float, float], verdict: str
 ) -> None:
     first, second = (Spread(one[0], 0.01, one[1], 60) for one in (whole, content))
-    assert judge(first, second) == verdict
+    assert verdict_of(first, second) == verdict
     narrow = replace(second, width=0.7)  # no client's own images vary there: perhaps a style
-    assert judge(first, narrow) == ("unclear" if verdict == "content" else verdict)
+    assert verdict_of(first, narrow) == ("unclear" if verdict == "content" else verdict)
 
 
 def test_alike_is_said_only_where_a_difference_would_have_been_seen() -> None:
     for error, verdict in ((0.01, "alike"), (0.12, "alike"), (0.13, "unclear")):
         same = Spread(0.0, error, 0.5, 60)
-        assert judge(same, same) == verdict
+        assert verdict_of(same, same) == verdict
     found = diagnose("data=digits", "split=dirichlet", "data.limit=60", clients=10)
     assert found.verdict == "unclear" and "images are few" in " ".join(found.sentences())
 
@@ -217,9 +217,9 @@ def test_the_sums_are_those_of_the_images_as_they_are_held() -> None:
     recipe = Recipe.of("fedavg", *words)
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, 4, 5)
-    train = as_held(dataset, split).train
+    train = with_split_angles(dataset, split).train
     rows = [described(torch.from_numpy(np.array(train.batch(own)))) for own in split.indices]
-    direct = find(added_up(rows[::-1]), sent={}, silent={})
+    direct = finding(added_up(rows[::-1]), sent={}, silent={})
     found = diagnose(*words)
     for mine, theirs in ((direct.whole, found.whole), (direct.content, found.content)):
         assert mine.distance == pytest.approx(theirs.distance, rel=1e-6)

@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
 
 data = typer.Typer(
-    suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and look at them."
+    suggest_commands=False, no_args_is_help=True, help="Fetch data sets, and show them."
 )
 
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it here: .png, .pdf or .svg.")]
@@ -142,19 +142,19 @@ def split(
 
         recipe = _recipe(name, changes)
         dataset = recipe.data.load()
-        made = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
-        measured = heterogeneity(made, dataset)
+        new_split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
+        measured = heterogeneity(new_split, dataset)
         tree = recipe.tree()
         about = {
             "recipe": {key: tree[key] for key in ("data", "split", "clients", "seed")},
-            "digest": made.digest,
-            "notes": [*dataset.notes, *made.notes],
+            "digest": new_split.digest,
+            "notes": [*dataset.notes, *new_split.notes],
             "figures": measured.figures,
             "clients": [
                 {
                     "client": number,
-                    **({"name": made.names[number]} if made.names else {}),
-                    **({"newcomer": True} if number in made.newcomers else {}),
+                    **({"name": new_split.names[number]} if new_split.names else {}),
+                    **({"newcomer": True} if number in new_split.newcomers else {}),
                     **row,
                 }
                 for number, row in enumerate(measured.rows())
@@ -162,13 +162,13 @@ def split(
         }
         title = f"{tree['data']['name']}, split by {tree['split']['name']}"
         held = _held(measured, dataset)
-        files = _write(folder or _folder(tree, made), plot, made, about)
+        files = _write(folder or _folder(tree, new_split), plot, new_split, about)
         _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
     if as_json:
         print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
         return
     _notes(about["notes"])
-    say(f"{title}; digest {made.digest[:12]}")
+    say(f"{title}; digest {new_split.digest[:12]}")
     _show_split(about, held)
     say("\n".join(["", *(f"{kind:<8} {path}" for kind, path in files.items())]))
 
@@ -176,15 +176,15 @@ def split(
 # ---- what `split` writes -------------------------------------------------------------------------
 
 
-def _folder(tree: dict[str, Any], made: Split) -> Path:
+def _folder(tree: dict[str, Any], split: Split) -> Path:
     """The default folder of a split; of a name `module:Class` only the class is used."""
     from harmonium.core.paths import home
 
     words = [tree[section]["name"].rpartition(":")[2] for section in ("data", "split")]
-    return home() / "splits" / "-".join([*words, made.digest[:8]])
+    return home() / "splits" / "-".join([*words, split.digest[:8]])
 
 
-def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) -> dict[str, Path]:
+def _write(folder: Path, plot: Path | None, split: Split, about: dict[str, Any]) -> dict[str, Path]:
     """Save the split and its figures; returns all files, plots to be drawn later included.
 
     Other files in the folder are left alone.
@@ -199,7 +199,7 @@ def _write(folder: Path, plot: Path | None, made: Split, about: dict[str, Any]) 
     if plot is not None:
         make_folder(plot.absolute().parent)
         files["plot"] = plot
-    made.save(files["npz"])
+    split.save(files["npz"])
     write_atomic(files["json"], (json.dumps(about, indent=1) + "\n").encode())
     return files
 

@@ -31,48 +31,48 @@ def diagnose(
         raise ConfigError(f"{names[0]} and {names[1]}: name one method or recipe, or none at all")
     changes = [word for word in words if "=" in word]
     with long_work(err, as_json, "diagnosing"):
-        from harmonium.studies.diagnosis import diagnose as ask
+        from harmonium.studies.diagnosis import diagnose as diagnose_recipe
         from harmonium.studies.diagnosis import diagnose_run
 
         is_run = not changes and Path(names[0]).is_dir()
-        found = diagnose_run(names[0]) if is_run else ask(*names, *changes)
+        finding = diagnose_run(names[0]) if is_run else diagnose_recipe(*names, *changes)
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(finding.plain()))
     else:
-        _show(found)
+        _show(finding)
 
 
-def _show(found: Finding) -> None:
-    compared = {"images as they are": found.whole, "content alone": found.content}
+def _show(finding: Finding) -> None:
+    compared = {"images as they are": finding.whole, "content alone": finding.content}
     rows = [
         {
             "compared": name,
             "squared distance": (one.distance, one.error),
             "beyond chance": one.score,
             "directions": one.directions,
-            "width": one.width if found.share is not None else None,
+            "width": one.width if finding.share is not None else None,
         }
         for name, one in compared.items()
     ]
-    title = f"{found.clients} clients, {found.pictures:,} images"
+    title = f"{finding.clients} clients, {finding.pictures:,} images"
     show_table(rows, title)
     say_prose("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
-    for sentence in found.sentences():
+    for sentence in finding.sentences():
         say_prose(sentence)
-    say_prose(f"advice   {found.advice}")
-    sizes = sorted(set(found.sent.values()))
+    say_prose(f"advice   {finding.advice}")
+    sizes = sorted(set(finding.sent.values()))
     much = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
     say_prose(f"sent     {much} bytes by each client: sums over its images, in one answer")
-    for why, clients in _gathered(found.silent).items():
+    for why, clients in _clients_by_reason(finding.silent).items():
         named = ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")
         say_prose(f"missing  {len(clients)} of all clients ({named}): {why}")
-    for note in found.notes:
+    for note in finding.notes:
         say_prose(f"note     {note}")
 
 
-def _gathered(silent: Mapping[int, str]) -> dict[str, list[int]]:
-    """The clients of each reason."""
-    found: dict[str, list[int]] = {}
+def _clients_by_reason(silent: Mapping[int, str]) -> dict[str, list[int]]:
+    """The clients that gave each reason."""
+    by_reason: dict[str, list[int]] = {}
     for client, why in silent.items():
-        found.setdefault(why, []).append(client)
-    return found
+        by_reason.setdefault(why, []).append(client)
+    return by_reason

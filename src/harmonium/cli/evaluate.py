@@ -31,18 +31,18 @@ def evaluate(
         with long_work(err, as_json, "evaluating"):
             from harmonium.measures.evaluation import evaluate_run
 
-            found = evaluate_run(*words, out=folder, formats=formats, note=note)
+            evaluation = evaluate_run(*words, out=folder, formats=formats, note=note)
     except KeyboardInterrupt:
         note("nothing is lost: the same command takes features and finished trainings from disk")
         raise
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(evaluation.plain()))
         return
-    for title, rows, digits in (*found.tables, *found.over_seeds):
+    for title, rows, digits in (*evaluation.tables, *evaluation.over_seeds):
         show_table(rows, title, digits=digits, unbroken=["on", "set", "labels"])
-    for text in found.legends:
+    for text in evaluation.legends:
         say_prose(text)
-    for text in found.notes:
+    for text in evaluation.notes:
         say_prose(f"note     {text}")
-    say(f"figures  {found.folder / 'eval.json'}")
-    say_plots(found.plots)
+    say(f"figures  {evaluation.folder / 'eval.json'}")
+    say_plots(evaluation.plots)

@@ -30,14 +30,14 @@ def listed(kind: str) -> dict[str, Listed]:
     >>> listed("splits")["iid"].what
     'Every client the same number of images, drawn at random; the remainder goes to nobody.'
     """
-    found = {
+    classes = {
         name: Listed(_first_line(node), _first_line(module), _text(module, node, "paper"))
         for module in _modules(f"@{kind}(")
         for node in module.body
         if isinstance(node, ast.ClassDef)
         for name in _names(node, kind)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(classes.items()))
 
 
 def _modules(marked: str) -> Iterator[ast.Module]:

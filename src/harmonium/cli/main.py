@@ -39,7 +39,7 @@ from harmonium.cli.tune import tune
 from harmonium.core.errors import ConfigError, HarmoniumError
 
 if TYPE_CHECKING:
-    from harmonium.recipe.paper_tables import Entry
+    from harmonium.recipe.paper_tables import TableRecipe
     from harmonium.recipe.schema import Recipe
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
@@ -198,18 +198,18 @@ def explain(
 
         recipe = Recipe.of(what, *(changes or []))
         asked = recipe.participation.asked(recipe.training)
-        made = card(recipe.known_method(), recipe.privacy.masks, asked)
+        method_card = card(recipe.known_method(), recipe.privacy.masks, asked)
     if as_json:
         note = row_note(what)
         more = {"note": note} if note else {}
-        print(json.dumps({**plain(made), "meaning": made.meaning(), **more}))
+        print(json.dumps({**plain(method_card), "meaning": method_card.meaning(), **more}))
         return
     if note := row_note(what):
         say_prose(f"note: {note}")
-    if what in baselines() and what != made.name:
+    if what in baselines() and what != method_card.name:
         first, paper = about(baselines()[what])
         say_prose(f"{what}: {first} ({paper})")
-    say_prose(made.text())
+    say_prose(method_card.text())
 
 
 @app.command()
@@ -218,10 +218,12 @@ def methods(as_json: Json = False) -> None:
     from harmonium.cli.listing import listed
     from harmonium.recipe.presets import about, baselines
 
-    found = {name: about(file) for name, file in baselines().items()}
+    entries = {name: about(file) for name, file in baselines().items()}
     for name, one in listed("methods").items():
-        found.setdefault(name, (one.module.partition(": ")[2] or one.module, one.paper))
-    _list({name: {"what": what, "paper": paper} for name, (what, paper) in found.items()}, as_json)
+        entries.setdefault(name, (one.module.partition(": ")[2] or one.module, one.paper))
+    _list(
+        {name: {"what": what, "paper": paper} for name, (what, paper) in entries.items()}, as_json
+    )
 
 
 @app.command()
@@ -229,8 +231,8 @@ def objectives(as_json: Json = False) -> None:
     """List the objectives."""
     from harmonium.cli.listing import listed
 
-    found = listed("objectives")
-    _list({name: {"what": one.what, "paper": one.paper} for name, one in found.items()}, as_json)
+    entries = listed("objectives")
+    _list({name: {"what": one.what, "paper": one.paper} for name, one in entries.items()}, as_json)
 
 
 def _lists(kind: str, what: str) -> None:
@@ -276,7 +278,7 @@ def recipes(
     _show_rows(rows, table, as_json)
 
 
-def _show_rows(rows: Sequence[Entry], table: str, as_json: bool) -> None:
+def _show_rows(rows: Sequence[TableRecipe], table: str, as_json: bool) -> None:
     """Print rows of a paper's tables with the published figures."""
     from harmonium.recipe.paper_tables import FIGURES
 
@@ -299,7 +301,7 @@ def _show_rows(rows: Sequence[Entry], table: str, as_json: bool) -> None:
     _explain_rows(rows, table, has_personal="personal" in shown)
 
 
-def _explain_rows(rows: Sequence[Entry], table: str, *, has_personal: bool) -> None:
+def _explain_rows(rows: Sequence[TableRecipe], table: str, *, has_personal: bool) -> None:
     """Print what the figures of a paper's tables mean, and how to run a row."""
     from harmonium.report.tables import MISSING
 
@@ -316,8 +318,8 @@ def _explain_rows(rows: Sequence[Entry], table: str, *, has_personal: bool) -> N
     say_prose(f"@cpu after a name makes the run small: harmonium run {rows[0].name}@cpu")
 
 
-def _list(found: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
+def _list(entries: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(entries))
         return
-    show_table([{"name": name, **facts} for name, facts in sorted(found.items())])
+    show_table([{"name": name, **facts} for name, facts in sorted(entries.items())])

@@ -76,16 +76,16 @@ def _show_report(
         from harmonium.report import figure
         from harmonium.runs.privacy_report import WORST, plot, report
 
-        made = report(folder, delta)
+        privacy_report = report(folder, delta)
         with figure.formats(formats if out else figure.study_formats(formats)):
-            drawn = plot(made, out or made.folder / "privacy.png")
+            drawn = plot(privacy_report, out or privacy_report.folder / "privacy.png")
             plots = figure.plot_paths(drawn) if drawn else []
-        rows, lines = made.table(), made.lines()
+        rows, lines = privacy_report.table(), privacy_report.lines()
     if as_json:
-        print(json.dumps({**made.plain(), "plots": [str(path) for path in plots]}))
+        print(json.dumps({**privacy_report.plain(), "plots": [str(path) for path in plots]}))
         return
-    worst = f"the worst {WORST} of {len(made.clients)} clients"
-    title = "Noisy releases" + (f", {worst}" if len(made.clients) > WORST else "")
+    worst = f"the worst {WORST} of {len(privacy_report.clients)} clients"
+    title = "Noisy releases" + (f", {worst}" if len(privacy_report.clients) > WORST else "")
     show_table(rows, title, digits=3)
     for line in lines:
         say_prose(line)

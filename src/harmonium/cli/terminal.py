@@ -41,8 +41,8 @@ class _Console(Console):
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
         """The width that there is, or `WIDE`."""
-        found = super().size
-        return found if is_bounded(self) else ConsoleDimensions(WIDE, found.height)
+        size = super().size
+        return size if is_bounded(self) else ConsoleDimensions(WIDE, size.height)
 
 
 out = _Console(emoji=False)
@@ -61,9 +61,9 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -
     if rows:
         if title:  # above the table, not in it, where it would be as narrow as the table
             out.print(Text(f"\n{title}", style="italic"))
-        made = table(rows, **how)
-        wide = out if is_bounded(out) else Console(file=out.file, width=max(WIDE, made.least))
-        wide.print(made)
+        fitting = table(rows, **how)
+        wide = out if is_bounded(out) else Console(file=out.file, width=max(WIDE, fitting.least))
+        wide.print(fitting)
 
 
 def say(text: str, console: Console = out) -> None:
@@ -212,22 +212,22 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
         say_prose("note     information is never below 0: a negative bound says nothing yet")
 
 
-def _show_objective(found: Mapping[str, Any]) -> None:
+def _show_objective(objective: Mapping[str, Any]) -> None:
     """The loss over all clients' images, beside the losses over each client's own."""
-    locals_ = list(found.get("by_client", {}).values())
+    locals_ = list(objective.get("by_client", {}).values())
     rows = [
-        {"loss": "over the images of all clients", "value": found["value"]},
-        {"loss": "over each client's own images, mean", "value": found["local"]},
+        {"loss": "over the images of all clients", "value": objective["value"]},
+        {"loss": "over each client's own images, mean", "value": objective["local"]},
     ]
     if len(locals_) > 1:
         rows += [
             {"loss": "the lowest of a client", "value": min(locals_)},
             {"loss": "the highest of a client", "value": max(locals_)},
         ]
-    if "gradient_norm" in found:
-        rows.append({"loss": "gradient norm over all clients", "value": found["gradient_norm"]})
-    of = f"{found['clients']} of {found['of']} clients"
-    show_table(rows, f"Global objective ({found['objective']}); {of}", digits=3)
+    if "gradient_norm" in objective:
+        rows.append({"loss": "gradient norm over all clients", "value": objective["gradient_norm"]})
+    of = f"{objective['clients']} of {objective['of']} clients"
+    show_table(rows, f"Global objective ({objective['objective']}); {of}", digits=3)
 
 
 def _show_figures(result: Result) -> None:
@@ -292,9 +292,9 @@ def _whitening_words(changes: Mapping[str, Mapping[str, Any]]) -> str:
     """What whitening changes, by probe, beyond the noise of the test part."""
     from harmonium.evaluation.verdict import by
 
-    said = {"better": "better", "worse": "worse", "tie": "no clear difference"}
+    words = {"better": "better", "worse": "worse", "tie": "no clear difference"}
     texts = [
-        f"{said[one['outcome']]} {by(probe)} "
+        f"{words[one['outcome']]} {by(probe)} "
         f"({100 * one['whitened']:.1f} against {100 * one['plain']:.1f} %)"
         for probe, one in changes.items()
     ]

@@ -25,10 +25,11 @@ def tune(
         bool, typer.Option("--keep-all", help="Run every setting to its end.")
     ] = False,
     keep: Annotated[
-        float, typer.Option("--keep", help="Share of the settings that goes on at a check.")
+        float, typer.Option("--keep", help="Share of the settings that continues at a check.")
     ] = 0.5,
     margin: Annotated[
-        float, typer.Option("--margin", help="So close below goes on, too (best - worst: 1).")
+        float,
+        typer.Option("--margin", help="Settings so close below continue, too (best - worst: 1)."),
     ] = 0.1,
     check: Annotated[
         str, typer.Option("--check", help="Rounds after which settings may stop, e.g. 5,10.")
@@ -58,13 +59,13 @@ def tune(
             expected = forecast_study(names[0], given, folder, **how)
         foretell(expected, folder, as_json)
         return
-    found = _tuned(names[0], words, folder, as_json, {**how, "formats": formats})
+    study = _tuned(names[0], words, folder, as_json, {**how, "formats": formats})
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(study.plain()))
     else:
-        _show(found)
-    if found.best is None:
-        raise ConfigError(f"no setting is complete: {found.rows[0]['why']}")
+        _show(study)
+    if study.best is None:
+        raise ConfigError(f"no setting is complete: {study.rows[0]['why']}")
 
 
 def _tuned(
@@ -105,18 +106,18 @@ def _rounds(text: str) -> tuple[int, ...] | None:
         raise ConfigError(f"--check={text}: write rounds, e.g. --check 5,10") from None
 
 
-def _show(found: Study) -> None:
-    labelled = "; labels had no part in it" if any(r["knn"] is not None for r in found.rows) else ""
+def _show(study: Study) -> None:
+    labelled = "; labels had no part in it" if any(r["knn"] is not None for r in study.rows) else ""
     title = f"Align + 0.2 Unif, the best first{labelled}"
-    show_table(found.shown(), title, unbroken=["state"])
-    if found.ranked:
-        count = found.ranked["settings"]
+    show_table(study.shown(), title, unbroken=["state"])
+    if study.ranked:
+        count = study.ranked["settings"]
         say_prose(
-            f"ranked   score and kNN: rank correlation {found.ranked['rho']:.2f}, {count} settings"
+            f"ranked   score and kNN: rank correlation {study.ranked['rho']:.2f}, {count} settings"
         )
-    for text in found.notes:
+    for text in study.notes:
         say_prose(f"note     {text}")
-    say(f"study    {found.folder}")
-    say_plots(found.plots)
-    if found.command:
-        say(f"best     {found.command}")
+    say(f"study    {study.folder}")
+    say_plots(study.plots)
+    if study.command:
+        say(f"best     {study.command}")

@@ -148,7 +148,7 @@ def write_tree(path: Path, tree: codec.Tree, *, private: bool = False) -> str:
 
 def read_tree(path: Path, digest: str) -> codec.Tree:
     """Read a tree back, refusing a damaged file by name."""
-    from harmonium.core import codec
+    from harmonium.core import codec  # here for the same reason
 
     data = read_checked(path, digest)
     with reading(path):

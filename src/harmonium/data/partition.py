@@ -133,7 +133,7 @@ class Split:
     spec: Mapping[str, Any]  # name and settings of the rule, number of clients, seed
     data: str  # digest of the data set that was split
     digest: str  # sha256 over all of the above and of angles and labelled
-    angles: tuple[npt.NDArray[np.float32], ...] | None = None  # see `shift.as_held`
+    angles: tuple[npt.NDArray[np.float32], ...] | None = None  # see `shift.with_split_angles`
     labelled: tuple[Integers, ...] | None = None  # positions whose label may be seen; None: all
     notes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # names that the data give to the clients, if any

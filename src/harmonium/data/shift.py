@@ -17,7 +17,7 @@ from harmonium.data.partition import Split
 CHUNK = 4096  # images rotated at once
 
 
-def as_held(dataset: Dataset, split: Split) -> Dataset:
+def with_split_angles(dataset: Dataset, split: Split) -> Dataset:
     """The data set with its training images rotated by the angles of the split.
 
     Images are rotated once, before training, and written to the cache. Validation and test images

@@ -1,4 +1,4 @@
-"""How good a representation is: by probes that use labels, and by geometry that needs none.
+"""Evaluation of representations: probes, which use labels, and geometry, which needs none.
 
 Every probe takes features, not encoders: `embed` runs the frozen encoder once, and kNN, linear,
 few-label and geometry all read the same cached matrix.

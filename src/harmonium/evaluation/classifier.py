@@ -10,8 +10,8 @@ accuracy after so many epochs reflects size as well as content. Protocols that o
 leave features as they are. FedStyle states no protocol beyond its rate and its batch; `lp_style`
 standardises, because it compares features of different make.
 
-An adapter may learn beside the classifier. It stands before the standardisation, whose mean and
-deviation are those of its outputs before it learns, and stay.
+An adapter may learn beside the classifier. It precedes the standardisation, whose mean and
+deviation are computed from its outputs at initialisation and stay fixed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ from epoch to epoch: `train` takes several passes of them."""
 
 @dataclass(frozen=True)
 class Classifier:
-    """What was learnt: an adapter, if any, then a linear rule for the classes that were there."""
+    """A trained classifier: an adapter, if any, and a linear layer for the known classes."""
 
     classes: Tensor  # (classes,), ascending
     weights: Tensor  # (dim + 1, classes); the last row is the bias
@@ -172,7 +172,9 @@ def train(
 
             weights = _regression(rows, len(passes), columns, protocol, rng)
         else:
-            weights = _beside(features, columns, begin, (shift, scale), learner, protocol, rng)
+            weights = _regression_with_adapter(
+                features, columns, begin, (shift, scale), learner, protocol, rng
+            )
             learner.requires_grad_(False)
     return Classifier(classes, weights, shift, scale, learner)
 
@@ -255,7 +257,7 @@ def _regression(
     return torch.from_numpy(weights.T.copy())
 
 
-def _beside(
+def _regression_with_adapter(
     features: Tensor,
     columns: Tensor,
     begin: Tensor,
@@ -264,7 +266,7 @@ def _beside(
     protocol: Protocol,
     rng: torch.Generator,
 ) -> Tensor:
-    """The same with an adapter that learns too, which is changed."""
+    """Like `_regression`, with an adapter that is trained too, in place."""
     weights = nn.Parameter(begin.clone())
     shift, scale = standardised
     learning = [weights, *adapter.parameters()]
@@ -288,8 +290,8 @@ def _beside(
     return weights.detach().clone()
 
 
-class Residual(nn.Module):
-    """Features and what a layer of hidden units adds to them, which at first is nothing."""
+class ResidualAdapter(nn.Module):
+    """An adapter: features plus the output of a hidden layer, which is 0 at initialisation."""
 
     def __init__(self, dim: int, hidden: int, rng: torch.Generator) -> None:
         """Draw the first layer as torch does; the second is 0."""
@@ -302,6 +304,6 @@ class Residual(nn.Module):
         self.outer_bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, features: Tensor) -> Tensor:
-        """As many features as it is given."""
+        """(n, dim) to the same."""
         units = functional.linear(features, self.inner, self.inner_bias).relu()
         return features + functional.linear(units, self.outer, self.outer_bias)

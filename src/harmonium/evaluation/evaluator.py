@@ -108,7 +108,7 @@ class Evaluator:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the figures should know."""
+        """Notes for readers of the figures."""
         notes = list(self.data.notes)
         voters = 0 if self.bank is None else len(_some(_known(self.bank), self.settings.bank))
         if 0 < voters < self.settings.k:
@@ -202,8 +202,8 @@ class Evaluator:
         assert bank is not None  # asked only where there are labels
         nothing = bank.subset([])
         validation = validation if "linear" in probes else nothing
-        kept = self._labelled if "linear_labelled" in probes else None
-        parts = (bank, validation, test, nothing if kept is None else kept)
+        labelled = self._labelled if "linear_labelled" in probes else None
+        parts = (bank, validation, test, nothing if labelled is None else labelled)
         known, chosen, asked, few_known = (self._embed(encoder, part) for part in parts)
         if not _finite(known, chosen, asked, few_known):
             return None
@@ -217,11 +217,11 @@ class Evaluator:
                     known, known_labels, chosen, _labels(validation), asked, asked_labels
                 ).answers
             elif probe == "linear_labelled":
-                assert kept is not None
+                assert labelled is not None
                 # Its penalty is fixed: validation labels would be further labels.
                 answers[probe] = linear_probe(
                     few_known,
-                    _labels(kept),
+                    _labels(labelled),
                     known[:0],
                     known_labels[:0],
                     asked,
@@ -307,10 +307,10 @@ class Evaluator:
 
 def figures_of(answers: Mapping[str, Answers]) -> dict[str, Any]:
     """Accuracy by probe; `balanced` accuracies, and `auroc` where there are two classes."""
-    areas = {probe: one.auroc for probe, one in answers.items() if one.auroc is not None}
+    areas = {probe: each.auroc for probe, each in answers.items() if each.auroc is not None}
     return {
-        **{probe: one.accuracy for probe, one in answers.items()},
-        "balanced": {probe: one.balanced for probe, one in answers.items()},
+        **{probe: each.accuracy for probe, each in answers.items()},
+        "balanced": {probe: each.balanced for probe, each in answers.items()},
         **({"auroc": areas} if areas else {}),
     }
 
@@ -346,7 +346,7 @@ def _some(images: Images, count: int) -> Images:
 
 
 def _known(images: Images) -> Images:
-    """Those with labels, of which there may be few among many."""
+    """The images whose label is known."""
     rows = np.flatnonzero(images.labels != UNKNOWN)
     return images if len(rows) == len(images) else images.subset(rows)
 

@@ -1,9 +1,9 @@
-"""Features on disk: what an encoder once made of images is not computed again.
+"""The cache of features on disk, so that the same features are not computed again.
 
-A file is found by the digests of the encoder's weights and code, of the images and of how they
-are prepared, so it can never be the wrong one, and any of them may be deleted at any time. They lie
-in `HARMONIUM_HOME/features`, readable by their owner only, because features tell of images. When
-all of them together would get larger than `MOST`, those that were used longest ago go first.
+A file is identified by the digests of the encoder's weights and code, of the images and of how they
+are prepared, so it can never be the wrong one, and any of them may be deleted at any time. Files
+are in `HARMONIUM_HOME/features`, readable by their owner only, because features reveal information
+about images. If all files together would exceed `MOST`, the least recently used are deleted first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from harmonium.evaluation.features import embed
 
 FORMAT = 1  # raise it when features would come out differently
 MOST = 4 << 30  # bytes of all files
-LEFTOVER = 24 * 3600  # seconds after which a file that was never finished goes
+LEFTOVER = 24 * 3600  # seconds after which an incomplete file is deleted
 PIECE = 4096  # images digested at once
 
 Prepare = Callable[[Tensor], Tensor]
@@ -57,7 +57,7 @@ def encoder_digest(encoder: nn.Module) -> str:
 
 
 def _code(module: str) -> bytes:
-    """The file of a module, for code may do other things with the same weights; not of torch."""
+    """The source of a module, as other code may compute other features; empty for torch."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module.partition(".")[0] == "torch" or file is None:
         return b""
@@ -169,7 +169,7 @@ def _make_room(folder: Path, size: int) -> bool:
             else:
                 present.append((about.st_mtime, about.st_size, path))
     total = size + sum(file_size for _, file_size, _ in present)
-    for _, file_size, path in sorted(present, key=lambda one: one[0]):
+    for _, file_size, path in sorted(present, key=lambda file: file[0]):
         if total <= MOST:
             break
         path.unlink(missing_ok=True)

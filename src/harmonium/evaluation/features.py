@@ -35,9 +35,10 @@ def embed(
         pixels: uint8 images `(n, height, width, channels)`; may be read-only or memory-mapped.
         prepare: turns a uint8 batch `(b, height, width, channels)` into what the encoder takes.
         batch: images per forward pass; bounds memory and does not change the result.
-        views: instead of `prepare`, for random views: is told the number of the batch's first
-            image as well, to draw by, for batches come in any order. With it `batch` matters.
-        watch: told how many images are done, of how many.
+        views: used instead of `prepare` for random views. It also gets the number of the batch's
+            first image, from which to seed, because batches come in any order. The result then
+            depends on `batch`.
+        watch: called with the number of images done and the total.
 
     Returns:
         Float32 features `(n, dim)` on the CPU, free of any autograd history.

@@ -1,11 +1,11 @@
 """Fine-tuning: a head is put on an encoder, and both are trained with labels.
 
-This is how papers judge with few labels and on other images. FedCA (Zhang et al., 2020) puts a
+Papers evaluate so with few labels and on other data sets. FedCA (Zhang et al., 2020) puts a
 perceptron with one hidden layer on top and trains for 100 epochs by Adam with rate 0.001. Orchestra
 (Lubana et al., 2022) puts a linear layer on top; its code trains the whole network with the rate of
 its linear probe, 30, at which no network learns, so here it is SGD with 0.1 and a cosine over 50
 epochs. The network after the last epoch is the one that counts: nothing is chosen, so no validation
-image is needed, and test images are only ever asked about.
+image is needed, and test images are only classified.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Prepare = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How an encoder is trained on with labels."""
+    """Settings of fine-tuning."""
 
     head: Head
     optimiser: Literal["sgd", "adam"]
@@ -68,7 +68,7 @@ TUNINGS = {
     "mlp": Tuning("mlp", "adam", 1e-3, 100),  # FedCA; batches as in its training
     "linear": Tuning("linear", "sgd", 0.1, 50, momentum=0.9, schedule="cosine"),  # Orchestra
 }
-"""What papers state, by their heads."""
+"""The settings that papers state, by their heads."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Tuned:
     classes: Tensor  # (classes,), ascending
 
     def answers(self, images: Images, prepare: Prepare) -> Answers | None:
-        """What it says of the images with a label; None where its training diverged."""
+        """Its predictions on the labelled images; None where its training diverged."""
         asked = images.subset(np.flatnonzero(images.labels != UNKNOWN))
         if len(asked) == 0:
             raise DataError("there is no labelled image to test a fine-tuned network on")

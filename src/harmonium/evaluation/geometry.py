@@ -1,19 +1,19 @@
-"""Is a representation healthy? Answers that need no labels.
+"""Health of a representation: measures of collapse that need no labels.
 
 Alignment and uniformity follow Wang & Isola (2020), the effective rank follows RankMe (Garrido et
 al. 2023), the tuning score follows Orchestra eq. 5. All work in float64, because collapse is a
 matter of small differences.
 
-What the alarms rest on. Features behind a ReLU and average pooling are non-negative and share a
+Thresholds of the warnings. Features behind a ReLU and average pooling are non-negative and share a
 large mean, so raw cosines are near 1 even in a good encoder: the spread of an untrained network of
 two to four layers is 0.03 to 0.45 on digits and on natural images, that of a trained one 0.1 to
 0.7. Encoders trained to a constant end between 0.001 and 0.02. Spread alone misses the encoder that
 keeps one direction; for that, `directions` counts those that carry the variance once the common
 mean is taken away. How many a healthy encoder has depends on the images: 5 or more on digits, but
 where brightness is most of what differs an untrained one may have 1.8, and a contrastive one dips
-to 1.5 in its first epoch before it widens. So the alarm without a reference is set low, at 1.4 (a
+to 1.5 in its first epoch before it widens. So without a reference the threshold is low, 1.4 (a
 line with 10 % noise has 1.3), and rises up to 2.5 when the start of the same run is known and was
-three times as wide. The effective rank is less fit for an alarm: it weighs singular values, not
+three times as wide. The effective rank is less suited to a warning: it weighs singular values, not
 their squares, and that line with 10 % noise in 512 dimensions has an effective rank of 72.
 """
 
@@ -32,7 +32,7 @@ COLLAPSED_PROJECTIONS = 0.2  # projections have no ReLU: healthy ones spread 0.6
 COLLAPSED_DIRECTIONS = 1.4
 NARROWED_DIRECTIONS = 2.5  # the same, for an encoder that began three times as wide or more
 DEAD = 1e-3  # a dimension adds less than this to the spread
-ROUNDING = 1e-6  # what float32 cannot tell from a constant, relative to the size of the features
+ROUNDING = 1e-6  # variation below float32 precision, relative to the size of the features
 
 
 def alignment(first: Tensor, second: Tensor) -> float:
@@ -112,13 +112,13 @@ def tuning_parts(
         temperature: of Unif.
         chunk: rows at a time.
     """
-    one, two = _unit(first), _unit(second)
+    unit, other = _unit(first), _unit(second)
     crowding = 0.0
-    for start in range(0, len(one), chunk):
-        cosine = one[start : start + chunk] @ one.T
+    for start in range(0, len(unit), chunk):
+        cosine = unit[start : start + chunk] @ unit.T
         crowding += float((cosine / temperature).logsumexp(dim=1).sum())
-    together = float((one * two).sum(dim=1).mean())
-    return together, math.log(len(one)) - crowding / len(one)
+    align = float((unit * other).sum(dim=1).mean())
+    return align, math.log(len(unit)) - crowding / len(unit)
 
 
 def tuning_score(align: float, unif: float, weight: float = 0.2) -> float:
@@ -152,9 +152,9 @@ class Health:
 
         Args:
             start: the same encoder before training, if known. A deep network without normalisation
-                can give nearly equal features from the outset; with `start` it is not called
-                collapsed for what it was born with, only for losing half of that. The alarm for
-                few directions becomes sharper for the same reason.
+                can give nearly equal features from the outset; with `start` it counts as
+                collapsed only if it loses half of its initial spread. The threshold of few
+                directions is higher for the same reason.
             projections: these are outputs of a projector after training rather than features.
                 Self-distillation without a stop-gradient often empties the projector first and
                 leaves the encoder behind it nearly untrained but spread.
@@ -187,9 +187,9 @@ class Health:
         limit = COLLAPSED_DIRECTIONS
         if start is not None and start.finite:
             if start.directions < limit:
-                return 0.0  # it was as narrow before it learnt anything
+                return 0.0  # it was as narrow before training
             limit = min(NARROWED_DIRECTIONS, max(limit, start.directions / 3))
-        # In few dimensions, or with few images, there is little room: a quarter of it will do.
+        # Few dimensions or few images limit the number of directions: a quarter of that is enough.
         return min(limit, min(self.dimensions, self.pictures - 1) / 4)
 
 
@@ -262,7 +262,7 @@ def _singular_values(features: Tensor, centre: bool) -> Tensor:
 
 
 def _entropy_count(weights: Tensor) -> float:
-    """exp(entropy) of positive weights `(k,)` scaled to sum 1: how many of them really count."""
+    """exp(entropy) of positive weights `(k,)` scaled to sum 1: the effective number of weights."""
     if len(weights) == 0:
         return 0.0
     shares = weights / weights.sum()

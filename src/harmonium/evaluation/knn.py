@@ -26,7 +26,7 @@ from harmonium.evaluation.metrics import Answers, answers
 QUERIES = 256  # in a block
 BANK = 2**16  # rows in a block, at most: 67 MB of similarities a thread
 THREADS = 8  # at most, because of what blocks take
-GROUP = 16  # similarities of which the largest is looked at first
+GROUP = 16  # similarities in a group; the largest of each group is compared first
 LEAST = 16  # queries and bank rows in a product: with fewer, equal rows may differ in their bits
 
 
@@ -50,8 +50,8 @@ def knn_predict(
     votes, classes = knn_votes(
         bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk
     )
-    named: Tensor = classes[votes.argmax(dim=1)]
-    return named
+    predicted: Tensor = classes[votes.argmax(dim=1)]
+    return predicted
 
 
 def knn_votes(
@@ -117,7 +117,7 @@ def knn_answers(
     temperature: float = 0.1,
     chunk: int = QUERIES,
 ) -> Answers:
-    """What neighbours say of the labelled queries.
+    """The votes of the neighbours, compared with the labels of the queries.
 
     Bank rows and queries labelled -1 are left out; see `knn_votes` for shapes and settings.
     """
@@ -159,7 +159,7 @@ class _Bank:
 
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, classes: int) -> _Bank:
-        """All of it."""
+        """The bank of all rows."""
         scale = 1 / torch.linalg.vector_norm(rows, dim=1).clamp(min=1e-12)
         rows = functional.pad(rows, (0, 0, 0, LEAST - len(rows))) if len(rows) < LEAST else rows
         blocks = -(-len(rows) // BANK)

@@ -100,15 +100,15 @@ def linear_probe(
         if accuracy > best_accuracy:
             best, best_accuracy, best_strength = model, accuracy, strength
     assert best is not None  # the grid is not empty and any accuracy is above -1
-    given = answers([(best.scores(asked), best.classes)], asked_labels)
+    predictions = answers([(best.scores(asked), best.classes)], asked_labels)
     return LinearProbe(
-        accuracy=given.accuracy,
+        accuracy=predictions.accuracy,
         strength=best_strength,
         validation_accuracy=best_accuracy if len(held_out) else None,
         train=len(features),
         validation=len(held_out),
         test=len(asked),
-        answers=given,
+        answers=predictions,
     )
 
 
@@ -159,8 +159,8 @@ def few_label_probe(
             model = next(iter(_path(some, labels[chosen], [strength])))
             scored.append((model.scores(asked), model.classes))
             at(len(scored))
-    given = answers(scored, asked_labels)
-    accuracies = [float(one) for one in given.right.double().mean(dim=1)]
+    predictions = answers(scored, asked_labels)
+    accuracies = [float(share) for share in predictions.right.double().mean(dim=1)]
     deviation = float(np.std(accuracies, ddof=1)) if draws > 1 else None
     return FewLabels(
         accuracy=float(np.mean(accuracies)),
@@ -169,7 +169,7 @@ def few_label_probe(
         per_class=per_class,
         labels=known,
         test=len(asked),
-        answers=given,
+        answers=predictions,
     )
 
 
@@ -218,19 +218,19 @@ class _Classifier:
         return scores
 
     def accuracy(self, features: Array, labels: Array) -> float:
-        """Share of rows of `features` `(n, dim)` whose label the rule names."""
-        named = self.scores(features).argmax(axis=1)
-        return float(np.mean(self.classes[named] == labels))
+        """Share of rows of `features` `(n, dim)` whose label is predicted."""
+        predicted = self.scores(features).argmax(axis=1)
+        return float(np.mean(self.classes[predicted] == labels))
 
 
 def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_Classifier]:
     """Logistic regressions for each strength, every one started from the one before."""
     classes, columns = np.unique(labels, return_inverse=True)
-    if len(classes) == 1:  # the only honest rule is to name it
+    if len(classes) == 1:  # it is always predicted
         alone = _Classifier(torch.zeros(1, features.shape[1] + 1), classes)
         return [alone for _ in strengths]
-    # Two classes are told apart by one vector of weights, and that is what the penalty means. Half
-    # of it for the one and half against the other make half its square, hence twice the penalty.
+    # The penalty is defined for one weight vector that separates two classes. Softmax regression
+    # gives each class half of it, with half of the squared norm, hence twice the penalty.
     factor = 2.0 if len(classes) == 2 else 1.0
     solutions = regressions(
         torch.from_numpy(features),

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression over the whole data: L-BFGS that knows how features spread.
+"""Multinomial logistic regression over the whole data: preconditioned L-BFGS.
 
 Minimises the mean cross entropy plus `strength / 2` times the squared weights; intercepts are free.
 Plain L-BFGS begins every step with a multiple of the identity in place of the Hessian (Nocedal and
@@ -52,8 +52,9 @@ def regressions(
 ) -> list[Tensor]:
     """The solution for each strength, every one started from the one before.
 
-    From strong to weak the ways are short. What is not reached within `PASSES` is taken as far as
-    it came: a weak penalty on separable features has its optimum far away.
+    From strong to weak penalties, successive solutions are close. A solution that has not converged
+    within `PASSES` is used as it is: on separable features the optimum of a weak penalty is far
+    away.
 
     Args:
         features: float32 `(n, dim)`, best with mean 0 and deviation 1.
@@ -83,10 +84,10 @@ def regressions(
         for strength in strengths:
             weights = _solve(evaluate, moments, weights, strength, tolerance)
             solutions.append(weights)
-            if len(strengths) > 1:  # one alone is a part of something else
+            if len(strengths) > 1:  # a single strength is a step of another probe
                 emit("linear probe", len(solutions), len(strengths), "penalties")
     if basis is not None:
-        solutions = [torch.cat([one[:, :-1] @ basis.T, one[:, -1:]], dim=1) for one in solutions]
+        solutions = [torch.cat([w[:, :-1] @ basis.T, w[:, -1:]], dim=1) for w in solutions]
     return solutions
 
 
@@ -218,5 +219,5 @@ def _shorter(here: float, there: float, promise: float) -> float:
     return min(0.5, max(0.1, promise / (2 * excess))) if excess < math.inf else 0.1
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float(torch.dot(one.view(-1), other.view(-1)))
+def _dot(first: Tensor, second: Tensor) -> float:
+    return float(torch.dot(first.view(-1), second.view(-1)))

@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 def balanced_accuracy(predicted: Array, labels: Array, weights: Array | None = None) -> float:
-    """Mean recall over the classes that occur in `labels`; what is named otherwise is wrong.
+    """Mean recall over the classes that occur in `labels`; other predictions count as wrong.
 
     With `weights` above 0, one for each image, each recall is a weighted mean. Classes count alike
     all the same.
@@ -57,9 +57,9 @@ def auroc(scores: Array, positive: Array, weights: Array | None = None) -> float
 
 @dataclass(frozen=True)
 class Answers:
-    """What a probe said of the same test images, once for each draw of its labels."""
+    """A probe's predictions on the same test images, once for each draw of its labels."""
 
-    right: Tensor  # uint8 `(draws, images)`: whether the label was named
+    right: Tensor  # uint8 `(draws, images)`: whether the prediction was right
     balanced: float  # mean over draws
     auroc: float | None  # mean over draws; none where there are not exactly two classes
 
@@ -74,7 +74,7 @@ def answers(
 ) -> Answers:
     """Evaluate scores of test images, `(images, classes)`, whose columns are the sorted classes.
 
-    The class with the highest score is named, the smallest one on a tie.
+    The class with the highest score is predicted, the smallest one on a tie.
 
     Args:
         draws: scores and classes, one pair for each draw of what the probe knew.
@@ -96,10 +96,10 @@ def answers(
 
 
 def commonest_class(known: Array, labels: Array, weights: Array | None = None) -> Answers:
-    """What always naming the commonest of the `known` labels, the smallest on a tie, answers.
+    """The answers of always predicting the commonest of the `known` labels, the smallest on a tie.
 
-    >>> found = commonest_class(np.array([3, 3, 8]), np.array([3, 8, 8, 8]))
-    >>> found.accuracy, found.balanced, found.auroc
+    >>> constant = commonest_class(np.array([3, 3, 8]), np.array([3, 8, 8, 8]))
+    >>> constant.accuracy, constant.balanced, constant.auroc
     (0.25, 0.5, 0.5)
     """
     classes, counts = np.unique(known, return_counts=True)
@@ -113,7 +113,7 @@ def _two_class_auroc(
 ) -> float | None:
     """The area for the larger of two labels; none where there are more, or fewer, of them.
 
-    A rule that knows one of the two scores all images alike.
+    A probe that knows only one of the two classes scores all images alike.
     """
     both = np.union1d(classes, labels)
     if len(both) != 2:

@@ -95,8 +95,8 @@ class _References:
     def _commonest(self) -> dict[str, Answers]:
         """Always predicting one class does not depend on how a probe learns."""
         assert self.evaluator.bank is not None  # there are labels
-        one = commonest_class(_labels(self.evaluator.bank), _labels(self.evaluator.data.test))
-        return dict.fromkeys(self.evaluator.probes, one)
+        constant = commonest_class(_labels(self.evaluator.bank), _labels(self.evaluator.data.test))
+        return dict.fromkeys(self.evaluator.probes, constant)
 
     def _kept(self, name: str) -> dict[str, Answers]:
         """The answers of pixels, from disk where they are there."""
@@ -110,9 +110,9 @@ class _References:
                 answers[probe] = cached
         if missing:
             computed = self.evaluator.answers(self._encoder(name), missing)
-            for probe, one in (computed or {}).items():
-                _write(self._path(name, probe), one)
-                answers[probe] = one
+            for probe, predictions in (computed or {}).items():
+                _write(self._path(name, probe), predictions)
+                answers[probe] = predictions
         return {probe: answers[probe] for probe in self.evaluator.probes if probe in answers}
 
     def _path(self, name: str, probe: str) -> Path:

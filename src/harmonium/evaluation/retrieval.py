@@ -2,7 +2,7 @@
 
 Every query ranks all other images. Precision at k is the share of its class among the first k;
 average precision is the mean, over all images of its class, of the precision at the place where
-each is found. Both have a chance level, what they would be if the ranking were drawn.
+each is found. Both have a chance level, its expectation for a random ranking.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def nearest(unit: Tensor, some: Tensor, count: int) -> Tensor:
 
 
 def drawn(relevant: int, others: int) -> float:
-    """The expected average precision of a ranking that is drawn.
+    """The expected average precision of a random ranking.
 
-    At place k stands a relevant image with probability R/N; then the k - 1 places before it hold
+    The image at place k is relevant with probability R/N; then the k - 1 places before it hold
     (k - 1)(R - 1)/(N - 1) relevant ones on average.
 
     >>> drawn(3, 3), round(drawn(1, 2), 3)

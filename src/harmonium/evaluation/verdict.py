@@ -3,7 +3,7 @@
 Every probe's answers are compared image by image with those of each reference. A difference counts
 when it is larger than chance explains on the same test images: McNemar's test with its continuity
 correction, at 95 %; where a probe drew its labels several times, the scatter over draws is added.
-Anything less is a tie, and is called one. Over seeds, Student's interval decides; where few seeds
+A smaller difference is a tie. Over seeds, Student's interval decides; where few seeds
 make it so wide that it includes a difference beyond the noise of the test part, the sentence says
 that the encoder is above or below, and that the seeds are too few to confirm it.
 
@@ -110,7 +110,7 @@ def verdict(
         references: answers by probe of every reference, the weakest first.
         reasons: why it may be no better, used where it is not.
     """
-    probes = [probe for one in references.values() for probe in one]
+    probes = [probe for answers in references.values() for probe in answers]
     probes = list(dict.fromkeys(probes))
     if not probes or not encoders:
         return None
@@ -118,24 +118,26 @@ def verdict(
         return Verdict("Worth nothing: its features are not finite numbers.", tuple(reasons), {})
     differences: dict[str, dict[str, Difference]] = {}
     for probe in probes:
-        right = torch.stack([one[probe].right.double() for one in encoders]).mean(dim=0)
+        right = torch.stack([answers[probe].right.double() for answers in encoders]).mean(dim=0)
         differences[probe] = {
-            name: difference(right, one[probe].right)
-            for name, one in references.items()
-            if probe in one
+            name: difference(right, answers[probe].right)
+            for name, answers in references.items()
+            if probe in answers
         }
-    better = all(one.outcome == "better" for its in differences.values() for one in its.values())
+    better = all(
+        gap.outcome == "better" for by_name in differences.values() for gap in by_name.values()
+    )
     plain = {
         probe: {
             name: {
-                "encoder": one.encoder,
-                "reference": one.reference,
-                "margin": one.margin,
-                "outcome": one.outcome,
+                "encoder": gap.encoder,
+                "reference": gap.reference,
+                "margin": gap.margin,
+                "outcome": gap.outcome,
             }
-            for name, one in its.items()
+            for name, gap in by_name.items()
         }
-        for probe, its in differences.items()
+        for probe, by_name in differences.items()
     }
     return Verdict(sentence(differences), () if better else tuple(reasons), plain)
 
@@ -143,32 +145,32 @@ def verdict(
 def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> dict[str, Any]:
     """What whitening changes, by probe: accuracies before and after, and whether beyond noise."""
     differences = {
-        probe: difference(one.right, plain[probe].right) for probe, one in whitened.items()
+        probe: difference(answers.right, plain[probe].right) for probe, answers in whitened.items()
     }
     return {
         probe: {
-            "plain": one.reference,
-            "whitened": one.encoder,
-            "margin": one.margin,
-            "outcome": one.outcome,
+            "plain": gap.reference,
+            "whitened": gap.encoder,
+            "margin": gap.margin,
+            "outcome": gap.outcome,
         }
-        for probe, one in differences.items()
+        for probe, gap in differences.items()
     }
 
 
 def sentence(differences: Mapping[str, Mapping[str, Difference]]) -> str:
     """Which probes beat every reference, and which do not, with the strongest that they miss."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for probe, its in differences.items():
-        missed = {name: one for name, one in its.items() if one.outcome != "better"}
+    for probe, by_name in differences.items():
+        missed = {name: gap for name, gap in by_name.items() if gap.outcome != "better"}
         if not missed:
-            names = _listed(CALLED.get(one, one) for one in its)
+            names = _listed(CALLED.get(name, name) for name in by_name)
             groups.setdefault(("Better than", names, ""), []).append(by(probe))
             continue
-        name = max(missed, key=lambda one: missed[one].reference)
-        one = missed[name]
-        how, after = one.standing
-        figures = f"({100 * one.encoder:.1f} against {100 * one.reference:.1f} %)"
+        name = max(missed, key=lambda name: missed[name].reference)
+        gap = missed[name]
+        how, after = gap.standing
+        figures = f"({100 * gap.encoder:.1f} against {100 * gap.reference:.1f} %)"
         key = (how, CALLED.get(name, name), after)
         groups.setdefault(key, []).append(f"{by(probe)} {figures}")
     order = ("Worse than", "Below", "No better than", "Above", "Better than")
@@ -179,7 +181,9 @@ def sentence(differences: Mapping[str, Mapping[str, Difference]]) -> str:
     if len(clauses) == 1 and len(differences) > 1 and clauses[0].startswith("Better"):
         _, names, _ = next(iter(groups))
         return f"Better than {names} by every probe."
-    return "; ".join([clauses[0], *(one[0].lower() + one[1:] for one in clauses[1:])]) + "."
+    return (
+        "; ".join([clauses[0], *(clause[0].lower() + clause[1:] for clause in clauses[1:])]) + "."
+    )
 
 
 def by(probe: str) -> str:

@@ -84,17 +84,17 @@ class WhitenedEncoder(nn.Sequential):
     """An encoder followed by the whitening of its features."""
 
     def __init__(self, encoder: nn.Module, white: Whitening) -> None:
-        """Put one after the other."""
+        """Combine an encoder and a whitening."""
         super().__init__(encoder, white)
 
     @property
     def encoder(self) -> nn.Module:
-        """What makes plain features."""
+        """The encoder of the plain features."""
         return self[0]
 
     @property
     def white(self) -> nn.Module:
-        """What whitens them."""
+        """The whitening of its features."""
         return self[1]
 
 

@@ -2,7 +2,7 @@
 
 Averaged running statistics belong to no model: each client measured its own. `batch_norm=
 recalibrate` has the clients pass their images through the averaged encoder once more, and pools
-what they find: the mean of means, and the variance of everything around it. Deeper layers are
+their statistics: the mean of means, and the variance of everything around it. Deeper layers are
 measured behind layers that normalise by the batch at hand, as in training.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
     """The server with statistics of BatchNorm that clients measured on its model.
 
-    Any answer will do, so everyone is asked, and asked again, if the cohort keeps silent.
+    One answer is enough. If nobody in the cohort answers, all clients are asked, up to nine times.
     """
     encoder = {k: value for k, value in server.model.items() if k.startswith("encoder.")}
     for asked in (cohort, *[server.everyone] * 9):
@@ -35,7 +35,7 @@ def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
         if got.ids:
             memory = {**server.memory, "statistics": pooled(got.statistics)}
             return replace(server, memory=memory)
-    raise NotEnoughReplies("no client measured BatchNorm's statistics, though asked ten times")
+    raise NotEnoughReplies("no client measured BatchNorm's statistics in ten attempts")
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
     try:
         for norm in norms:
             norm.train()
-            norm.momentum = 0.0  # its own bookkeeping rests
+            norm.momentum = 0.0  # its own running statistics stay as they are
         images = sum(len(batch) for batch in batches if norms and encoder(batch) is not None)
     finally:
         for hook in hooks:
@@ -67,9 +67,9 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
     for measured, (count, first, second) in sums.items():
         mean = first / count
         variance = (second / count - mean.square()).clamp_min(0) * count / (count - 1).clamp_min(1)
-        held: Any = measured
-        held.running_mean.copy_(mean)
-        held.running_var.copy_(variance)
+        norm_layer: Any = measured
+        norm_layer.running_mean.copy_(mean)
+        norm_layer.running_var.copy_(variance)
     return images
 
 
@@ -77,8 +77,8 @@ def _add(sums: dict[nn.Module, list[Tensor]], norm: nn.Module, values: Tensor) -
     """Add the count, sum and sum of squares of a batch, by channel, in double precision."""
     rows = values.double().transpose(0, 1).flatten(1)  # (channels, everything else)
     new = [torch.tensor(float(rows.shape[1])), rows.sum(1), rows.square().sum(1)]
-    held = sums.get(norm)
-    sums[norm] = new if held is None else [a + b for a, b in zip(held, new, strict=True)]
+    so_far = sums.get(norm)
+    sums[norm] = new if so_far is None else [a + b for a, b in zip(so_far, new, strict=True)]
 
 
 def moments(statistics: Weights) -> Weights:

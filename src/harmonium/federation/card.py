@@ -29,7 +29,7 @@ BATCH_NORM = {
     "average": "statistics are sent and averaged",
     "local": "statistics stay at the client, scale and shift are averaged",
     "fedbn": "all of it stays at the client",
-    "recalibrate": "statistics are measured by the clients on the average before it is judged",
+    "recalibrate": "statistics are measured by the clients on the average before it is evaluated",
 }
 
 

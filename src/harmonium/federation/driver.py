@@ -18,7 +18,7 @@ from harmonium.core.types import ClientId
 from harmonium.federation import contract, spending
 from harmonium.federation.filters import Asked, Chain, filters_of
 from harmonium.federation.fold import Tally
-from harmonium.federation.ledger import Entry, Ledger, by_part, sizes
+from harmonium.federation.ledger import Ledger, LedgerEntry, by_part, sizes
 from harmonium.federation.method import Method, Server
 from harmonium.federation.secure_aggregation.client import fresh
 from harmonium.federation.secure_aggregation.fixed_point import Masks, Reach
@@ -181,7 +181,7 @@ class Driver:
         folded = tally.result()
         self.reported |= tally.bounded
         for client, note in tally.left_out.items():
-            entry = Entry(turn.round, turn.ask, ask.step, client, "answered", note=note)
+            entry = LedgerEntry(turn.round, turn.ask, ask.step, client, "answered", note=note)
             self.ledger.write(entry, aside=True)
         return folded
 
@@ -256,10 +256,10 @@ class Driver:
         """Enter in the ledger who lied in a masked ask, and who may have."""
         for client, why in total.liars.items():
             self.watch(Reply(client, None, why))
-            entry = Entry(turn.round, turn.ask, "unmask", client, "refused", why, of=ask.step)
+            entry = LedgerEntry(turn.round, turn.ask, "unmask", client, "refused", why, of=ask.step)
             self.ledger.write(entry, aside=True)
         for client, note in total.doubts.items():
-            entry = Entry(turn.round, turn.ask, "unmask", client, "answered", of=ask.step)
+            entry = LedgerEntry(turn.round, turn.ask, "unmask", client, "answered", of=ask.step)
             self.ledger.write(replace(entry, note=note), aside=True)
 
     def _tally(self, ask: Ask, exchange: Exchange, server: Server) -> Tally:
@@ -284,7 +284,7 @@ class Driver:
     ) -> list[ClientId]:
         """Deliver an ask and take the replies in the order of asking, whoever was first.
 
-        `at_once` takes them as they come, where order does not matter, so that none is held back.
+        `at_once` takes them as they come, where order does not matter, so that none has to wait.
         The ledger has the order of asking either way. `of` is the step that an ask of secure
         aggregation is about.
         """
@@ -293,10 +293,10 @@ class Driver:
         if paying := [client for client in ask.to if costs[client]]:
             self.announce(turn, ask.step, paying)
 
-        entries: dict[ClientId, Entry] = {}
+        entries: dict[ClientId, LedgerEntry] = {}
         unreadable = set[ClientId]()
 
-        def count(reply: Reply) -> Entry:
+        def count(reply: Reply) -> LedgerEntry:
             entry = self._count(reply, ask, turn, take, examples[reply.client], of)
             if reply.unreadable:
                 unreadable.add(reply.client)
@@ -319,7 +319,7 @@ class Driver:
         return [client for client, entry in entries.items() if entry.outcome == "answered"]
 
     def _replies(self, ask: Ask, turn: Turn, at: Callable[[int], None]) -> Iterator[Reply]:
-        """The first reply of each client, as they come; then those of clients not heard of."""
+        """The first reply of each client, as they come; then an empty one for each silent one."""
         left = set(ask.to)
         silent = (Reply(client, None, "nothing was heard of it") for client in ask.to)
         for reply in chain(self.engine.deliver(ask, turn), silent):
@@ -332,7 +332,7 @@ class Driver:
         self,
         ask: Ask,
         turn: Turn,
-        entries: Mapping[ClientId, Entry],
+        entries: Mapping[ClientId, LedgerEntry],
         unreadable: set[ClientId],
         of: str,
     ) -> None:
@@ -365,12 +365,12 @@ class Driver:
 
     def _count(
         self, reply: Reply, ask: Ask, turn: Turn, take: Take, examples: int, of: str
-    ) -> Entry:
+    ) -> LedgerEntry:
         """Take one reply and enter it in the ledger's words, with what it released.
 
         A client without a counted reply is charged as well: its reply may have left it.
         """
-        entry = Entry(turn.round, turn.ask, ask.step, reply.client, "answered", of=of)
+        entry = LedgerEntry(turn.round, turn.ask, ask.step, reply.client, "answered", of=of)
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
             self.watch(reply)
@@ -389,7 +389,7 @@ class Driver:
         up: Mapping[str, Any],
         step: str,
         take: Take,
-        entry: Entry,
+        entry: LedgerEntry,
         examples: int,
     ) -> None:
         """Count a reply, or refuse it and say why: whatever is wrong with it, the round goes on.
@@ -447,7 +447,7 @@ def _counts_alike(method: Method) -> bool:
 def _in_order(
     order: Sequence[ClientId], items: Iterable[tuple[ClientId, Item]]
 ) -> Iterator[tuple[ClientId, Item]]:
-    """Items of clients in a given order; those that come early are held back."""
+    """Items of clients in a given order; those that come early wait."""
     waiting: dict[ClientId, Item] = {}
     clients = iter(order)
     awaited = next(clients, None)

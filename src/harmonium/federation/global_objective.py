@@ -124,7 +124,7 @@ MEANS_UP: dict[str, Field | FromSettings] = {
         "mean", by="images", shape=lambda method, examples: (method.objective.pooled_size,)
     ),
     "local_objective": local_objective,
-    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+    "images": scalar("sum"),  # images measured: the weights of the mean, whatever weighs models
 }
 
 
@@ -142,14 +142,14 @@ def measured(method: Method, server: Server) -> Plan:
         value = method.objective.from_means(means, round(got.images))
     except WireError:  # a client elsewhere may send anything; a run does not end with its log
         return server
-    found: dict[str, Any] = {"objective": method.objective.name, "value": _finite(value.item())}
+    report: dict[str, Any] = {"objective": method.objective.name, "value": _finite(value.item())}
     if isinstance(got.local_objective, Mapping):
         shares = {c: server.examples[c] / got.images for c in got.ids}
         local = math.fsum(shares[c] * loss for c, loss in got.local_objective.items())
-        found["by_client"] = {str(c): float(v) for c, v in got.local_objective.items()}
+        report["by_client"] = {str(c): float(v) for c, v in got.local_objective.items()}
     else:
         local = float(got.local_objective)
-    found |= {"local": _finite(local), "clients": len(got.ids), "of": len(server.examples)}
+    report |= {"local": _finite(local), "clients": len(got.ids), "of": len(server.examples)}
     if has_gradient(method):
         (slope,) = torch.autograd.grad(value, means)
         down: dict[str, Value] = {"model": model, "slope": slope.float()}
@@ -157,8 +157,8 @@ def measured(method: Method, server: Server) -> Plan:
         got = yield Ask("measure_gradient", got.ids, down, least=0)
         if got.ids and got.images == images:  # else it is the gradient over other images
             squares = (float(part.double().square().sum()) for part in got.gradient.values())
-            found["gradient_norm"] = _finite(math.sqrt(math.fsum(squares)))
-    return replace(server, memory={**server.memory, KEY: found})
+            report["gradient_norm"] = _finite(math.sqrt(math.fsum(squares)))
+    return replace(server, memory={**server.memory, KEY: report})
 
 
 def _finite(value: float) -> float | None:
@@ -173,8 +173,8 @@ def from_bounds(name: str, bounds: Mapping[str, Any]) -> dict[str, Any]:
     >>> from_bounds("infonce", bounds)
     {'objective': 'infonce', 'value': -2.0, 'local': -1.5, 'clients': 3, 'of': 4}
     """
-    found = {"objective": name, "value": -bounds["total"], "local": -bounds["local"]}
-    return {**found, "clients": bounds["clients"], "of": bounds["of"]}
+    report = {"objective": name, "value": -bounds["total"], "local": -bounds["local"]}
+    return {**report, "clients": bounds["clients"], "of": bounds["of"]}
 
 
 # ---- client ----------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def client_gradient(
     for share, batch in _batches(method, client):
         means = method.objective.means(parts, method.objective.see(parts, batch))
         weighted = share * (slope.double() * means).sum()
-        found = torch.autograd.grad(weighted, list(wanted.values()), allow_unused=True)
-        for key, part in zip(wanted, found, strict=True):
+        gradients = torch.autograd.grad(weighted, list(wanted.values()), allow_unused=True)
+        for key, part in zip(wanted, gradients, strict=True):
             if part is not None:
                 total[key] += part
     return {"gradient": total, "images": len(client.examples)}

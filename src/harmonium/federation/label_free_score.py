@@ -94,7 +94,7 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     if count < 2:
         raise Decline(f"it has {counted(count, 'example')}, too few to compare")
     if method.has_own_encoders:
-        from harmonium.federation.method import Server
+        from harmonium.federation.method import Server  # which imports this module
 
         server = Server({}, model, memory={"statistics": {}})
         encoder = method.represent(server, client.state)

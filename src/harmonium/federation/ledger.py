@@ -17,7 +17,7 @@ from harmonium.federation.wire import is_measuring
 
 
 @dataclass
-class Entry:
+class LedgerEntry:
     """One ask to one client: what was sent each way, and the outcome."""
 
     round: int
@@ -45,7 +45,7 @@ class Ledger:
         self.missing: set[int] = set()
         self.last_reason = ""
 
-    def write(self, entry: Entry, *, aside: bool = False) -> None:
+    def write(self, entry: LedgerEntry, *, aside: bool = False) -> None:
         """Add an entry.
 
         Args:

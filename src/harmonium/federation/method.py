@@ -102,7 +102,7 @@ class Method:
     transport: Transport = Transport()  # how weights travel
     appraisal: label_free_score.Appraisal | None = None  # how clients score the encoder, if they do
     global_objective: overall.GlobalObjective | None = None  # measured where it can be
-    whitening: bool = False  # whether clients send moments of features before they are judged
+    whitening: bool = False  # whether clients send moments of features before evaluation
     initial: Start | None = None  # given weights; none: a random initialisation
 
     name: ClassVar[str] = "method"
@@ -119,7 +119,7 @@ class Method:
     # ==== what a method may override ==========================================================
     # ---- server ------------------------------------------------------------------------------
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """What happens once, before round 1; `server.everyone` is there beside the cohort."""
+        """The plan that runs once, before round 1; `server.everyone` are all clients."""
         return server
         yield  # a plan that asks nothing
 
@@ -138,7 +138,7 @@ class Method:
 
     # ---- pieces ------------------------------------------------------------------------------
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """What the loss looks at; override for a method with views of its own."""
+        """What the loss is computed from; override for a method with views of its own."""
         return self.objective.see(parts, batch)
 
     def score(self, parts: Parts, seen: Seen, context: Any) -> Tensor:
@@ -148,12 +148,12 @@ class Method:
         """
         return self.objective.score(parts, seen, context)
 
-    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+    def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """Parts beyond the encoder's, the objective's and the terms'."""
         return {}
 
     def suits(self, cohort: int) -> None:
-        """Refuse rounds of so many clients, if they are too few."""
+        """Raise an error if a cohort of this size is too small for the method."""
 
     @classmethod
     def joins_views(cls, objective: Objective) -> bool:
@@ -175,14 +175,14 @@ class Method:
         return self.workload * self.local.epochs if step == "train" else 1.0
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
-        """The encoder to judge: the federation's, or a client's own given its state."""
+        """The encoder to evaluate: the federation's, or a client's own given its state."""
         if self.recalibrates and "statistics" not in server.memory:
             raise NotEnoughReplies("BatchNorm's statistics were not measured on this model")
         measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
         return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """What a client makes of images for tasks of its own, given the model as it last sent it.
+        """A client's own features for its own tasks, given the model as it last sent it.
 
         `state` is what the client keeps after that training. With `recalibrate` the model comes
         with the statistics that the client measured on it.
@@ -190,7 +190,7 @@ class Method:
         return Own(as_sent(self, model, state))
 
     def revealed(self) -> tuple[str, ...]:
-        """What leaves, in plain words, as the settings have it; one sentence each."""
+        """What leaves a client with these settings, in plain words; one sentence each."""
         return (self.reveals,) if self.reveals else ()
 
     def extents(self) -> Mapping[str, str]:
@@ -200,13 +200,13 @@ class Method:
     def costs(self, step: str, examples: int) -> Sequence[Release]:
         """What a client with so many examples releases when asked for a step, in its order.
 
-        A method with guarded fields says it here, so that a plan can know what an ask costs, and
-        an answer that is lost can be counted. Anything else is refused.
+        A method with guarded fields overrides it, so that the cost of an ask is known in advance
+        and lost answers can be counted. An answer that releases anything else is refused.
         """
         return ()
 
     def known(self, server: Server, client: ClientId) -> Mapping[str, Any]:
-        """What the server knows of a client's state and `represent` reads; most often nothing."""
+        """What the server knows of a client's state, for `represent`; most often nothing."""
         return {}
 
     def noted(self, server: Server) -> dict[str, float]:
@@ -214,29 +214,29 @@ class Method:
         return {}
 
     def remark(self, step: str, up: Mapping[str, Any]) -> str:
-        """A word for the ledger on one client's answer, which may still be refused."""
+        """A note for the ledger on one client's answer, which may still be refused."""
         return ""
 
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """What shows that an answer is not an honest client's; nothing if nothing does.
+        """Why an answer cannot be an honest client's; none if it can.
 
-        Fields, kinds, shapes and ranges have been checked by then. Override it for what only the
-        method knows, such as rows of unit length, and ask `super` as well.
+        Fields, kinds, shapes and ranges are checked before. Override it for what only the method
+        knows, such as rows of unit length, and call `super` as well.
 
         Args:
-            step: the exchange that it answers.
+            step: the exchange that is answered.
             down: what the client was sent.
-            up: what it sent.
+            up: what the client sent.
             examples: its registered number of examples.
         """
         model: Weights = up.get("model", {})
-        found = (term.reply_fault(model) for term in self.terms)
-        return next((why for why in found if why), None)
+        faults = (term.reply_fault(model) for term in self.terms)
+        return next((fault for fault in faults if fault), None)
 
     def keeping(self) -> Mapping[str, Kind]:
-        """What it stores at a client as the settings have it; most often all of `keeps`."""
+        """What the method stores at a client with these settings; most often all of `keeps`."""
         return self.keeps
 
     # ==== given to every method, not to be overridden =========================================
@@ -246,8 +246,8 @@ class Method:
         dropped = ("statistics", overall.KEY, whitened.KEY)
         memory = {key: value for key, value in server.memory.items() if key not in dropped}
         plan = self.round if server.round else self.setup
-        made = plan(replace(server, memory=memory), cohort)
-        finished = yield from contract.checked_plan(made, self, plan.__name__)
+        steps = plan(replace(server, memory=memory), cohort)
+        finished = yield from contract.checked_plan(steps, self, plan.__name__)
         contract.check_finished(finished, Server, self, plan.__name__)
         where, measured = f"{called(self)}.{plan.__name__}", ("measured", *dropped)
         contract.check_kept(finished.memory, {*self.remembers, *measured}, where, "remembers")
@@ -255,7 +255,7 @@ class Method:
 
     @final
     def before_evaluation(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Make the encoder ready for evaluation: BatchNorm's statistics, and what terms want."""
+        """Make the encoder ready for evaluation: BatchNorm's statistics, and what terms measure."""
         if self.recalibrates and "statistics" not in server.memory:
             server = yield from calibrated(server, cohort)
         if self.measured:
@@ -283,7 +283,7 @@ class Method:
         down={"encoder": weights(of="encoder")},
         up={
             "statistics": statistic("parts", by="pictures", of="statistics"),
-            "pictures": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+            "pictures": scalar("sum"),  # images measured: the weights of the mean
         },
         when=lambda method: method.recalibrates,
     )
@@ -303,7 +303,7 @@ class Method:
         when=lambda method: method.measured,
     )
     def gauge(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Measure what terms want of the received model; nothing is trained."""
+        """Measure what terms ask for on the received model; nothing is trained."""
         return {"measured": term_metrics.measured(self, client, got.model)}
 
     @final
@@ -313,7 +313,7 @@ class Method:
         when=lambda method: method.appraisal is not None,
     )
     def appraise(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Score the encoder that is judged on views of the client's images."""
+        """Score the evaluated encoder on views of the client's images, without labels."""
         return label_free_score.appraised(self, client, got.model)
 
     @final
@@ -339,40 +339,42 @@ class Method:
     @final
     @exchange(down={"model": weights()}, up=whitened.UP, when=lambda method: method.whitening)
     def measure_moments(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Moments of the judged encoder's features over the client's images, for whitening."""
+        """Moments of the evaluated encoder's features over the client's images, for whitening."""
         return whitened.client_moments(self, client, got.model)
 
     @cached_property
     @final
     def measures_objective(self) -> bool:
-        """Whether the global objective is measured before an encoder is judged."""
+        """Whether the global objective is measured before an encoder is evaluated."""
         return self.global_objective is not None and not overall.obstacle(self)
 
     @property
     @final
     def measured(self) -> list[str]:
-        """Names of what terms want of a model before it is judged."""
+        """Names of what terms measure on a model before it is evaluated."""
         return term_metrics.names(self.terms, self.objective)
 
     @final
     def report(self, server: Server) -> dict[str, Any]:
         """What was measured on the model, for the log; nothing where nobody has measured."""
-        found: dict[str, Any] = {}
-        if held := server.memory.get("measured"):
+        measured: dict[str, Any] = {}
+        if replies := server.memory.get("measured"):
             counts = [server.examples[client] for client in server.everyone]
             shares = [1] * len(counts) if self.server_optimiser.weighting == "uniform" else counts
-            found = term_metrics.report(self.terms, self.objective, held, shares, server.round)
-        key, bounds = overall.KEY, found.get("bounds", {})
+            measured = term_metrics.report(
+                self.terms, self.objective, replies, shares, server.round
+            )
+        key, bounds = overall.KEY, measured.get("bounds", {})
         if key in server.memory:
-            found[key] = server.memory[key]
+            measured[key] = server.memory[key]
         elif "total" in bounds:
-            found[key] = overall.from_bounds(self.objective.name, bounds)
-        return found
+            measured[key] = overall.from_bounds(self.objective.name, bounds)
+        return measured
 
     @property
     @final
     def recalibrates(self) -> bool:
-        """Whether statistics are measured anew before an encoder is judged."""
+        """Whether BatchNorm's statistics are measured anew before an encoder is evaluated."""
         sent = self.blueprint.rules["encoder"] == "mean"
         known = bool(self.blueprint.statistics("encoder"))
         return self.batch_norm == "recalibrate" and sent and known
@@ -472,26 +474,26 @@ class Method:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init"))
             network = self.encoder.build(self.world.channels, self.world.side)
-            made = {"encoder": Part(checked_network(network, self.encoder))}
-            if self.initial is not None:  # before others are built, for some are copies of it
+            built = {"encoder": Part(checked_network(network, self.encoder))}
+            if self.initial is not None:  # before the other parts, some of which are copies of it
                 given = self.initial.weights()
-                load_encoder_weights(made["encoder"].module, given)
+                load_encoder_weights(built["encoder"].module, given)
             world = self.world
             dim = self.feature_size
             builders: list[tuple[object, str, Builder]] = [
-                (self.objective, "build", lambda made: self.objective.build(made, dim, world)),
-                (self, "extra_parts", lambda made: self.extra_parts(made, dim)),
+                (self.objective, "build", _builder(self.objective, dim, world)),
+                (self, "extra_parts", lambda modules: self.extra_parts(modules, dim)),
                 *((term, "build", _builder(term, dim, world)) for term in self.terms),
             ]
             for owner, name, build in builders:
-                more = build({part: one.module for part, one in made.items()})
-                made = join(made, checked_parts(more, owner, name))
+                more = build({part: one.module for part, one in built.items()})
+                built = join(built, checked_parts(more, owner, name))
         joint = self.local.joint_views
         joint = self.joins_views(self.objective) if joint is None else joint
-        parts = Parts(made, self.share, self.batch_norm, joint)
+        parts = Parts(built, self.share, self.batch_norm, joint)
         if self.initial is not None:
             load_other_parts(parts, given)
-        if self.encoder.channels_last:  # most convolutions run faster so; values are the same
+        if self.encoder.channels_last:  # faster for most convolutions; values are the same
             parts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return parts
 
@@ -512,8 +514,8 @@ class Method:
 
     @final
     def merge(self, server: Server, folded: Mapping[str, Any]) -> Server:
-        """The server after folded uploads, through its optimiser and past the terms."""
-        # Averages such as EMA twins are no directions: the optimiser steers what is trained.
+        """The server after an optimiser step on the folded uploads and the terms' `at_server`."""
+        # The optimiser acts only on what is trained: EMA twins are averages and have no gradient.
         steered = {key for key, p in self.blueprint.named_parameters() if p.requires_grad}
         stepped, moments = rows.step(
             self.server_optimiser,
@@ -553,5 +555,5 @@ class Method:
 Builder = Callable[[Mapping[str, nn.Module]], Any]
 
 
-def _builder(term: Term, dim: int, world: World) -> Builder:
-    return lambda modules: term.build(modules, dim, world)
+def _builder(owner: Objective | Term, dim: int, world: World) -> Builder:
+    return lambda modules: owner.build(modules, dim, world)

@@ -1,4 +1,4 @@
-"""What a client has of its own: a whole model that it keeps, and what it makes of images."""
+"""Personal models: the model that a client keeps for itself, and the features it computes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Own:
-    """A client's own features: of a frozen encoder, then of what learns beside a classifier.
+    """A client's own networks: a frozen encoder, and an adapter trained along with a classifier.
 
-    Both are networks of the client's own, and neither leaves it. An adapter that adds to some of
-    the features, as FedStyle's does in its equation 4, finds them first among those it is given:
-    what a client has without its adapter are the first features, as many as the adapter returns.
+    Neither leaves the client. An adapter that adds to some of the features, as FedStyle's does in
+    equation 4, expects these first: without the adapter, the client uses the first features, as
+    many as the adapter returns.
     """
 
-    encoder: nn.Module  # of images, as `evaluate.embed` takes it
-    adapter: nn.Module | None = None  # of its features; none: they are used as they are
+    encoder: nn.Module  # on images, as `evaluation.features.embed` expects it
+    adapter: nn.Module | None = None  # on the encoder's features; none: they are used as they are
 
     def without(self, features: Tensor) -> Tensor:
-        """Of the encoder's features `(n, dim)`, those that a client has without its adapter."""
+        """The features `(n, dim)` that a client uses without its adapter."""
         if self.adapter is None:
             return features
         with torch.no_grad():
@@ -38,7 +38,7 @@ class Own:
 
 
 def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Module:
-    """The encoder of the model that a client last sent, with what the client kept of it."""
+    """The encoder as the client last sent it, completed by the parts that the client kept."""
     sent = {key: value for key, value in model.items() if key.startswith("encoder.")}
     if method.recalibrates and not set(method.blueprint.statistics("encoder")) <= set(sent):
         raise NotEnoughReplies("BatchNorm's statistics were not measured on this model")
@@ -46,14 +46,14 @@ def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Modu
 
 
 def resumed(method: Method, kept: Weights | None) -> Parts:
-    """A model of the client's own, as it kept it or else at initialisation, ready for training."""
+    """The client's own model, as kept or else at initialisation, ready for training."""
     parts = method.blueprint.copy_from(kept or {})
     method.objective.prepare(parts, first=kept is None)
     return parts
 
 
 def whole(parts: Parts) -> Weights:
-    """Copies of a model's tensors, BatchNorm's statistics too, but not of parts made anew."""
+    """Copies of a model's tensors and buffers, except those of parts with the rule `fresh`."""
     return {
         key: tensor.clone()
         for key, tensor in parts.state_dict().items()

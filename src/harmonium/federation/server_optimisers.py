@@ -134,7 +134,7 @@ class Adaptive(Stepping):
         """Where the second moment starts."""
         return self.tau**2
 
-    def second(self, held: Tensor, square: Tensor) -> Tensor:
+    def second(self, moment: Tensor, square: Tensor) -> Tensor:
         """The second moment after the square of one more gap."""
         raise undefined(self, "second")
 
@@ -193,9 +193,9 @@ class Adam(Adaptive):
     def _beta2(self) -> float:
         return _STYLES[self.style][0] if self.beta2 is None else self.beta2
 
-    def second(self, held: Tensor, square: Tensor) -> Tensor:
+    def second(self, moment: Tensor, square: Tensor) -> Tensor:
         """A moving average of squares."""
-        return torch.lerp(square, held, self._beta2)
+        return torch.lerp(square, moment, self._beta2)
 
     def corrected(self, first: Tensor, second: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Without their bias towards zero in torch's style, as they are in Reddi's."""
@@ -214,9 +214,9 @@ class Yogi(Adaptive):
 
     beta2: float = 0.99  # how slowly the second moment moves
 
-    def second(self, held: Tensor, square: Tensor) -> Tensor:
+    def second(self, moment: Tensor, square: Tensor) -> Tensor:
         """Towards the square, by (1 - beta2) of it: v - (1 - beta2) g^2 sign(v - g^2)."""
-        return held - (1 - self.beta2) * square * torch.sign(held - square)
+        return moment - (1 - self.beta2) * square * torch.sign(moment - square)
 
 
 @optimisers("adagrad")
@@ -226,9 +226,9 @@ class Adagrad(Adaptive):
 
     beta1: float = 0.0  # how much of the first moment stays
 
-    def second(self, held: Tensor, square: Tensor) -> Tensor:
+    def second(self, moment: Tensor, square: Tensor) -> Tensor:
         """The sum so far."""
-        return held + square
+        return moment + square
 
 
 def _check(

@@ -46,7 +46,7 @@ UP = {
         shape=lambda method, examples: (triangle(method.feature_size),),
         dtype=torch.float64,
     ),
-    "images": scalar("sum"),  # looked at: they weigh, whatever weighs the models
+    "images": scalar("sum"),  # images measured: the weights of the mean, whatever weighs models
 }
 EXTENTS = {  # for the card
     "first": "as many numbers as the encoder has features",
@@ -74,7 +74,7 @@ def words(method: Method) -> tuple[str, ...]:
 
 
 def fitted(method: Method, server: Server) -> Plan:
-    """The server with the moments of the judged encoder's features over all clients that answer."""
+    """The server with moments of the evaluated encoder's features, over the clients that answer."""
     model = evaluated_model(method, server, {}, "evaluate.whiten")
     got = yield Ask("measure_moments", server.everyone, {"model": model}, least=0)
     if not got.ids or got.images < 2:
@@ -99,9 +99,9 @@ def client_moments(method: Method, client: Client, model: Weights) -> dict[str, 
 
 def whitening_of(memory: Mapping[str, Any], directions: int | None) -> Whitening | None:
     """The whitening from the moments in a server's memory; None if no client sent any."""
-    if not (held := memory.get(KEY)):
+    if not (stored := memory.get(KEY)):
         return None
-    count, first, second = float(held["images"]), held["first"], held["second"]
+    count, first, second = float(stored["images"]), stored["first"], stored["second"]
     try:
         moments = Moments(count, count * first, count * unpack(second, len(first)))
         return whitening(moments, directions)

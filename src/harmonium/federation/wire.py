@@ -178,8 +178,8 @@ def exchange(
 
 def declarations(cls: type) -> list[Declaration]:
     """What the handlers of a class declare, in the order of their names."""
-    found = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
-    return [one for one in found if isinstance(one, Declaration)]
+    attributes = (getattr(getattr(cls, name), "exchange", None) for name in dir(cls))
+    return [one for one in attributes if isinstance(one, Declaration)]
 
 
 def _is_from_settings(value: object) -> TypeGuard[FromSettings]:
@@ -267,7 +267,7 @@ def is_measuring(step: str, round: int) -> bool:
 
 
 class MissingField(WireError, AttributeError):
-    """Code that looks at a field which a message does not have."""
+    """Code that reads a field which a message does not have."""
 
 
 class Folded(SimpleNamespace):

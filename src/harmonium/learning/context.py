@@ -1,4 +1,4 @@
-"""What a loss may count on beside the model and the batch: a context, the same in every step.
+"""The context of a loss: its inputs beside the model and the batch, the same in every step.
 
 A method that gives its loss more subclasses `Context` and names the subclass in the class variable
 `context`. An objective that needs more of a method than every method gives declares a context
@@ -15,7 +15,7 @@ from harmonium.core.types import ClientId, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Whose training it is, and the model that it started from; losses only read it.
+    """The client that trains and the model that it started from; losses only read it.
 
     >>> sorted(Context.names())
     ['anchor', 'me']
@@ -26,7 +26,7 @@ class Context:
 
     @property
     def received_model(self) -> Weights:
-        """The anchor, of a loss that cannot do without it."""
+        """The received model; raises ConfigError if there is none."""
         if self.anchor is None:
             raise ConfigError(
                 "this loss needs the received model: train with "
@@ -36,5 +36,5 @@ class Context:
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """Names of all that is given."""
+        """Names of the fields."""
         return frozenset(field.name for field in fields(cls))

@@ -40,7 +40,7 @@ class One(Batch):
 
 
 def words(local: Local) -> tuple[str, ...]:
-    """A sentence about it for the method card; empty without DP-SGD."""
+    """A sentence on DP-SGD for the method card; empty without it."""
     if local.dp_clip is None:
         return ()
     noise = "no noise, which hides nothing"

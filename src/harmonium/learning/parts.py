@@ -28,7 +28,7 @@ from harmonium.core.types import ClientId, Kind, Of, Rule, Weights
 
 @dataclass(frozen=True)
 class Slot:
-    """What one shared tensor of the model looks like in an upload."""
+    """Share rule, shape and type of one shared tensor of the model in an upload."""
 
     rule: Rule
     shape: tuple[int, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """What is known before the model is built: clients, rounds, and the shape of the images."""
+    """The facts known before the model is built: clients, rounds, and the shape of the images."""
 
     clients: int = 2
     rounds: int = 1

@@ -41,8 +41,8 @@ from harmonium.core.settings import plain as plain_settings
 from harmonium.core.types import ClientId
 from harmonium.data.images import UNKNOWN, Images, Integers
 from harmonium.data.newcomers import STYLE, in_turn, most_common
-from harmonium.data.shift import as_held
-from harmonium.evaluation.classifier import PROTOCOLS, Protocol, Residual, train
+from harmonium.data.shift import with_split_angles
+from harmonium.evaluation.classifier import PROTOCOLS, Protocol, ResidualAdapter, train
 from harmonium.evaluation.feature_cache import encoder_digest
 from harmonium.evaluation.metrics import Answers, answers, commonest_class
 from harmonium.evaluation.references import COMMONEST
@@ -173,7 +173,7 @@ class Personal(Measure):
             what = "training" if asked.labelled else self.part
             raise DataError(f"personal needs labels; the {what} images of {run.path} have none")
         asked = asked.subset(np.flatnonzero(asked.labels != UNKNOWN))
-        train, by = as_held(data, run.split).train, self._by(run, asked)
+        train, by = with_split_angles(data, run.split).train, self._by(run, asked)
         seen = run.split.seen(train).labels
         if by is None:
             nothing = np.zeros(len(train), np.int64), np.zeros(len(asked), np.int64)
@@ -318,7 +318,7 @@ class Personal(Measure):
         if self.adapter != "mlp":
             return mine, asked, None
         rng = seeds.torch_rng(self.seed, "measure", "adapter", client)
-        return mine, asked, Residual(mine.shape[1], self.hidden, rng)
+        return mine, asked, ResidualAdapter(mine.shape[1], self.hidden, rng)
 
     # ---- references --------------------------------------------------------------------------
     def _references(

@@ -112,7 +112,7 @@ class Run:
         The federation's; or, where clients end with encoders of their own, those of
         `evaluate.clients` clients.
         """
-        from harmonium.measures.extra_round import settled
+        from harmonium.measures.extra_round import settled  # imports this module; so below
 
         method, server = self.method, settled(self)
         if not method.has_own_encoders:

@@ -34,7 +34,7 @@ from harmonium.core import seeds
 from harmonium.core.errors import ConfigError, DataError, counted
 from harmonium.data.catalogue import name_of
 from harmonium.data.images import UNKNOWN, Images, Integers
-from harmonium.data.shift import as_held
+from harmonium.data.shift import with_split_angles
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.run_reader import Run
 from harmonium.measures.tsne import FEWEST, NEIGHBOURS, laid_out
@@ -68,7 +68,7 @@ class StyleMeasure(Measure):
     def compute(self, run: Run) -> Figures:
         """The maps of one run, and how well each separates clients, styles and classes."""
         clients, control = self._clients(run)
-        train = as_held(run.dataset, run.split).train
+        train = with_split_angles(run.dataset, run.split).train
         chosen = {client: train.subset(self._rows(run, client)) for client in clients}
         owner = np.concatenate([np.full(len(chosen[c]), c, np.int64) for c in clients])
         if len(owner) < FEWEST:

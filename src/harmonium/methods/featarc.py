@@ -101,16 +101,16 @@ class FeatARC(Method):
         if not 0 <= self.strength < math.inf:
             raise ConfigError(f"method.strength is {self.strength}; it must be 0 or more")
 
-    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+    def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """No parts; refuse objectives without projections, and targets of another size."""
-        if "projector" not in made:
+        if "projector" not in modules:
             raise ConfigError(
                 f"method={self.name} aligns projections: objective={self.objective.name} makes "
                 "none; choose one that does, e.g. objective=simclr"
             )
         with torch.no_grad():  # in evaluation mode, as BatchNorm cannot train on a single row
-            out = made["projector"].eval()(torch.zeros(1, dim)).shape[1]
-        made["projector"].train()
+            out = modules["projector"].eval()(torch.zeros(1, dim)).shape[1]
+        modules["projector"].train()
         if self.target == "encoder" and out != dim:
             raise ConfigError(
                 f"method.target=encoder compares features of size {dim} with projections of size "

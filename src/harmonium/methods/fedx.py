@@ -112,7 +112,7 @@ class FedX(Method):
         """Whether one of the two global losses is used."""
         return bool(self.global_contrast or self.global_relation)
 
-    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+    def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """A predictor of the projector's sizes, if a global loss is used."""
         if not self.distils:
             return {}

@@ -23,7 +23,7 @@ AXES = ("data", "clients", "shift", "encoders", "objectives")  # of settings; no
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableRecipe:
     """One recipe of a table, at either size."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
         return [[word.format(**values) for word in part.get("words", [])] for part in whole]
 
 
-def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
+def entries(table: str, source: Mapping[str, Any]) -> Iterator[TableRecipe]:
     """Every recipe of a table's file, setting by setting."""
     axes = [source[axis] for axis in AXES if axis in source]
     for number, place in enumerate(itertools.product(*axes)):
@@ -55,14 +55,14 @@ def entries(table: str, source: Mapping[str, Any]) -> Iterator[Entry]:
                 for size, changes in source["sizes"].items()
             }
             setting = "-".join(place)
-            found = {
+            figures = {
                 key: _figure(about.get(key, {}), number, setting) for key in (*FIGURES, "deviation")
             }
-            styles = {key: figure for key, figure in found.items() if isinstance(figure, list)}
-            means = {key: sum(figures) / len(figures) for key, figures in styles.items()}
+            styles = {key: figure for key, figure in figures.items() if isinstance(figure, list)}
+            means = {key: sum(listed) / len(listed) for key, listed in styles.items()}
             name = f"{table}/{setting}/{row}"
             more = {"by_style": styles, "note": about.get("note", "")}
-            yield Entry(name, about["what"], parts, **{**found, **means}, **more)
+            yield TableRecipe(name, about["what"], parts, **{**figures, **means}, **more)
 
 
 def _figure(figures: Any, number: int, setting: str) -> Any:
@@ -75,11 +75,11 @@ def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
     """The words behind a name such as `fsimclr/c10-label@cpu`; without a row it is the first."""
     asked, _, size = name.partition("@")
     asked += f"/{next(iter(source['rows']))}" if asked.count("/") == 1 else ""
-    found = {entry.name: entry for entry in entries(table, source)}
-    if asked not in found or size not in ("", SMALL):
-        sized = [f"{one}@{SMALL}" for one in found] if size == SMALL else found
+    by_name = {entry.name: entry for entry in entries(table, source)}
+    if asked not in by_name or size not in ("", SMALL):
+        sized = [f"{one}@{SMALL}" for one in by_name] if size == SMALL else by_name
         near = f"the only size by name is @{SMALL}"
-        if asked not in found:
+        if asked not in by_name:
             near = suggest(f"{asked}@{SMALL}" if size == SMALL else asked, sized)
         raise ConfigError(f"unknown recipe '{name}': {near} (harmonium recipes {table} lists them)")
-    return found[asked].layers(size or FULL)
+    return by_name[asked].layers(size or FULL)

@@ -98,14 +98,14 @@ def sweeps() -> dict[str, Any]:
     return _yaml_files("sweeps")
 
 
-def table(name: str) -> list[paper_tables.Entry]:
+def table(name: str) -> list[paper_tables.TableRecipe]:
     """The recipes of a paper's tables."""
     if name not in tables():
         raise ConfigError(f"there are no tables called '{name}': {suggest(name, tables())}")
     return list(paper_tables.entries(name, _source(tables()[name])))
 
 
-def entry(name: str) -> paper_tables.Entry | None:
+def entry(name: str) -> paper_tables.TableRecipe | None:
     """The row of a paper's table behind a name such as `fedsc/c10-full/fedu@cpu`, if it is one."""
     row = name.partition(",")[0].partition("@")[0]
     place = row.partition("/")[0]
@@ -118,8 +118,8 @@ def entry(name: str) -> paper_tables.Entry | None:
 
 def row_note(name: str) -> str:
     """How the paper's own code of a row differs from what is run here; empty where it does not."""
-    found = entry(name)
-    return found.note if found else ""
+    row = entry(name)
+    return row.note if row else ""
 
 
 @cache

@@ -55,7 +55,7 @@ def arms_plot(
         path: the file, `.png`, `.pdf` or `.svg`.
         arms: name of an arm, from top to bottom, to probe (`kNN`, `linear`, ...) to `(mean, half)`,
             where half is half the width of its interval or None. None instead of a pair, or a
-            probe that is left out, is a missing value and said to be one.
+            probe that is left out, is a missing value and labelled so.
         title: what the plot shows.
         xlabel: what the bars measure; with `(%)` the axis ends at 100 at the latest.
         references: name of a reference (`untrained`, `raw pixels`, ...) to probe to level: a

@@ -1,10 +1,10 @@
 """The writer of every plot, and what plots have in common: colours, sizes, titles, legends, names.
 
-PNG, PDF or SVG by the ending of the path, or in all the formats of a `formats` block. The same
-input gives the same bytes (no dates inside). Text stays text in PDF and SVG. A PDF is for papers,
-whose captions carry the title, so it has none. Each plot has its own Figure, so nothing leaks
-between plots or into a notebook. Colours are Okabe and Ito's, which colour-blind readers can tell
-apart; lines differ by marker and dashes as well.
+The ending of the path sets the format, PNG, PDF or SVG; inside a `formats` block, plots are written
+in all of its formats. The same input gives the same bytes (no dates inside). Text stays text in PDF
+and SVG. A PDF is for papers, whose captions carry the title, so it has none. Each plot has its own
+Figure, so nothing leaks between plots or into a notebook. Colours are Okabe and Ito's, which
+colour-blind readers can tell apart; lines differ by marker and dashes as well.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator[Any]
                 if text.get_gid() == HEADLINE:
                     text.set_visible(kind != "pdf")
                     text.set_in_layout(kind != "pdf")
-            held = io.BytesIO()
-            figure.savefig(held, format=kind, dpi=dpi, metadata=dict.fromkeys(UNDATED[kind]))
-            drawn[one] = held.getvalue()
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=dpi, metadata=dict.fromkeys(UNDATED[kind]))
+            drawn[one] = buffer.getvalue()
     for one, content in drawn.items():
         write_atomic(one, content)
 
@@ -170,7 +170,7 @@ def headline(figure: Any, title: str) -> None:
 
 
 def dress(axes: Any, xlabel: str, ylabel: str) -> None:
-    """The common look: no box, a light grid behind the data."""
+    """Apply the common style: no box, a light grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#9a9a9a")
     axes.grid(visible=True, color=GRID, linewidth=0.8)
@@ -230,7 +230,7 @@ def wrapped(name: str) -> str:
 
 
 def brief_names(names: Sequence[str]) -> dict[str, str]:
-    """Names that leave room for the plot, still different: of long ones, what others share goes.
+    """Short names for a plot, all different; long ones lose the words that they have in common.
 
     >>> brief_names(["fedavg", "fedavg local.lr=0.1 objective.momentum=0.99 rounds=9 views=digits",
     ...     "fedavg local.lr=0.2 objective.momentum=0.99 rounds=9 views=digits"]).values()
@@ -238,13 +238,14 @@ def brief_names(names: Sequence[str]) -> dict[str, str]:
     """
     long = [name.split() for name in names if len(name) > LONG]
     shared = set.intersection(*map(set, long)) if len(long) > 1 else set[str]()
-    made: dict[str, str] = {}
+    shortened: dict[str, str] = {}
     for name in names:
         first, *rest = name.split() or [""]
         own = [word for word in rest if word not in shared]
         cut = len(name) > LONG and len(own) < len(rest)
-        made[name] = brief(" ".join([first, *own, "…"]) if cut else name)
-    return made if len(set(made.values())) == len(names) else {name: name for name in names}
+        shortened[name] = brief(" ".join([first, *own, "…"]) if cut else name)
+    distinct = len(set(shortened.values())) == len(names)
+    return shortened if distinct else {name: name for name in names}
 
 
 def brief(name: str) -> str:

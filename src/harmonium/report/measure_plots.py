@@ -176,9 +176,9 @@ def maps(path: str | Path, panels: Mapping[str, Panel], title: str) -> None:
 
 def _points(axes: Any, panel: Panel) -> dict[str, Any]:
     """Draw one map, the others first; gives what the legend names."""
-    found = [int(value) for value in np.unique(panel.labels)]
+    classes = [int(value) for value in np.unique(panel.labels)]
     named: dict[str, Any] = {}
-    for value in sorted(found, key=lambda value: (value in panel.own, value)):
+    for value in sorted(classes, key=lambda value: (value in panel.own, value)):
         own, known = value in panel.own, value != UNKNOWN
         rows = panel.labels == value
         drawn = axes.scatter(
@@ -190,13 +190,13 @@ def _points(axes: Any, panel: Panel) -> dict[str, Any]:
             edgecolors=INK if own else "none",
             zorder=3 if own else 2,
         )
-        if known and (own or len(found) <= LISTED):
+        if known and (own or len(classes) <= LISTED):
             named[f"{panel.names[value]} (own)" if own else panel.names[value]] = drawn
     return dict(sorted(named.items(), key=lambda item: not item[0].endswith("(own)")))
 
 
 def _colour(value: int) -> Any:
-    """Of a class: Okabe and Ito's first, then many that need not be told apart one by one."""
+    """The colour of a class: first Okabe and Ito's, then a colour map for many classes."""
     if value < len(COLOURS):
         return COLOURS[value]
     from matplotlib import colormaps

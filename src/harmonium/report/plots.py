@@ -371,12 +371,12 @@ def _columns(
     rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], scale: float = 1.0
 ) -> dict[str, list[Point]]:
     """Points `(round, scaled figure)` of each named key that any row holds."""
-    found: dict[str, list[Point]] = {}
+    points: dict[str, list[Point]] = {}
     for row in rows:
         for name, key in names.items():
             if row.get(key) is not None:
-                found.setdefault(name, []).append((float(row["round"]), scale * row[key]))
-    return found
+                points.setdefault(name, []).append((float(row["round"]), scale * row[key]))
+    return points
 
 
 def _traffic(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:

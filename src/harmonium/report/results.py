@@ -34,8 +34,10 @@ def summary(result: Result) -> str:
     if rows:
         lines += ["", "test accuracy in percent, encoder frozen", *_aligned(names, rows)]
     if health := result.figures.get("health"):
-        said = (f"{k.replace('_', ' ')} {health[k]:.2f}" for k in _HEALTH if _is_number(health, k))
-        lines += ["", f"label-free: {', '.join(said)}"]
+        values = (
+            f"{k.replace('_', ' ')} {health[k]:.2f}" for k in _HEALTH if _is_number(health, k)
+        )
+        lines += ["", f"label-free: {', '.join(values)}"]
         lines += [f"warning: {text}" for text in health.get("warnings", ())]
     lines += [""] if rows or health else []
     return "\n".join([*lines, *_remarks(result)])
@@ -115,19 +117,19 @@ def _aligned(names: Sequence[str], rows: Sequence[tuple[str, list[str]]]) -> lis
 
 
 def _remarks(result: Result) -> list[str]:
-    said = {"verdict": result.verdict, "stopped": result.stopped, "BatchNorm": result.batch_norm}
+    remarks = {"verdict": result.verdict, "stopped": result.stopped, "BatchNorm": result.batch_norm}
     if overall := result.global_objective:
         numbers = {"over all clients": "value", "mean of clients": "local"}
         numbers |= {"gradient norm": "gradient_norm"}
         before = result.rounds[0].get("global_objective", {})
-        told = [
+        values = [
             f"{n} {overall[k]:.3f}"
             + (f" (at initialisation {before[k]:.3f})" if _is_number(before, k) else "")
             for n, k in numbers.items()
             if _is_number(overall, k)
         ]
-        said = {f"global objective ({overall['objective']})": ", ".join(told), **said}
-    lines = [f"{key}: {text}" for key, text in said.items() if text]
+        remarks = {f"global objective ({overall['objective']})": ", ".join(values), **remarks}
+    lines = [f"{key}: {text}" for key, text in remarks.items() if text]
     lines += [f"probably {reason}" for reason in result.reasons]
     lines += [f"note: {note}" for note in result.notes]
     return [*lines, f"run: {result.folder}"]

@@ -205,11 +205,11 @@ def latex(
     body: list[str] = []
     for number, line in enumerate(cells):
         body += [r"\midrule"] if number in rules and number else []
-        made = [
+        tex_cells = [
             _tex_cell(cell, (marks or {}).get((number, key)))
             for cell, key in zip(line, names, strict=True)
         ]
-        body.append(" & ".join(made) + r" \\")
+        body.append(" & ".join(tex_cells) + r" \\")
     head = " & ".join(_tex_heading(names[key], numeric[key]) for key in names) + r" \\"
     return "\n".join(
         [

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-EDGES, BETWEEN = 2, 3  # columns of a terminal that a table needs around and between its own
-CLOSER = 2  # between its own, where the whole table fits in that way
-_FEW = re.compile(r"(\d+) labels? a class")  # is told in one word where it would take many lines
-MANY = 100  # rows that decide on widths
-LONG = 40  # letters from which on a word, such as a path, may be split
-_LABEL = re.compile(  # of a line of prose; what goes on in the next line begins below the text
+EDGES, BETWEEN = 2, 3  # spaces around a table, and between its columns
+CLOSER = 2  # spaces between columns, if the whole table fits only with so few
+_FEW = re.compile(r"(\d+) labels? a class")  # abbreviated where it would take more than two lines
+MANY = 100  # different rows that column widths are computed from
+LONG = 40  # letters; longer words, such as paths, may be split
+_LABEL = re.compile(  # the label of a line of prose; further lines are indented by its width
     r"(?:[A-Za-z]+(?: [A-Za-z]+)? {2,}|(?:whitened|probably|objective|transport|[bB]atch[nN]orm) "
     r"|note: | {10})(?=\S)"
 )
@@ -33,27 +33,27 @@ class Fitting:
     headings: list[str]
     cells: list[list[str]]
     numeric: Sequence[bool]  # columns of numbers, which are set to the right
-    whole: Sequence[bool]  # columns whose cells stay on one line; headings go on in the next
+    whole: Sequence[bool]  # columns whose cells stay on one line; headings may wrap
     title: str = ""
     between: int = BETWEEN
 
     @property
     def least(self) -> int:
-        """The width at which every column is there and no word is split."""
+        """The smallest width that shows every column without splitting a word."""
         return self._width([self._least(column) for column in range(len(self.headings))])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table at the width that there is; columns that do not fit follow in further ones."""
+        """The table at the console's width; columns that do not fit follow in further tables."""
         from rich.segment import Segment
         from rich.style import Style
         from rich.text import Text
 
         shortened = dict[str, str]()
-        for number, made in enumerate(self.pieces(options.max_width)):
-            widths = made.widths(options.max_width)
-            blank, is_heading = " " * made._width(widths), True
+        for number, piece in enumerate(self.pieces(options.max_width)):
+            widths = piece.widths(options.max_width)
+            blank, is_heading = " " * piece._width(widths), True
             title = [self.title] if self.title and not number else []
-            for line in [*title, blank, *made._lines(widths, shortened), blank]:
+            for line in [*title, blank, *piece._lines(widths, shortened), blank]:
                 is_heading = is_heading and "─" not in line
                 yield Segment(line, Style(bold=True) if is_heading else None)
                 yield Segment.line()
@@ -61,7 +61,7 @@ class Fitting:
             yield Text(f"{brief}: {full}", style="dim")
 
     def pieces(self, width: int) -> Iterator[Fitting]:
-        """The table, or several with fewer columns; what names a row stands in each of them."""
+        """The table, or several with fewer columns; each has the columns that identify a row."""
         closer = replace(self, between=CLOSER)
         if self.least > width >= closer.least:
             yield closer
@@ -70,16 +70,16 @@ class Fitting:
         while rest:
             columns = [*lead, *rest]
             shown = len(self._of(columns).widths(width))
-            if lead and shown <= len(lead):  # no room for a further one beside these
+            if lead and shown <= len(lead):  # no room for another column beside these
                 lead.pop()
                 continue
             yield self._of(columns[:shown])
             rest = columns[shown:]
-            lead = [column for column in range(self._naming) if column not in rest]
+            lead = [column for column in range(self._key_columns) if column not in rest]
 
     @property
-    def _naming(self) -> int:
-        """How many columns, from the left, tell rows apart."""
+    def _key_columns(self) -> int:
+        """How many columns, from the left, identify a row."""
         for count in range(1, len(self.headings)):
             if len({tuple(row[:count]) for row in self.cells}) == len(self.cells):
                 return count
@@ -103,21 +103,21 @@ class Fitting:
         if self._width(widths) > width:
             return [max(1, width - EDGES)]
         rows = Counter(tuple(map(_longest, row)) for row in (self.headings, *self.cells))
-        lengths = list(rows)[:MANY]  # of many rows the first ones say enough
+        lengths = list(rows)[:MANY]  # the first ones are enough
         wanted = [max(column) for column in zip(*rows, strict=True)]
-        for _ in range(width - self._width(widths)):  # each to the column that has most to put away
+        for _ in range(width - self._width(widths)):  # each to the column that needs most lines
             load = [0.0] * len(widths)
             for row in lengths:
-                lines = [length / held for length, held in zip(row, widths, strict=False)]
+                lines = [length / shown for length, shown in zip(row, widths, strict=False)]
                 load[lines.index(max(lines))] += max(lines) * rows[row]
-            open_ = [i for i, held in enumerate(widths) if held < wanted[i]]
+            open_ = [i for i, shown in enumerate(widths) if shown < wanted[i]]
             if not open_:
                 break
             widths[max(open_, key=lambda i: load[i])] += 1
         return widths
 
     def _least(self, column: int) -> int:
-        """The longest of what is not split in a column."""
+        """The smallest width of a column: its longest word, or cell if cells stay whole."""
         cells = [row[column] for row in self.cells]
         texts = [self.headings[column], *([] if self.whole[column] else cells)]
         briefly = (_FEW.sub(r"\1/class", text) for text in texts)
@@ -139,12 +139,12 @@ class Fitting:
                 yield f" {'─' * (self._width(widths) - EDGES)} "
 
     def _width(self, widths: Sequence[int]) -> int:
-        """Of a table with such columns."""
+        """The width of a table with columns of these widths."""
         return EDGES + sum(widths) + self.between * (len(widths) - 1)
 
 
 def _longest(text: str) -> int:
-    """Of the lines of a text."""
+    """The length of the longest line of a text."""
     return max(map(len, text.splitlines() or [""]))
 
 
@@ -157,7 +157,7 @@ def _padded(text: str, width: int, right: bool) -> str:
 
 
 def prose(text: str, width: int) -> str:
-    """Sentences broken between words, below each other behind their label; commands stay whole.
+    """Wrap sentences between words, indented by their label; commands stay on one line.
 
     >>> print(prose("verdict  No better than raw pixels: harmonium eval runs/first", 30))
     verdict  No better than raw
@@ -166,8 +166,8 @@ def prose(text: str, width: int) -> str:
     """
     lines = []
     for line in text.split("\n"):
-        found = _LABEL.match(line)
-        label = found.group() if found else ""
+        match = _LABEL.match(line)
+        label = match.group() if match else ""
         whole = _glued(label) + _COMMAND.sub(lambda one: _glued(one.group()), line[len(label) :])
         lines += textwrap.wrap(
             whole,
@@ -184,18 +184,18 @@ def _glued(text: str) -> str:
 
 
 def _brief(text: str, width: int, shortened: dict[str, str]) -> list[str]:
-    """The lines of a text; where they are more than two, numbers of labels are told in one word.
+    """The lines of a text; beyond two lines, `10 labels a class` is abbreviated.
 
-    >>> told = {}
-    >>> _brief("linear, 10 labels a class", 10, told), told
+    >>> shortened = {}
+    >>> _brief("linear, 10 labels a class", 10, shortened), shortened
     (['linear,', '10/class'], {'10/class': '10 labels a class'})
     """
     lines = _wrapped(text, width)
-    if len(lines) <= 2 or not (found := _FEW.search(text)):
+    if len(lines) <= 2 or not (match := _FEW.search(text)):
         return lines
-    brief = f"{found[1]}/class"
-    shortened[brief] = found[0]
-    return _wrapped(text.replace(found[0], brief), width)
+    brief = f"{match[1]}/class"
+    shortened[brief] = match[0]
+    return _wrapped(text.replace(match[0], brief), width)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

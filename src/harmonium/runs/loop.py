@@ -30,6 +30,7 @@ from harmonium.federation.batch_norm import measure
 from harmonium.federation.method import Method, Server
 from harmonium.federation.whitening import whitening_of
 from harmonium.recipe.schema import Recipe
+from harmonium.report import results
 from harmonium.runs.export import save_encoder
 from harmonium.runs.extend import history_lines
 from harmonium.runs.open_run import check_recipe, read_about
@@ -97,9 +98,7 @@ class Result:
 
         Nested figures have dotted names, such as `health.spread`.
         """
-        from harmonium.report.results import tidy
-
-        return [tidy(row) for row in self.rounds]
+        return [results.tidy(row) for row in self.rounds]
 
     def to_pandas(self) -> Any:
         """`metrics` as a pandas table; pandas is not installed with Harmonium."""
@@ -124,20 +123,14 @@ class Result:
 
     def summary(self) -> str:
         """A few lines of text: figures beside those at initialisation, warnings, notes."""
-        from harmonium.report.results import summary
-
-        return summary(self)
+        return results.summary(self)
 
     def __repr__(self) -> str:
-        from harmonium.report.results import line
-
-        return line(self)
+        return results.line(self)
 
     def _repr_html_(self) -> str:
         """A table, as notebooks show it."""
-        from harmonium.report.results import html
-
-        return html(self)
+        return results.html(self)
 
 
 def local_steps(method: Method, examples: Iterable[int], rounds: int) -> float:
@@ -229,8 +222,8 @@ class RunLoop:
         if not inputs.method.has_own_encoders:
             digests[ENCODER] = self._save_encoder(inputs, server, whitening)
         metrics = self.folder.read_log("metrics.jsonl")
-        results = {"round": server.round, **figures, "metrics": metrics}
-        engine.finish(server.model, server.memory.get("statistics", {}), results)
+        report = {"round": server.round, **figures, "metrics": metrics}
+        engine.finish(server.model, server.memory.get("statistics", {}), report)
         with work("drawing run.png"):
             self._plot()
         shutil.rmtree(self.path / "scratch", ignore_errors=True)
@@ -278,25 +271,25 @@ class RunLoop:
         tests = [evaluator.test(encoder) for encoder in encoders]
         untrained = evaluator.test(evaluator.untrained)
         figures = average([test.figures for test in tests]) if tests else {}
-        results: dict[str, Any] = {"figures": figures, "untrained": untrained.figures}
+        tested: dict[str, Any] = {"figures": figures, "untrained": untrained.figures}
         if method.train is None:  # nothing was to be learnt
-            return results
+            return tested
         beside = references(evaluator)
         if beside and method.initial is not None:
             given = method.blueprint.copy_from().eval()["encoder"]
             beside[GIVEN] = evaluator.test(given).answers
-        results["references"] = {name: figures_of(answers) for name, answers in beside.items()}
-        results["levels"] = validation_levels(evaluator)
+        tested["references"] = {name: figures_of(answers) for name, answers in beside.items()}
+        tested["levels"] = validation_levels(evaluator)
         answers = [test.answers for test in tests]
         why = self._reasons(inputs, figures.get("health", {}))
         if comparison := verdict(answers, {**beside, "untrained": untrained.answers}, why):
-            results["verdict"] = comparison.plain()
+            tested["verdict"] = comparison.plain()
         if whitening is not None and evaluator.has_labels and all(answers):
             whitened = evaluator.answers(nn.Sequential(encoders[0], whitening))
             if whitened is not None:
                 changed = changes(answers[0], whitened)
-                results["whitened"] = {"figures": figures_of(whitened), "changes": changed}
-        return results
+                tested["whitened"] = {"figures": figures_of(whitened), "changes": changed}
+        return tested
 
     def _reasons(self, inputs: RunInputs, health: Mapping[str, Any]) -> tuple[str, ...]:
         """Why the encoder may be no better than its references."""

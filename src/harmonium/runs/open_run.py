@@ -15,7 +15,7 @@ from harmonium.core import files
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split
-from harmonium.data.shift import as_held
+from harmonium.data.shift import with_split_angles
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.presets import read_yaml
@@ -113,7 +113,7 @@ def make_runtime(
     method = recipe.build_method(dataset)
     if method.initial is not None:
         _ = method.blueprint  # refuse changed weights before any task
-    images, shared = as_held(dataset, split).train, public.train if public else None
+    images, shared = with_split_angles(dataset, split).train, public.train if public else None
     if method.reads_labels:
         images, shared = split.seen(images), shared and shared.relabelled(shared.labels)
     else:

@@ -24,7 +24,7 @@ from harmonium.core.progress import work
 from harmonium.core.settings import plain
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
-from harmonium.data.shift import as_held
+from harmonium.data.shift import with_split_angles
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.evaluation.evaluator import Evaluator, figures_of
@@ -205,7 +205,7 @@ def _complete(loop: RunLoop) -> Result:
 
 def evaluation_data(dataset: Dataset, split: Split) -> Dataset:
     """What encoders are judged with: images as held, and those whose labels clients may see."""
-    held = as_held(dataset, split)
+    held = with_split_angles(dataset, split)
     if split.labelled is None or held.labelled is not None:
         return held
     seen = split.seen(held.train)

@@ -151,7 +151,7 @@ def keygen(folder: Path) -> Path:
 
 def write_policy(folder: Path) -> None:
     """Write the default policy of a site."""
-    from harmonium.sites.policy import TEMPLATE
+    from harmonium.sites.policy import TEMPLATE  # imports torch, which keys do not need
 
     write_atomic(folder / "policy.yaml", TEMPLATE.encode())
 

@@ -1,11 +1,11 @@
 """From the clients' sums to advice: does content or style tell clients apart?
 
-If clients differ only by changes that content does not see (turns, mirrors, colour, brightness,
-contrast), their content has the same distribution. So clients are compared twice, in all that
-describes their images and in content alone, and content's share of the distance decides. A style
-that content does see can still give itself away: clients with different shares of the same classes
-lie apart along directions in which the images of one client vary, too. A foreign style does not
-vary within a client.
+If clients differ only by changes that content descriptors ignore (rotation, mirroring, colour,
+brightness, contrast), their content has the same distribution. So clients are compared twice, by
+all descriptors and by content alone, and content's share of the distance decides. A style that does
+change content can still be recognised: clients with different shares of the same classes
+lie apart along directions in which the images of one client vary, too. A style does not vary within
+a client.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import make_runtime, read_recipe
 from harmonium.storage.run_folder import RunFolder
 
-CHANCE = 4.0  # a score below it may be chance
+CHANCE = 4.0  # scores below it may be chance
 SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
-SEEN = 0.5  # squared distance that would have been beyond chance, else "alike" is not said
+SEEN = 0.5  # squared distance that would have been beyond chance, else the verdict is not "alike"
 WIDTH = 1.0  # content must lie apart along directions at least as wide as all are on the mean
 SECTIONS = ("data", "split", "clients", "seed", "privacy")  # of a recipe; others do not matter
 
@@ -47,8 +47,8 @@ class Finding:
     verdict: Verdict
     clients: int  # that answered
     pictures: int
-    whole: Spread  # how far clients lie apart in images as they are
-    content: Spread  # and when style is taken off
+    whole: Spread  # distances between clients by all descriptors
+    content: Spread  # distances by content alone
     sent: Mapping[int, int]  # client -> bytes up
     silent: Mapping[int, str]  # client -> why it did not answer
     notes: tuple[str, ...] = ()  # on the data
@@ -74,7 +74,7 @@ class Finding:
         return ADVICE[self.verdict]
 
     def plain(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The finding as plain values, for JSON."""
         return {
             **asdict(self),
             "share": self.share,
@@ -135,11 +135,11 @@ def share(whole: Spread, content: Spread) -> float | None:
     return max(content.distance, 0.0) / max(whole.distance, content.distance)
 
 
-def judge(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
-    """What two comparisons of the same clients say; `least` is the share that content must hold.
+def verdict_of(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
+    """The verdict from both comparisons; `least` is the share that content must hold.
 
     >>> apart, alike = Spread(1.0, 0.02, 90.0, 60), Spread(0.0, 0.01, 0.3, 60)
-    >>> judge(alike, alike), judge(apart, alike), judge(apart, apart)
+    >>> verdict_of(alike, alike), verdict_of(apart, alike), verdict_of(apart, apart)
     ('alike', 'style', 'content')
     """
     part = share(whole, content)
@@ -152,15 +152,15 @@ def judge(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
     return "style" if most < least * whole.distance else "unclear"
 
 
-def find(sums: Sums, **facts: Any) -> Finding:
-    """What the sums say."""
+def finding(sums: Sums, **facts: Any) -> Finding:
+    """The finding that follows from the sums."""
     whole, content = spread(sums), spread(sums.part(slice(CONTENT)))
-    verdict = judge(whole, content)
-    return Finding(verdict, sums.groups, sums.pictures, whole, content, **facts)
+    verdict = verdict_of(whole, content)
+    return Finding(verdict, sums.groups, sums.images, whole, content, **facts)
 
 
 def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -> Finding:
-    """Ask the clients of a recipe for sums, and say what tells them apart. No label is looked at.
+    """Ask the clients of a recipe for sums, and say what tells them apart. No label is used.
 
     Args:
         recipe: a recipe, its name or file, of which only data, split, clients, seed and privacy
@@ -172,8 +172,8 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
         What tells the clients apart, content or style, and the advice that follows.
 
     >>> import harmonium
-    >>> found = harmonium.diagnose("data=digits", "split=rotation", clients=3)
-    >>> isinstance(found.advice, str)
+    >>> finding = harmonium.diagnose("data=digits", "split=rotation", clients=3)
+    >>> isinstance(finding.advice, str)
     True
     """
     if isinstance(recipe, str) and "=" in recipe:
@@ -195,13 +195,13 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
             server = driver.drive(host.method.run_plan(server, server.everyone), server)
     entries = [json.loads(line) for line in ledger.lines]
     notes = (*dataset.notes, *split.notes)
-    return find(sums_of(server), **_traffic(entries), notes=notes, refused=_refused(asked))
+    return finding(sums_of(server), **_traffic(entries), notes=notes, refused=_refused(asked))
 
 
 def diagnose_run(folder: str | Path) -> Finding:
     """The same from a run of the method `diagnosis`, such as one at real sites."""
-    held = RunFolder(Path(folder))
-    commit = held.newest(with_states=False)
+    run_folder = RunFolder(Path(folder))
+    commit = run_folder.newest(with_states=False)
     if commit is None or "sums" not in commit.server["memory"]:
         raise ConfigError(
             f"{folder} holds no diagnosis: make one, e.g. with harmonium server start diagnosis "
@@ -211,8 +211,8 @@ def diagnose_run(folder: str | Path) -> Finding:
     recipe = read_recipe(Path(folder))
     tree = {key: getattr(recipe, key) for key in SECTIONS}
     tree["privacy"] = replace(recipe.privacy, epsilon=None)
-    traffic = _traffic(held.read_log("ledger.jsonl"))
-    return find(sums_of(server), **traffic, refused=_refused(tree))
+    traffic = _traffic(run_folder.read_log("ledger.jsonl"))
+    return finding(sums_of(server), **traffic, refused=_refused(tree))
 
 
 def _refused(recipe: Recipe | dict[str, Any]) -> str:
@@ -225,7 +225,7 @@ def _refused(recipe: Recipe | dict[str, Any]) -> str:
 
 
 def _traffic(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the ledger says: who sent how much, and who kept silent."""
+    """What the ledger says: how much each client sent, and which did not answer."""
     sent, silent = Counter[int](), dict[int, str]()
     for entry in entries:
         sent[entry["client"]] += sum(entry.get("up", {}).values())

@@ -7,14 +7,14 @@ import pytest
 
 from harmonium.core.registry import recipe_name
 from harmonium.data.datasets import datasets
-from harmonium.data.sets.medmnist import ROWS
+from harmonium.data.sets.medmnist import FACTS
 
 COUNTS = {"train": 24, "val": 5, "test": 7}
 
 
 def content(name):
     """Few images in the form of this set; the last class is missing."""
-    row, rng = ROWS[name], np.random.default_rng(0)
+    row, rng = FACTS[name], np.random.default_rng(0)
     arrays = {}
     for part, count in COUNTS.items():
         shape = (count, 28, 28, 3) if row.channels == 3 else (count, 28, 28)
@@ -34,9 +34,9 @@ def lay(fetched, name, arrays):
     return fetched(name, {f"{name}.npz": packed(arrays)})
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", FACTS)
 def test_pixels_and_labels_are_those_of_the_archive(fetched, name):
-    arrays, row = content(name), ROWS[name]
+    arrays, row = content(name), FACTS[name]
     lay(fetched, name, arrays)
     stored = datasets[name]().stored()
     assert stored.classes == row.classes
@@ -66,8 +66,8 @@ def test_findings_have_names_and_a_note(fetched):
 
 
 def test_every_row_is_a_data_set_of_its_own():
-    assert len(ROWS) == 12
-    for name, row in ROWS.items():
+    assert len(FACTS) == 12
+    for name, row in FACTS.items():
         made = datasets[name]
         assert recipe_name(made) == name and made.__name__ == row.title
         assert made.about.shape == (28, 28, row.channels) and made.about.train == row.counts[0]
@@ -75,8 +75,8 @@ def test_every_row_is_a_data_set_of_its_own():
         assert layout == {f"{name}.npz": remote.md5} and len(remote.md5) == 32
         assert f"/{name}.npz" in remote.urls[0]
         assert row.title in made.__doc__ and f"{row.counts[1]:,} validation" in made.__doc__
-    assert len({row.md5 for row in ROWS.values()}) == 12
-    assert [n for n, row in ROWS.items() if "NC" in row.licence] == ["dermamnist"]
+    assert len({row.md5 for row in FACTS.values()}) == 12
+    assert [n for n, row in FACTS.items() if "NC" in row.licence] == ["dermamnist"]
 
 
 BLOOD = content("bloodmnist")

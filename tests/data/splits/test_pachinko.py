@@ -80,9 +80,9 @@ def test_data_without_coarse_classes_are_refused(make_images):
     fine = np.arange(10) % 3
     with pytest.raises(DataError, match=r"split.column=coarse, but .* choose .* from: group"):
         make_split(Pachinko(), make_images(fine, group=fine), "d", 2, 0)
-    with pytest.raises(DataError, match="has no such column: use another split"):
+    with pytest.raises(DataError, match="no such column"):
         make_split(Pachinko(), make_images(fine), "d", 2, 0)
-    with pytest.raises(DataError, match=r"3 of 10 images have no value.*use split=dirichlet"):
+    with pytest.raises(DataError, match=r"3 of 10 images.*split=dirichlet"):
         images = make_images(fine, coarse=np.where(np.arange(10) < 3, -1, 0))
         make_split(Pachinko(), images, "d", 2, 0)
     with pytest.raises(ConfigError, match="split.beta is 0"):

@@ -176,7 +176,7 @@ def test_a_round_in_which_most_are_refused_is_not_counted() -> None:
     replayed(found, method, lambda client: client < 2, put(loss="low"))  # half of them: it counts
     with pytest.raises(NotEnoughReplies, match="answers of 3 of 4 clients were refused.*not count"):
         replayed(found, method, lambda client: client < 3, put(loss="low"))
-    with pytest.raises(Diverged, match="not finite or beyond any sane range.*diverged"):
+    with pytest.raises(Diverged, match="not finite.*diverged"):
         far = model("weight", lambda w: w + 3e38)
         replayed(found, method, lambda client: True, far)
 
@@ -227,9 +227,9 @@ def test_honest_answers_are_within_their_limits(name: str) -> None:
 def test_a_frame_beyond_its_limits_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = codec.encode({"x": torch.zeros(10_000)})
     monkeypatch.setattr("safetensors.torch.load", lambda data: pytest.fail("it was unpacked"))
-    with pytest.raises(WireError, match="frame of 40,1.. bytes is too large: at most 1,000"):
+    with pytest.raises(WireError, match="frame of 40,1.. bytes.* 1,000"):
         codec.decode(frame, codec.Limits(frame=1000, header=1000))
-    with pytest.raises(WireError, match="header of ... bytes is too large: at most 16"):
+    with pytest.raises(WireError, match="header of ... bytes.* 16"):
         codec.decode(frame, codec.Limits(frame=10**6, header=16))
 
 
@@ -253,7 +253,7 @@ def test_real_federations_want_shapes_declared() -> None:
         def describe(self, client, got):  # type: ignore[no-untyped-def]
             return {"mean": torch.ones(3)}
 
-    with pytest.raises(ConfigError, match="describe does not declare the shape of `mean`"):
+    with pytest.raises(ConfigError, match="describe .*`mean`"):
         arrival.check_declared(Vague())
     arrival.check_declared(Method())
 
@@ -262,7 +262,7 @@ def test_real_federations_want_shapes_declared() -> None:
 def test_a_majority_is_more_than_half() -> None:
     half = Participation(fraction=0.5, quorum="majority")
     assert [half.least(clients) for clients in (2, 4, 10)] == [1, 2, 3]
-    with pytest.raises(ConfigError, match="quorum is 0; it must be at least 1, or majority"):
+    with pytest.raises(ConfigError, match="quorum is 0"):
         Participation(quorum=0)
 
 

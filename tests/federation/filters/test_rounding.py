@@ -505,8 +505,8 @@ def test_a_broken_change_is_refused_and_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["transport.up=int4"], "transport.up=int4: should be one of 'none', 'fp16' or 'int8'"),
-        (["transport.down=int8"], "should be one of 'none' or 'fp16'"),
+        (["transport.up=int4"], "transport.up=int4.*none.*fp16.*int8"),
+        (["transport.down=int8"], "transport.down=int8.*none.*fp16"),
         (["transport.feedback=true"], "did you mean 'transport.error_feedback'"),
         (
             ["transport.up=int8", "privacy.secure_aggregation=true"],
@@ -528,9 +528,9 @@ def test_a_broken_change_is_refused_and_not_kept(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: list[str], why: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=why) as error:
         Recipe.of("fedavg", "objective.norm=none", *words)
-    assert why in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_card_says_how_weights_travel() -> None:

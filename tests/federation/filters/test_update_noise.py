@@ -158,7 +158,7 @@ def test_noise_of_the_server_is_in_the_model_and_less_than_of_clients() -> None:
     ("tree", "message"),
     [
         ({"privacy": {"update_noise": 1.0}}, "privacy.update_noise needs privacy.update_clip"),
-        ({"privacy": {"update_clip": 0.0}}, "privacy.update_clip is 0.0; it must be above 0"),
+        ({"privacy": {"update_clip": 0.0}}, "privacy.update_clip is 0.0"),
         ({"privacy": {"update_clip": 1.0}, "method": "alone"}, "alone sends no model"),
         (
             {"privacy": {"update_clip": 1.0}, "method": "scaffold"},

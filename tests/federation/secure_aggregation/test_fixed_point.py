@@ -207,7 +207,7 @@ def with_up(**up: Field) -> type[Method]:
 class Counting(Method):
     """Has a counter of its own, which the federation keeps the largest of."""
 
-    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+    def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         counter = nn.Module()
         counter.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         return {"counter": Part(counter)}
@@ -244,7 +244,7 @@ def test_the_counter_of_batch_norm_hinders_nothing() -> None:
 
 
 def test_rows_of_clients_are_no_sum() -> None:
-    def extra_parts(self, made, dim):  # type: ignore[no-untyped-def]
+    def extra_parts(self, modules, dim):  # type: ignore[no-untyped-def]
         return {"table": Part(nn.Embedding(self.world.clients, 4), "row")}
 
     made = type("Tabled", (Method,), {"__annotations__": {}, "extra_parts": extra_parts})
@@ -264,7 +264,7 @@ def test_words_of_secure_aggregation_are_taken(name: str) -> None:
         return {}
 
     handler.__name__ = name
-    with pytest.raises(WireError, match=f"`{name}` is a word of secure aggregation's own"):
+    with pytest.raises(WireError, match=f"`{name}` is a word"):
         exchange()(handler)
     handler.__name__ = "look"
     with pytest.raises(WireError, match="`masks` is a word"):

@@ -492,7 +492,7 @@ def test_a_client_reveals_one_kind_of_share_of_each_peer_and_only_once(tmp_path:
         assert row.numpy().tobytes() == pairs[peer][kind]
     assert torch.equal(clients.reveal(0, 0, 1, 3), rows)  # the answer was lost: once more
     for others in ([0, 1, 2, 3], [0, 1, 2], [0, 2, 3]):
-        with pytest.raises(Decline, match="has revealed its shares for others already"):
+        with pytest.raises(Decline, match="revealed .*already"):
             clients.reveal(0, *others)
 
 
@@ -507,7 +507,7 @@ def test_secrets_are_gone_once_the_shares_are_told(tmp_path: Path) -> None:
     left = path.read_bytes()
     assert not any(secret.encode() in left for secret in [*secrets, *held["shares"].values()])
     assert left.count(rows.numpy().tobytes()) == 1
-    with pytest.raises(Decline, match="it has no keys for this step"):
+    with pytest.raises(Decline, match="no keys"):
         clients.open(0)
 
 
@@ -518,7 +518,7 @@ def test_a_client_reveals_nothing_for_a_sum_that_hides_too_little(
     """It must be in the sum itself, with two others at least, each once, who took part."""
     clients = Clients(tmp_path).deal()
     clients.open(0)
-    with pytest.raises(Decline, match="it reveals nothing for a sum over"):
+    with pytest.raises(Decline, match="reveals nothing"):
         clients.reveal(0, *counted)
     assert clients.reveal(0, 0, 1, 2).shape == (4, shamir.WIDTH)
 
@@ -528,14 +528,12 @@ def test_every_step_answers_the_same_message_alike_and_another_one_never(tmp_pat
     first = clients.rows[0]
     assert torch.equal(clients.deal().rows[0], first)
     fewer = {**clients.roster, "total": clients.roster["total"] - 1}
-    with pytest.raises(Decline, match="another roster for this ask, and masks serve only once"):
+    with pytest.raises(Decline, match="another roster"):
         clients.rings[0].answer("mask_shares", fewer, 2)
     masked = clients.open(0)
     assert torch.equal(clients.open(0), masked)
     for asked, peers in (("another", (0, 1, 2, 3)), ("x", (0, 1, 2)), ("x", (1, 0, 2, 3))):
-        with pytest.raises(
-            Decline, match="another message for this ask, and masks serve only once"
-        ):
+        with pytest.raises(Decline, match="another message"):
             clients.open(0, asked, peers)
 
 
@@ -563,7 +561,7 @@ def test_new_keys_for_the_same_ask_are_other_keys(tmp_path: Path) -> None:
     masked = clients.open(0)
     again = Clients(tmp_path)
     assert not torch.equal(again.roster["keys"], clients.roster["keys"])
-    with pytest.raises(Decline, match="its keys are not the ones it sent"):
+    with pytest.raises(Decline, match="its keys are not"):
         clients.deal()
     assert not torch.equal(again.deal().open(0), masked)
 
@@ -575,7 +573,7 @@ def test_an_answer_is_in_one_sum_only_even_when_the_ask_is_made_again(tmp_path: 
     clients.reveal(0, 0, 1, 2, 3)
     again = Clients(tmp_path).deal()
     again.open(0)
-    with pytest.raises(Decline, match=r"in a sum over clients \[0, 1, 2, 3\] already"):
+    with pytest.raises(Decline, match=r"clients \[0, 1, 2, 3\] already"):
         again.reveal(0, 0, 1, 2)
     again.reveal(0, 3, 2, 1, 0)
     other = Clients(tmp_path).deal()  # another model was sent: another answer
@@ -598,7 +596,7 @@ def test_shares_of_another_roster_or_round_do_not_open(tmp_path: Path) -> None:
         mail["shares"][3] = rows
         with pytest.raises(Decline, match=r"the shares of clients \[1, 3\] do not open"):
             later.rings[0].open(mail, "x")
-    with pytest.raises(Decline, match="it has no keys for this step"):
+    with pytest.raises(Decline, match="no keys"):
         replace(later.rings[0], run=(0, 3, 0)).open(later.mail(0, [0, 1, 2, 3]), "x")
 
 
@@ -655,7 +653,7 @@ def test_a_roster_that_is_not_right_is_refused(
 
 def test_too_small_a_roster_and_too_few_peers_are_declined(tmp_path: Path) -> None:
     two = Clients(tmp_path / "two", count=2)
-    with pytest.raises(Decline, match="2 clients are too few for secure aggregation"):
+    with pytest.raises(Decline, match="2 clients are too few"):
         two.deal()
     clients = Clients(tmp_path).deal()
     with pytest.raises(Decline, match="only 2 of 4 clients are left"):
@@ -663,14 +661,14 @@ def test_too_small_a_roster_and_too_few_peers_are_declined(tmp_path: Path) -> No
     for wrong in ((1, 2, 3), (0, 0, 1, 2)):
         with pytest.raises(Decline, match="list of participants"):
             clients.open(0, peers=wrong)
-    with pytest.raises(Decline, match="this ask has no masks"):
+    with pytest.raises(Decline, match="no masks"):
         clients.rings[0].open(None, "x")
 
 
 def test_a_lost_or_damaged_keyring_declines(tmp_path: Path) -> None:
     clients = Clients(tmp_path).deal()
     (tmp_path / "0" / KEYS).write_bytes(b"damaged")
-    with pytest.raises(Decline, match="it has no keys for this step: it lost them"):
+    with pytest.raises(Decline, match="no keys"):
         clients.open(0)
     with pytest.raises(Decline, match="missed the step before"):
         clients.reveal(1, 0, 1, 2)
@@ -1083,7 +1081,7 @@ def test_a_sum_that_honest_clients_cannot_have_fails_the_round_by_name(
     model |= federation.method.blueprint.shared()
     federation.wrap = changing("collect", 3, lie)
     said = rf"round 1, `collect`: the sum over clients \[0, 1, 2, 3, 4\] is out of range: {words}"
-    with pytest.raises(NotEnoughReplies, match=f"{said}.* a sum cannot tell which"):
+    with pytest.raises(NotEnoughReplies, match=f"{said}.* cannot tell which"):
         federation.ask()
     assert federation.engine.snapshot() == {}
     federation.wrap = Wrapped

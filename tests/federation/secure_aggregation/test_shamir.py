@@ -74,7 +74,7 @@ def test_chance_of_every_share_matters() -> None:
         assert all(
             a != b for a, b in zip(plain, split(b"secret", 3, 3, bytes(changed)), strict=True)
         )
-    with pytest.raises(ValueError, match="131 random bytes are too few for a threshold of 3"):
+    with pytest.raises(ValueError, match="131 random bytes.*threshold of 3"):
         split(b"secret", 3, 3, chance[:-1])
 
 

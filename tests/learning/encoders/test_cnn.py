@@ -54,5 +54,5 @@ def five_layers(x: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def test_five_layers_need_eight_pixels() -> None:
-    with pytest.raises(ConfigError, match="needs images of 8 pixels or more; these have 7"):
+    with pytest.raises(ConfigError, match="8 pixels.* 7"):
         Cnn5().build(3, 7)

@@ -172,13 +172,13 @@ def test_groups_can_be_chosen(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"width": 0}, "encoder.width is 0; it must be at least 1"),
-        ({"out": 0}, "encoder.out is 0; it must be at least 1"),
-        ({"width": 6, "groups": 4}, "encoder.groups is 4; it must divide encoder.width, 6"),
-        ({"groups": 0}, "encoder.groups is 0; it must divide encoder.width"),
+        ({"width": 0}, "encoder.width is 0"),
+        ({"out": 0}, "encoder.out is 0"),
+        ({"width": 6, "groups": 4}, "encoder.groups is 4.*encoder.width, 6"),
+        ({"groups": 0}, "encoder.groups is 0.*encoder.width"),
         ({"groups": 2, "norm": "batch"}, "encoder.groups is 2; it needs encoder.norm=group"),
-        ({"attention_dropout": 1.0}, "encoder.attention_dropout is 1.0; it must be"),
-        ({"stochastic_depth": -0.1}, "encoder.stochastic_depth is -0.1; it must be"),
+        ({"attention_dropout": 1.0}, "encoder.attention_dropout is 1.0"),
+        ({"stochastic_depth": -0.1}, "encoder.stochastic_depth is -0.1"),
     ],
 )
 def test_impossible_settings_are_refused(name: str, settings: Any, message: str) -> None:

@@ -73,7 +73,7 @@ def test_the_whole_loss_is_the_weighted_sum_of_both(practise: Practise) -> None:
 
 def test_without_centroids_it_says_who_has_them(practise: Practise) -> None:
     practice = practise(Assignments())
-    with pytest.raises(ConfigError, match="needs centroids: set method=orchestra"):
+    with pytest.raises(ConfigError, match="centroids.*method=orchestra"):
         practice.learn()
 
 
@@ -191,8 +191,8 @@ def test_parts_have_the_published_sizes() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "objective.temperature is 0.0; it must be positive"),
-        ({"momentum": 1.1}, "objective.momentum is 1.1; it must be within 0 and 1"),
+        ({"temperature": 0.0}, "objective.temperature is 0.0"),
+        ({"momentum": 1.1}, "objective.momentum is 1.1"),
         ({"rotation_weight": -1.0}, "objective.rotation_weight is -1.0"),
         ({"rotation_weight": 0.0, "cluster_weight": 0.0}, "are both 0"),
         ({"head": "encoder"}, "objective.head=projector"),

@@ -122,7 +122,7 @@ def test_the_projector_has_three_layers_of_the_encoders_or_the_published_width()
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"objective.redundancy is -1; it must be 0 or more"):
+    with pytest.raises(ConfigError, match=r"objective.redundancy is -1"):
         BarlowTwins(redundancy=-1)
-    with pytest.raises(ConfigError, match=r"objective.layers is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=r"objective.layers is 0"):
         BarlowTwins(layers=0)

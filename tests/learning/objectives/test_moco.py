@@ -192,9 +192,9 @@ def test_published_random_rows_differ_between_rounds(practise) -> None:  # type:
 
 def test_impossible_settings_are_refused() -> None:
     for settings, message in (
-        ({"temperature": 0.0}, "objective.temperature is 0.0; it must be positive"),
-        ({"momentum": 1.5}, "objective.momentum is 1.5; it must be within 0 and 1"),
-        ({"queue": 0}, "objective.queue is 0; it must be at least 1"),
+        ({"temperature": 0.0}, "objective.temperature is 0.0"),
+        ({"momentum": 1.5}, "objective.momentum is 1.5"),
+        ({"queue": 0}, "objective.queue is 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             MoCo(**settings)

@@ -80,9 +80,9 @@ def test_what_the_caller_does_to_offered_rows_later_changes_nothing() -> None:
 
 @pytest.mark.parametrize("overrides", [{"queue": "mean"}, {"*": "mean"}, {"queue": "row"}])
 def test_a_queue_cannot_be_sent(overrides: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="'queue' holds rows of single images"):
+    with pytest.raises(ConfigError, match="'queue' holds rows"):
         parts_with("local", **overrides)
-    with pytest.raises(ConfigError, match="'queue' holds rows of single images"):
+    with pytest.raises(ConfigError, match="'queue' holds rows"):
         Parts({"queue": queue_part(5, 3, "mean")}, {})  # type: ignore[arg-type]
 
 

@@ -219,7 +219,7 @@ def test_heads_have_the_published_sizes() -> None:
 def test_odd_views_and_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="these views are 3"):
         correlation_contrast(list(rows(3, 2, 2)))
-    with pytest.raises(ConfigError, match=r"objective.mu is 0.0; it must be positive"):
+    with pytest.raises(ConfigError, match=r"objective.mu is 0.0"):
         Spectral(mu=0.0)
-    with pytest.raises(ConfigError, match=r"objective.centroids is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=r"objective.centroids is 0"):
         Spectral(centroids=0)

@@ -218,11 +218,11 @@ def test_without_a_queue_there_is_no_such_part() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     for settings, message in (
-        ({"epsilon": 0.0}, "objective.epsilon is 0.0; it must be positive"),
-        ({"temperature": -1.0}, "objective.temperature is -1.0; it must be positive"),
-        ({"prototypes": 1}, "objective.prototypes is 1; it must be at least 2"),
-        ({"iterations": 0}, "objective.iterations is 0; it must be at least 1"),
-        ({"queue": -1}, "objective.queue is -1; it must be 0 or more"),
+        ({"epsilon": 0.0}, "objective.epsilon is 0.0"),
+        ({"temperature": -1.0}, "objective.temperature is -1.0"),
+        ({"prototypes": 1}, "objective.prototypes is 1"),
+        ({"iterations": 0}, "objective.iterations is 0"),
+        ({"queue": -1}, "objective.queue is -1"),
     ):
         with pytest.raises(ConfigError, match=message):
             SwAV(**settings)

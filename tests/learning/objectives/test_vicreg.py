@@ -125,7 +125,7 @@ def test_the_projector_has_three_layers_of_the_encoders_width() -> None:
 
 def test_bad_settings_are_refused() -> None:
     for name in ("invariance", "variance", "covariance"):
-        with pytest.raises(ConfigError, match=rf"objective.{name} is -1; it must be 0 or more"):
+        with pytest.raises(ConfigError, match=rf"objective.{name} is -1"):
             VICReg(**{name: -1})
-    with pytest.raises(ConfigError, match=r"objective.out is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=r"objective.out is 0"):
         VICReg(out=0)

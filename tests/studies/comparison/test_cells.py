@@ -34,7 +34,7 @@ def test_the_centralised_reference_holds_what_all_clients_hold_together(rule: st
 
 @pytest.mark.parametrize("name", ["alone", "centralised"])
 def test_references_are_not_asked_for(name: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"{name} is in every comparison already"):
+    with pytest.raises(ConfigError, match=f"{name}.*every comparison"):
         compare(name, "fedavg", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -116,7 +116,7 @@ def test_references_have_neither_noise_nor_rounding():
 
 
 def test_one_recipe_is_not_compared_with_itself():
-    with pytest.raises(ConfigError, match="fedavg and fedsimclr are the same recipe"):
+    with pytest.raises(ConfigError, match="fedavg and fedsimclr .*same"):
         plan(["fedavg", "fedsimclr"])
 
 
@@ -270,7 +270,7 @@ def test_settings_of_one_method_follow_its_name():
 
 
 def test_slips_name_the_words_of_a_comparison_too():
-    with pytest.raises(ConfigError, match="unknown key 'sedes': did you mean 'seeds'"):
+    with pytest.raises(ConfigError, match="'sedes'.*'seeds'"):
         plan(["fedavg", "sedes=2"])
 
 

@@ -84,7 +84,7 @@ def test_a_cell_that_fails_is_left_out_and_tried_again(
     assert "it failed and is left out: the disk is gone" in notes
     assert "ZeroDivisionError" in (tmp_path / "o" / "failed.txt").read_text()
     monkeypatch.setattr(study, "run", nothing)
-    with pytest.raises(HarmoniumError, match="no run of any method came to its end: nothing works"):
+    with pytest.raises(HarmoniumError, match="no run .*nothing works"):
         harmonium.compare(*words, out=tmp_path / "p")
 
 
@@ -133,7 +133,7 @@ def test_runs_with_another_split_are_refused(compared: Path, tmp_path: Path):
         told["files"] = {**told["files"], "split.npz": files.digest_of(split.read_bytes())}
         RunFolder(run).write_about(told)
         words = ("fedavg", "fedprox", *TINY, "seeds=2")
-        with pytest.raises(DataError, match=r"alone and fedprox ran with different splits \(seed"):
+        with pytest.raises(DataError, match=r"alone and fedprox.*splits \(seed"):
             harmonium.compare(*words, out=compared)
         found = harmonium.compare(*words, out=compared, allow_unfair=True)
         assert any("different splits" in note for note in found.notes)
@@ -161,7 +161,7 @@ def test_seeds_on_other_images_are_refused(compared: Path):
     try:
         for path in kept:
             RunFolder(path.parent).write_about({**RunFolder(path.parent).about(), "data": "other"})
-        with pytest.raises(DataError, match="some seeds ran on different images than others, for"):
+        with pytest.raises(DataError, match="seeds .*different images"):
             harmonium.compare("fedavg", "fedprox", *TINY, "seeds=2", out=compared)
     finally:
         for path, text in kept.items():
@@ -171,7 +171,7 @@ def test_seeds_on_other_images_are_refused(compared: Path):
 def test_methods_under_other_budgets_run_only_when_told(compared: Path, tmp_path: Path):
     (tmp_path / "longer.yaml").write_text("method: fedprox\nrounds: 2\n")
     words = ("fedavg", str(tmp_path / "longer.yaml"), *(w for w in TINY if "rounds" not in w))
-    with pytest.raises(HarmoniumError, match=r"fedavg and longer differ in rounds \(20; 2\)"):
+    with pytest.raises(HarmoniumError, match=r"fedavg and longer.*rounds \(20; 2\)"):
         harmonium.compare(*words, out=tmp_path / "o")
     assert not (tmp_path / "o").exists()
 

@@ -163,7 +163,7 @@ def slot_shares(scales: Floats, order: Floats) -> Floats:
         order: a row of `ORDERS` for each image, `(n,)`.
 
     Returns:
-        Scale, mean share, luma share of the operation that has its turn: `(slot, 3, n, 1, 1)`.
+        Scale, mean share and luma share of the operation in each slot: `(slot, 3, n, 1, 1)`.
     """
     shares = ORDERS[order.astype(np.intp)] * (1 - scales)[:, None]  # (n, slot, operation)
     shares[:, :, 0] = 1 - shares.sum(2)
@@ -171,7 +171,7 @@ def slot_shares(scales: Floats, order: Floats) -> Floats:
 
 
 def hue_offsets(turns: Floats) -> Floats:
-    """The hue that each channel is at home in after a turn, in sixths within -+3: `(3, n, 1, 1)`.
+    """The hue of each pure channel after the shift, in sixths of a turn within -+3: `(3, n, 1, 1)`.
 
     Kept within half a circle so that its distance from any hue is at most one circle.
     """

@@ -142,11 +142,12 @@ class View:
         jitters = self.jitter > 0 and max(self._strengths(channels)) > 0
         crop = 2 if self.pad_crop else draw.CROP_DRAWS if self.crop_min < 1 else 0
         return {
-            "jitter": 7 * jitters,  # whether, when the hue, the order of the others, four factors
+            "jitter": 7
+            * jitters,  # whether to jitter, position of the hue, order of the others, 4 factors
             "crop": crop,
             "flip": int(self.flip > 0),
             "gray": int(self.gray > 0 and channels == 3),
-            "blur": 2 * (self.blur > 0),  # whether, how much
+            "blur": 2 * (self.blur > 0),  # whether to blur, sigma
             "solarise": int(self.solarise > 0),
             "rotate": int(self.rotate > 0),
             "randaugment": DRAWS * self.randaugment,
@@ -195,8 +196,8 @@ class View:
         """Fill `out`, `(n, height, width, channels)`, with views in [0, 1]."""
         order = None
         if needs["jitter"] and self.mode == "faithful":
-            # Sorted by when their hue has its turn, so that those which do the same next are
-            # one slice of memory; those that keep their colours come last.
+            # Images are sorted by the position of their hue shift, so that those with the same next
+            # operation are one slice of memory; images that keep their colours come last.
             when = np.where(chance[:, 0] < self.jitter, np.floor(chance[:, 1] * 4), 4)
             sorting = when.argsort(kind="stable")
             ends = [int(end) for end in np.bincount(when.astype(np.intp), minlength=5).cumsum()]
@@ -334,7 +335,7 @@ class View:
         return ops.recolour(planes, _tensor(matrices, planes), _tensor(mean_share, planes))
 
     def _chosen(self, name: str, draws: Mapping[str, draw.Floats], like: Tensor) -> Tensor:
-        """The images that the operation `name` falls on, as indices."""
+        """Indices of the images that the operation `name` applies to."""
         return _tensor(np.flatnonzero(draws[name][:, 0] < getattr(self, name)), like)
 
     def _kernels(self, draws: draw.Floats, out: Tensor) -> Tensor:
@@ -346,5 +347,5 @@ class View:
 
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
-    """Parameters where the pixels are."""
+    """Parameters as a tensor on the device of the pixels."""
     return torch.from_numpy(array).to(like.device)

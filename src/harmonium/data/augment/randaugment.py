@@ -162,14 +162,14 @@ def solarise(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
 
 
 def autocontrast(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """Stretch every channel to the whole range; a channel of one value stays."""
+    """Stretch every channel to the whole range; a channel of one value stays unchanged."""
     low, high = planes.amin((2, 3), keepdim=True), planes.amax((2, 3), keepdim=True)
     stretched = (planes - low) * (255 / (high - low).clamp(min=1))
     return torch.where(high > low, stretched, planes)
 
 
 def equalise(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """Spread the values of every channel evenly; one too uniform to be spread stays."""
+    """Equalise the histogram of every channel; a channel that is too uniform stays unchanged."""
     channels, count, height, width = planes.shape
     values = planes.reshape(channels * count, height * width).long()
     counts = values.new_zeros(channels * count, 256)
@@ -183,7 +183,7 @@ def equalise(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
 
 
 def identity(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
-    """Nothing."""
+    """The image unchanged."""
     return planes.clone()
 
 

@@ -15,14 +15,16 @@ _LUMA = (299.0, 587.0, 114.0)  # thousandths, so that sums are whole numbers and
 
 
 def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
-    """How steep every image is at every pixel, over its own maximum; bytes, as images are.
+    """The gradient magnitude of every image, divided by its maximum, as bytes.
 
-    The magnitude of the gradient by Sobel's 3 x 3 kernels, with pixels repeated beyond the border.
-    An image without edges is black. The same bits everywhere: sums are whole numbers.
+    Gradients are computed by Sobel's 3 x 3 kernels, with pixels repeated beyond the border. An
+    image without edges is black. Results are the same bits on every machine, because all sums are
+    whole numbers.
 
     Args:
         pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.
-        of: of the luminance, the same in all channels; or of each channel, over the maximum of all.
+        of: luminance gives all channels the same edges; channels computes them for each channel and
+            divides by the maximum of all.
 
     >>> step = torch.tensor([0, 0, 200, 200], dtype=torch.uint8).expand(1, 3, 4)[..., None]
     >>> sobel(step)[0, 1, :, 0].tolist()

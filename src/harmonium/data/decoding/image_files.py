@@ -35,7 +35,7 @@ HEADS = 256  # files whose headers are read at once
 CHUNK, CHUNK_BYTES = 16, 8 << 20  # images and bytes decoded at once, at most
 
 
-class File(NamedTuple):
+class ImageFile(NamedTuple):
     """One image of a data set."""
 
     path: Path
@@ -173,7 +173,7 @@ def is_whole(text: str) -> bool:
     return text.isascii() and digits.isdigit() and len(digits) <= 18
 
 
-def listing_digest(files: Mapping[str, Sequence[File]]) -> str:
+def listing_digest(files: Mapping[str, Sequence[ImageFile]]) -> str:
     """The sha256 over every file's part, name, label, factors, size and modification time."""
     rows = []
     for part, file in ((part, file) for part, some in files.items() for file in some):
@@ -191,7 +191,7 @@ def listing_digest(files: Mapping[str, Sequence[File]]) -> str:
 
 def write_images(
     writer: Writer,
-    files: Mapping[str, Sequence[File]],
+    files: Mapping[str, Sequence[ImageFile]],
     spec: ImageFileSpec,
     workers: int | None = None,
 ) -> None:
@@ -207,7 +207,7 @@ def write_images(
     _Task(writer, spec, writer.expected).run(files, workers)
 
 
-_Headed = tuple[tuple[str, File], Answer]  # a file of a part, and what its header says
+_Headed = tuple[tuple[str, ImageFile], Answer]  # a file of a part, and what its header says
 
 
 @dataclass
@@ -217,10 +217,10 @@ class _Task:
     writer: Writer
     spec: ImageFileSpec
     count: int
-    bad: list[tuple[File, str]] = field(default_factory=list)  # unreadable, with the reason
-    kinds: dict[str, list[File]] = field(default_factory=dict)  # files written, by image kind
+    bad: list[tuple[ImageFile, str]] = field(default_factory=list)  # unreadable, with the reason
+    kinds: dict[str, list[ImageFile]] = field(default_factory=dict)  # files written, by image kind
 
-    def run(self, files: Mapping[str, Sequence[File]], workers: int | None) -> None:
+    def run(self, files: Mapping[str, Sequence[ImageFile]], workers: int | None) -> None:
         rows = [(part, file) for part, some in files.items() for file in some]
         with Decoders(workers) as decoders:
             shape = None
@@ -238,8 +238,8 @@ class _Task:
     # ---- before decoding: checks on the files' headers ----
 
     def _sift(
-        self, rows: list[tuple[str, File]], decoders: Decoders
-    ) -> tuple[list[tuple[str, File]], tuple[int, int] | None]:
+        self, rows: list[tuple[str, ImageFile]], decoders: Decoders
+    ) -> tuple[list[tuple[str, ImageFile]], tuple[int, int] | None]:
         """The files with readable headers that are alike, and their size unless it is scaled.
 
         Files of another size or mode than most raise an error or are left out with a note.
@@ -262,7 +262,7 @@ class _Task:
             raise DataError(*first, *(part for other in others for part in (". ", *other)))
         return [row for row, _ in readable], shape
 
-    def _read_heads(self, rows: list[tuple[str, File]], decoders: Decoders) -> list[_Headed]:
+    def _read_heads(self, rows: list[tuple[str, ImageFile]], decoders: Decoders) -> list[_Headed]:
         """The files whose headers can be read, with them; the others are added to `bad`."""
         paths = [str(file.path) for _, file in rows]
         heads = [head for some in decoders.run(paths, Order(head=True), HEADS) for head in some]
@@ -311,7 +311,7 @@ class _Task:
     # ---- decoding ----
 
     def _decode(
-        self, rows: list[tuple[str, File]], shape: tuple[int, int] | None, decoders: Decoders
+        self, rows: list[tuple[str, ImageFile]], shape: tuple[int, int] | None, decoders: Decoders
     ) -> None:
         """Decode and write all images, a chunk at a time."""
         side = self.spec.size
@@ -325,11 +325,11 @@ class _Task:
 
     def _write(
         self,
-        rows: list[tuple[str, File]],
+        rows: list[tuple[str, ImageFile]],
         answers: list[Answer],
         shape: tuple[int, int] | None,
     ) -> None:
-        pieces: dict[str, list[tuple[File, Answer]]] = {}
+        pieces: dict[str, list[tuple[ImageFile, Answer]]] = {}
         for (part, file), answer in zip(rows, answers, strict=True):
             if answer.error:
                 self.bad.append((file, answer.error))
@@ -390,7 +390,7 @@ def _words(value: str | tuple[int, int]) -> str:
     return value if isinstance(value, str) else f"{value[0]}x{value[1]}"
 
 
-def _named(files: Sequence[tuple[File, str]], most: int = NAMED) -> str:
+def _named(files: Sequence[tuple[ImageFile, str]], most: int = NAMED) -> str:
     """The first `most` files by name, each with its remark, and how many more there are."""
     named = ", ".join(f"{printable(file.name)} ({what})" for file, what in files[:most])
     return f"{named} and {len(files) - most} more" if len(files) > most else named

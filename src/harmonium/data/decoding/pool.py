@@ -91,7 +91,7 @@ class Decoders:
                 code = self._end(process, seconds=1)
                 deaths = deaths + 1 if len(answers) == before else 1
                 if deaths == TRIES:
-                    answers.append(Answer(error=_how(code)))
+                    answers.append(Answer(error=_exit_reason(code)))
                     deaths = 0
         return answers
 
@@ -107,7 +107,7 @@ class Decoders:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n" and not self._closing:
             code = self._end(process, seconds=1)
-            raise EngineError(f"a decoding process cannot be started: {_how(code)}")
+            raise EngineError(f"a decoding process cannot be started: {_exit_reason(code)}")
         return process
 
     def _end(self, process: subprocess.Popen[bytes], seconds: float = 0) -> int:
@@ -166,7 +166,7 @@ def _receive(stream: IO[bytes]) -> Answer:
     return Answer(**about, pixels=content.reshape(shape))  # ValueError if incomplete
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"its decoder ended with exit code {code}"
     name = signal.Signals(-code).name

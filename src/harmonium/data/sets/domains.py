@@ -11,7 +11,7 @@ from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
-    File,
+    ImageFile,
     PublishedImageFiles,
     class_folders,
     numbered,
@@ -40,7 +40,7 @@ class Domains(PublishedImageFiles, UnsplitSpec):
             raise DataError(f"{strays[0]} is not in a class folder")
         classes, number = numbered(name for _, name, _ in images)
         files = [
-            File(path, str(path.relative_to(folder)), number[name], {"style": row})
+            ImageFile(path, str(path.relative_to(folder)), number[name], {"style": row})
             for path, name, row in images
         ]
         writer.names["style"] = tuple(spellings[0] for spellings in self.styles)

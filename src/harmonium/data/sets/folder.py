@@ -12,7 +12,7 @@ from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
     ENDINGS,
-    File,
+    ImageFile,
     ImageFileSpec,
     class_folders,
     is_image_file,
@@ -31,8 +31,8 @@ class _Image(NamedTuple):
     style: str | None
 
 
-class _Listing(NamedTuple):
-    files: dict[str, list[File]]
+class _FolderListing(NamedTuple):
+    files: dict[str, list[ImageFile]]
     classes: tuple[str, ...]
     styles: tuple[str, ...]
 
@@ -89,7 +89,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
             writer.notes.append(f"{self.path} also has files that are not read as images: {others}")
         return listing.classes
 
-    def _listing(self) -> _Listing:
+    def _listing(self) -> _FolderListing:
         parts = self._parts()
         everything = [image for images in parts.values() for image in images]
         if not parts.get("train"):
@@ -101,7 +101,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
         root = self._root()
         files = {
             part: [
-                File(
+                ImageFile(
                     image.path,
                     str(image.path.relative_to(root)),
                     class_number[image.class_name],
@@ -111,7 +111,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
             ]
             for part, images in parts.items()
         }
-        return _Listing(files, classes, styles)
+        return _FolderListing(files, classes, styles)
 
     def _parts(self) -> dict[str, list[_Image]]:
         root = self._root()

@@ -1,6 +1,6 @@
 """MedMNIST v2 (Yang et al., 2023): twelve data sets of medical images in one format.
 
-Each is an archive of images and labels for training, validation and testing. `ROWS` has what
+Each is an archive of images and labels for training, validation and testing. `FACTS` has what
 differs between them.
 """
 
@@ -32,7 +32,7 @@ _ORGANS = (
 )
 
 
-class Row(NamedTuple):
+class Facts(NamedTuple):
     """The facts about one of the data sets."""
 
     title: str
@@ -45,8 +45,8 @@ class Row(NamedTuple):
     licence: str = "CC BY 4.0"
 
 
-ROWS = {
-    "pathmnist": Row(
+FACTS = {
+    "pathmnist": Facts(
         *("PathMNIST", "tissue of the colon", "a8b06965200029087d5bd730944a56c1", 3),
         (89_996, 10_004, 7_180),
         (
@@ -55,7 +55,7 @@ ROWS = {
             "colorectal adenocarcinoma epithelium",
         ),
     ),
-    "chestmnist": Row(
+    "chestmnist": Facts(
         *("ChestMNIST", "chest X-rays", "02c8a6516a18b556561a56cbdd36c4a8", 1),
         (78_468, 11_219, 22_433),
         findings=(
@@ -64,7 +64,7 @@ ROWS = {
             *("pleural", "hernia"),
         ),
     ),
-    "dermamnist": Row(
+    "dermamnist": Facts(
         *("DermaMNIST", "marks on the skin", "0744692d530f8e62ec473284d019b0c7", 3),
         (7_007, 1_003, 2_005),
         (
@@ -74,27 +74,27 @@ ROWS = {
         ),
         licence="CC BY-NC 4.0",
     ),
-    "octmnist": Row(
+    "octmnist": Facts(
         *("OCTMNIST", "scans of the retina", "c68d92d5b585d8d81f7112f81e2d0842", 1),
         (97_477, 10_832, 1_000),
         ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
     ),
-    "pneumoniamnist": Row(
+    "pneumoniamnist": Facts(
         *("PneumoniaMNIST", "children's chest X-rays", "28209eda62fecd6e6a2d98b1501bb15f", 1),
         (4_708, 524, 624),
         ("normal", "pneumonia"),
     ),
-    "retinamnist": Row(
+    "retinamnist": Facts(
         *("RetinaMNIST", "photographs of the retina", "bd4c0672f1bba3e3a89f0e4e876791e4", 3),
         (1_080, 120, 400),
         ("0", "1", "2", "3", "4"),  # grades of a disease
     ),
-    "breastmnist": Row(
+    "breastmnist": Facts(
         *("BreastMNIST", "breast ultrasound", "750601b1f35ba3300ea97c75c52ff8f6", 1),
         (546, 78, 156),
         ("malignant", "normal, benign"),
     ),
-    "bloodmnist": Row(
+    "bloodmnist": Facts(
         *("BloodMNIST", "blood cells", "7053d0359d879ad8a5505303e11de1dc", 3),
         (11_959, 1_712, 3_421),
         (
@@ -102,7 +102,7 @@ ROWS = {
             *("lymphocyte", "monocyte", "neutrophil", "platelet"),
         ),
     ),
-    "tissuemnist": Row(
+    "tissuemnist": Facts(
         *("TissueMNIST", "kidney cells", "ebe78ee8b05294063de985d821c1c34b", 1),
         (165_466, 23_640, 47_280),
         (
@@ -111,17 +111,17 @@ ROWS = {
             *("Podocytes", "Proximal Tubule Segments", "Thick Ascending Limb"),
         ),
     ),
-    "organamnist": Row(
+    "organamnist": Facts(
         *("OrganAMNIST", "axial CT of organs", "68e3f8846a6bd62f0c9bf841c0d9eacc", 1),
         (34_561, 6_491, 17_778),
         _ORGANS,
     ),
-    "organcmnist": Row(
+    "organcmnist": Facts(
         *("OrganCMNIST", "coronal CT of organs", "b9ceb9546e10131b32923c5bbeaea2b1", 1),
         (12_975, 2_392, 8_216),
         _ORGANS,
     ),
-    "organsmnist": Row(
+    "organsmnist": Facts(
         *("OrganSMNIST", "sagittal CT of organs", "9ab87b696fb54e2a387ebe992d6ed5f1", 1),
         (13_932, 2_452, 8_827),
         _ORGANS,
@@ -133,15 +133,15 @@ ROWS = {
 class MedMnist(Published):
     """One of the data sets; its own validation part replaces the share `validation`."""
 
-    row: ClassVar[Row]
+    facts: ClassVar[Facts]
 
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """Write the three parts; findings become factors, and the labels are unknown."""
         path = folder / f"{self.name}.npz"
-        findings, classes = self.row.findings, self.row.classes
+        findings, classes = self.facts.findings, self.facts.classes
         with open_archive(path) as archive:
             for part, prefix in _PARTS.items():
-                pixels = _pixels(path, f"{prefix}_images", archive, self.row.channels)
+                pixels = _pixels(path, f"{prefix}_images", archive, self.facts.channels)
                 columns = _columns(path, f"{prefix}_labels", archive, len(pixels), len(findings))
                 check_labels(columns, 0, len(classes) or 2, path)
                 factors = dict(zip(findings, columns.T, strict=False))
@@ -177,27 +177,27 @@ def _columns(path: Path, key: str, archive: Any, count: int, findings: int) -> I
     return labels.astype(np.int64)
 
 
-def _register(name: str, row: Row) -> None:
+def _register(name: str, facts: Facts) -> None:
     """Create the class of one data set and register it under its name."""
-    train, validation, test = row.counts
-    colour = "in colour" if row.channels == 3 else "grey"
+    train, validation, test = facts.counts
+    colour = "in colour" if facts.channels == 3 else "grey"
     file = f"{name}.npz"
     content = {
         "__module__": __name__,
-        "__doc__": f"{row.title}: {row.shows}, {train:,} training, {validation:,} validation and "
-        f"{test:,} test images, 28x28 {colour}.",
-        "row": row,
+        "__doc__": f"{facts.title}: {facts.shows}, {train:,} training, {validation:,} validation "
+        f"and {test:,} test images, 28x28 {colour}.",
+        "facts": facts,
         "about": About(
-            (SIDE, SIDE, row.channels), len(row.classes) or None, train, test, row.licence
+            (SIDE, SIDE, facts.channels), len(facts.classes) or None, train, test, facts.licence
         ),
         "source": Source(
             page="https://medmnist.com/",
-            layouts=({file: row.md5},),
-            remotes=(Remote(file, (f"{_PLACE}{file}?download=1",), row.md5),),
+            layouts=({file: facts.md5},),
+            remotes=(Remote(file, (f"{_PLACE}{file}?download=1",), facts.md5),),
         ),
     }
-    datasets(name)(type(row.title, (MedMnist,), content))
+    datasets(name)(type(facts.title, (MedMnist,), content))
 
 
-for _name, _row in ROWS.items():
-    _register(_name, _row)
+for _name, _facts in FACTS.items():
+    _register(_name, _facts)

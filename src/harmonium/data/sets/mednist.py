@@ -10,7 +10,7 @@ from typing import ClassVar
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
-    File,
+    ImageFile,
     PublishedImageFiles,
     class_folders,
     write_images,
@@ -44,7 +44,7 @@ class Mednist(PublishedImageFiles, UnsplitSpec):
     def read(self, folder: Path, writer: Writer) -> Sequence[str]:
         """One folder for each class."""
         files = [
-            File(path, str(path.relative_to(folder)), label)
+            ImageFile(path, str(path.relative_to(folder)), label)
             for label, name in enumerate(CLASSES)
             for path, _ in class_folders(folder / name)
         ]

@@ -16,7 +16,7 @@ from typing import ClassVar
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
-    File,
+    ImageFile,
     PublishedImageFiles,
     class_folders,
     inside,
@@ -52,7 +52,9 @@ class MiniImagenet(PublishedImageFiles, UnsplitSpec):
         """Join the three parts, whichever layout they have."""
         images = [image for part in PARTS for image in _part(folder, part)]
         classes, number = numbered(name for _, name in images)
-        files = [File(path, str(path.relative_to(folder)), number[name]) for path, name in images]
+        files = [
+            ImageFile(path, str(path.relative_to(folder)), number[name]) for path, name in images
+        ]
         write_images(writer, {"train": files}, self)
         return classes
 

@@ -155,7 +155,7 @@ class Shapes(DataSpec):
     tilt: float = 180.0  # shapes are turned by up to so many degrees either way
     contrast: float = 1.0  # 1: ink as it is; towards 0 the shape fades into the paper
     noise: float = 1.0  # factor on the grain of every style
-    unlabelled: bool = False  # hide labels and factors, as if nobody had ever looked
+    unlabelled: bool = False  # hide labels and factors, to simulate unlabelled data
 
     def check(self) -> None:
         """Check the settings of the shapes too."""

@@ -13,7 +13,7 @@ from harmonium.data.datasets import About, DataSpec, datasets
 @datasets("sites")
 @dataclass(frozen=True)
 class Sites(DataSpec):
-    """The images of a federation's sites, for a server that has none to judge with.
+    """The images of a federation's sites, for a server that has no images to evaluate with.
 
     Only the shape is known: every site scales its own images to `size`, cuts out the centre and
     brings them to `channels`. Used by `harmonium server start`; see docs/federation.md.

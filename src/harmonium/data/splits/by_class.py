@@ -11,7 +11,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.sampling import check_at_least, dealt
+from harmonium.data.splits.sampling import assign_from_pools, check_at_least
 
 
 @splits("by_class")
@@ -24,9 +24,10 @@ class ByClass(SplitRule):
     those divide it equally. Ten clients with 1 of 10 classes is FedSC's CIFAR-10, twenty with 5 of
     100 its CIFAR-100, five with 2 of 10 FedCA's CIFAR-10.
 
-    With `least_used`, as FedU and FedEMA do it, every class is cut into as many parts as the most
-    held one needs, and a client takes one part each of the classes that are least used so far,
-    which are the same as above. All parts of a class are equal, but some may be held by nobody.
+    With `least_used`, as FedU and FedEMA do it, every class is cut into as many parts as the class
+    with most clients needs, and a client takes one part each of the classes that are least used so
+    far, which are the same classes as above. All parts of a class are equal in size, but no client
+    may hold some of them.
     """
 
     classes_per_client: int = 1  # how many classes each client holds
@@ -85,4 +86,4 @@ class ByClass(SplitRule):
         for row, parts in enumerate(self._parts(holders)):
             sizes = [len(piece) for piece in np.array_split(pools[row], parts)]
             counts[holders[row], row] = sizes[: len(holders[row])]
-        return Shares(dealt(pools, counts))
+        return Shares(assign_from_pools(pools, counts))

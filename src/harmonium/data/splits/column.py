@@ -10,7 +10,7 @@ import numpy as np
 from harmonium.core.errors import DataError
 from harmonium.data.images import Dataset, Images
 from harmonium.data.partition import Shares, SplitRule, splits
-from harmonium.data.splits.sampling import check_complete, column_of, held
+from harmonium.data.splits.sampling import check_complete, column_of, positions_by_client
 
 
 @splits("column")
@@ -47,4 +47,4 @@ class Column(SplitRule):
         """The clients of the column; nothing is random."""
         values = images.factors[self.column]
         holder = np.searchsorted(np.unique(values[values >= 0]), values)
-        return Shares(held(np.where(values < 0, -1, holder), clients))
+        return Shares(positions_by_client(np.where(values < 0, -1, holder), clients))

@@ -9,7 +9,7 @@ import numpy as np
 
 from harmonium.data.images import Images
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
-from harmonium.data.splits.sampling import check_positive, dealt, draw_clients
+from harmonium.data.splits.sampling import assign_from_pools, check_positive, draw_clients
 
 
 @splits("dirichlet")
@@ -37,4 +37,4 @@ class Dirichlet(SplitRule):
         left = np.array([len(pool) for pool in pools])
         concentration = self.alpha * (left / left.sum() if self.prior else np.ones(len(left)))
         counts = draw_clients(concentration, left, clients, len(images) // clients, rng)
-        return Shares(dealt(pools, counts))
+        return Shares(assign_from_pools(pools, counts))

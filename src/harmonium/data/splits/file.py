@@ -14,7 +14,7 @@ from harmonium.data.partition import Shares, Split, SplitRule, splits
 
 @splits("file")
 @dataclass(frozen=True)
-class File(SplitRule):
+class SavedSplit(SplitRule):
     """A saved split, e.g. the `split.npz` of a run, with its angles and its seen labels."""
 
     path: str = ""  # the .npz file

@@ -11,10 +11,10 @@ import numpy as np
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.sampling import (
+    assign_from_pools,
     check_at_least,
     check_positive,
     check_sizes,
-    dealt,
     levelled,
     log_dirichlet,
     shares_of,
@@ -30,7 +30,7 @@ class Lda(SplitRule):
 
     Clients that already hold their equal share of all images get nothing of the classes after.
     Where a client stays below `min_size` everything is drawn again, a few times; then those who
-    are short take images from the largest clients, and a note tells how many. Nothing is dropped.
+    are short take images from the largest clients, and a note says how many. Nothing is dropped.
     """
 
     alpha: float = 0.5  # concentration: small is a class to few clients, large is iid
@@ -56,8 +56,8 @@ class Lda(SplitRule):
         for _ in range(TRIES):
             counts = self._cut(per_class, clients, rng)
             if counts.sum(1).min() >= self.min_size:
-                return Shares(dealt(pools, counts))
-        return _topped_up(dealt(pools, counts), self.min_size, rng)
+                return Shares(assign_from_pools(pools, counts))
+        return _topped_up(assign_from_pools(pools, counts), self.min_size, rng)
 
     def _cut(self, per_class: Integers, clients: int, rng: np.random.Generator) -> Integers:
         """How many of each class every client gets (clients, classes)."""

@@ -12,8 +12,8 @@ from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.sampling import (
     Floats,
+    assign_from_pools,
     check_positive,
-    dealt,
     log_dirichlet,
     log_sum,
     rounded,
@@ -26,11 +26,11 @@ MOST_ROUNDS = 200  # a very small alpha would take thousands; what is left is mo
 
 @splits("orchestra")
 @dataclass(frozen=True)
-class Orchestra(SplitRule):
+class OrchestraSplit(SplitRule):
     """Each class cut among the clients by Dirichlet draws, then made equal in size (Orchestra).
 
     There is no prior: alpha is the concentration of each client. As published, fractions are cut
-    off, so sizes differ a little and a few images are held by nobody; a note tells how many.
+    off, so sizes differ a little and a few images are held by no client; a note says how many.
     Where classes are unequal, each keeps its own size.
     """
 
@@ -46,7 +46,7 @@ class Orchestra(SplitRule):
         check_positive("alpha", self.alpha, 0.1)
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Draw, balance, round, and deal out; a client without images is refused."""
+        """Draw, balance, round and assign; a client without images raises an error."""
         pools = pools_by_class(images.labels, rng)
         sizes = np.array([len(pool) for pool in pools])
         logs = log_dirichlet(np.full((len(pools), clients), self.alpha), rng).T
@@ -58,7 +58,7 @@ class Orchestra(SplitRule):
                 f"split 'orchestra' would leave {empty} of {clients} clients without an image: "
                 f"use {', '.join(ways)} or fewer clients"
             )
-        return Shares(dealt(pools, counts))
+        return Shares(assign_from_pools(pools, counts))
 
     def counts(self, logs: Floats, sizes: Integers) -> Integers:
         """How many of each class every client gets (clients, classes).

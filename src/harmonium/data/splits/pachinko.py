@@ -10,10 +10,10 @@ import numpy as np
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.sampling import (
+    assign_from_pools,
     check_complete,
     check_positive,
     column_of,
-    dealt,
     draw_counts,
     log_dirichlet,
 )
@@ -48,7 +48,7 @@ class Pachinko(SplitRule):
         check_complete(coarse, self.column, "use split=dirichlet, which needs no coarse classes")
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
-        """Client by client: so many of each coarse class, and of those so many of each fine one."""
+        """For each client, draw counts of the coarse classes, then of their fine classes."""
         leaves, pools, slots = _tree(images.factors[self.column], images.labels, rng)
         above = log_dirichlet(np.full((clients, 1, len(leaves)), self.alpha), rng)
         below = log_dirichlet(np.full((clients, *leaves.shape), self.beta), rng)
@@ -59,15 +59,15 @@ class Pachinko(SplitRule):
             taken = draw_counts(fine, leaves, wanted, rng)
             leaves -= taken
             row[:] = taken[slots]
-        return Shares(dealt(pools, counts))
+        return Shares(assign_from_pools(pools, counts))
 
 
 def _tree(
     coarse: Integers, fine: Integers, rng: np.random.Generator
 ) -> tuple[Integers, list[Integers], tuple[Integers, Integers]]:
-    """How many images hang where, the shuffled images of each leaf, and where each leaf is.
+    """Images of each leaf (a fine class of a coarse one): counts, shuffled pools and positions.
 
-    The numbers are (coarse classes, most fine classes of one), zero where one has fewer.
+    The counts are (coarse classes, most fine classes of one), zero where one has fewer.
     """
     width = int(fine.max()) + 1
     _, rows = np.unique(coarse, return_inverse=True)

@@ -9,10 +9,10 @@ import numpy as np
 from harmonium.data.images import Images
 from harmonium.data.partition import Shares, SplitRule, splits
 from harmonium.data.splits.sampling import (
+    assign_from_pools,
     check_at_least,
     check_positive,
     check_sizes,
-    dealt,
     log_dirichlet,
     rounded,
     shares_of,
@@ -47,4 +47,4 @@ class Quantity(SplitRule):
         spare = len(images) - clients * self.min_size
         shares = shares_of(log_dirichlet(np.full(clients, self.alpha), rng))
         sizes = self.min_size + rounded(shares * spare, spare)
-        return Shares(dealt([rng.permutation(len(images))], sizes[:, None]))
+        return Shares(assign_from_pools([rng.permutation(len(images))], sizes[:, None]))

@@ -1,4 +1,4 @@
-"""Images turned by angles that a client prefers: covariate shift, alone or with label skew."""
+"""Images rotated by angles of their client: covariate shift, alone or with label skew."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from harmonium.data.splits.sampling import check_at_least, check_positive, log_d
 
 @splits("rotation")
 @dataclass(frozen=True)
-class Rotation(SplitRule):
-    """Equal random shares, each client's images turned by its own angles (Federated SimCLR).
+class RotationSplit(SplitRule):
+    """Equal random shares, each client's images rotated by its own angles (Federated SimCLR).
 
-    A full turn is cut into bins. Each client draws how much it likes each bin, and each of its
-    images a bin and an angle within it, once and for all. Test images stay upright.
+    A full turn is cut into bins. Each client draws proportions of the bins, and each of its
+    images a bin and an angle within it, which stay for the whole run. Test images stay upright.
     """
 
     alpha: float = 0.1  # concentration over all bins together: small is one or two bins a client

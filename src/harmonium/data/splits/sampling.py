@@ -162,10 +162,10 @@ def draw_clients(
 # ---- images ------------------------------------------------------------------------------------
 
 
-def held(holder: Integers, clients: int) -> list[Integers]:
+def positions_by_client(holder: Integers, clients: int) -> list[Integers]:
     """The sorted positions of every client, from the client of each image; -1 is none.
 
-    >>> [own.tolist() for own in held(np.array([1, 0, -1, 1]), 2)]
+    >>> [own.tolist() for own in positions_by_client(np.array([1, 0, -1, 1]), 2)]
     [[1], [0, 3]]
     """
     order = np.argsort(holder, kind="stable")
@@ -173,10 +173,10 @@ def held(holder: Integers, clients: int) -> list[Integers]:
     return np.split(order, ends[:-1])[1:]
 
 
-def dealt(pools: Sequence[Integers], counts: Integers) -> list[Integers]:
+def assign_from_pools(pools: Sequence[Integers], counts: Integers) -> list[Integers]:
     """Assign images of shuffled pools to clients; `counts` is (clients, pools)."""
     clients = len(counts)
     holder = np.full(sum(len(pool) for pool in pools), -1, np.int64)
     for pool, column in zip(pools, counts.T, strict=True):
         holder[pool[::-1][: column.sum()]] = np.repeat(np.arange(clients), column)
-    return held(holder, clients)
+    return positions_by_client(holder, clients)

@@ -11,10 +11,10 @@ from harmonium.core.errors import DataError
 from harmonium.data.images import Images, Integers
 from harmonium.data.partition import Shares, SplitRule, pools_by_class, splits
 from harmonium.data.splits.sampling import (
+    assign_from_pools,
     check_complete,
     check_positive,
     column_of,
-    dealt,
     draw_clients,
     levelled,
     log_dirichlet,
@@ -98,7 +98,7 @@ class StyleSplit(SplitRule):
         sizes = np.array([len(pool) for pool in pools])
         if self.beta is not None:
             concentration = np.full(len(pools), self.beta)
-            return dealt(pools, draw_clients(concentration, sizes, clients, each, rng))
+            return assign_from_pools(pools, draw_clients(concentration, sizes, clients, each, rng))
         # The largest classes give way first; then the clients take turns, class after class.
         kept = levelled(sizes, clients * each)
         row = np.concatenate([pool[:size] for pool, size in zip(pools, kept, strict=True)])
@@ -145,7 +145,9 @@ def supplied(wanted: Integers, sizes: Integers) -> tuple[Integers, Integers]:
                 shared[shared.argmax()] -= 1
                 shared[client] = 1
         distinct[:, row] = shared
-    for client in np.flatnonzero(distinct.sum(1) == 0):  # all it wants is held by others
+    for client in np.flatnonzero(
+        distinct.sum(1) == 0
+    ):  # other clients hold all images that it wants
         spare = sizes - distinct.sum(0)
         if spare.max() == 0:
             rich = distinct.sum(1).argmax()

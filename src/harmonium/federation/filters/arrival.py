@@ -125,5 +125,5 @@ def _words(wanted: tuple[Size, ...]) -> str:
     >>> _words((range(9), 128))
     '(0 to 8, 128)'
     """
-    said = [f"{min(s)} to {max(s)}" if isinstance(s, range) and s else str(s) for s in wanted]
-    return f"({', '.join(said)})"
+    sizes = [f"{min(s)} to {max(s)}" if isinstance(s, range) and s else str(s) for s in wanted]
+    return f"({', '.join(sizes)})"

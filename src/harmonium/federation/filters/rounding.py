@@ -85,12 +85,12 @@ class Transport:
         """What it does, in plain words; empty where it does nothing."""
         if self.is_plain:
             return ""
-        said = {"none": "as they are", "fp16": "in 16 bits", "int8": "in 8 bits, a scale a row"}
-        up = f"changes of weights go up {said[self.up]}"
+        coding = {"none": "as they are", "fp16": "in 16 bits", "int8": "in 8 bits, a scale a row"}
+        up = f"changes of weights go up {coding[self.up]}"
         if self.up != "none":
             lost = "kept and added to the next answer" if self.error_feedback else "lost"
             up += f", and what rounding takes is {lost}"
-        return f"weights go down {said[self.down]}; {up}"
+        return f"weights go down {coding[self.down]}; {up}"
 
 
 # ---- numbers ---------------------------------------------------------------------------------

@@ -63,12 +63,13 @@ class Updates:
 
     def words(self) -> tuple[str, ...]:
         """What it does, for people."""
-        said = f"What a client's training changes in the model is shortened to {self.clip:g}"
+        change = f"What a client's training changes in the model is shortened to {self.clip:g}"
         if not self.noise:
-            return (f"{said}, without noise, which bounds what a client can do and hides nothing.",)
+            bounds = "without noise, which bounds what a client can do and hides nothing"
+            return (f"{change}, {bounds}.",)
         who = "client, before it leaves" if self.place == "client" else "server, on the average"
         size = f"{self.noise:g} deviations over its sensitivity"
-        return (f"{said} and gets noise by the {who}: {size}.",)
+        return (f"{change} and gets noise by the {who}: {size}.",)
 
     def at_client(self, client: Client, before: Weights, after: Weights) -> Weights:
         """The model to send in place of the one that training ended with."""

@@ -47,10 +47,10 @@ class Encoder:
         raise undefined(self, "build")
 
 
-def _adapt(found: Any, name: str) -> type[Encoder] | None:
+def _adapt(builder: Any, name: str) -> type[Encoder] | None:
     from harmonium.learning.encoders.given import adapt  # which extends Encoder
 
-    return adapt(found, name)
+    return adapt(builder, name)
 
 
 encoders: Registry[Encoder] = Registry(
@@ -66,7 +66,7 @@ encoders: Registry[Encoder] = Registry(
 class Convolutional(Encoder):
     """Settings that convolutional encoders share: how wide they are and how they normalise.
 
-    GroupNorm is the default because it is safe in a federation: it looks at one image at a time
+    GroupNorm is the default because it is safe in a federation: it normalises one image at a time
     and keeps no running statistics, which would differ between clients with different images.
     """
 

@@ -71,22 +71,22 @@ class Made(Encoder):
         return _features(self, channels, side)
 
 
-def adapt(found: Any, name: str) -> type[Encoder] | None:
+def adapt(builder: Any, name: str) -> type[Encoder] | None:
     """An encoder from a function or a class that makes a network; None for anything else.
 
     Only what is annotated to return an `nn.Module` is called: a recipe comes from outside, and must
     not be able to call whatever can be imported. Keyword arguments with plain defaults are the
     settings of the encoder.
     """
-    if isinstance(found, type):
-        built = getattr(found, "build", None)
-        if issubclass(found, nn.Module) or not callable(built) or not _makes_module(built):
+    if isinstance(builder, type):
+        built = getattr(builder, "build", None)
+        if issubclass(builder, nn.Module) or not callable(built) or not _makes_module(built):
             return None
-        maker: Any = found
-        return _adapted(maker, name, skip=0)
-    if not isinstance(found, types.FunctionType) or not _makes_module(found):
+        factory: Any = builder
+        return _adapted(factory, name, skip=0)
+    if not isinstance(builder, types.FunctionType) or not _makes_module(builder):
         return None
-    return _adapted(found, name, skip=2)
+    return _adapted(builder, name, skip=2)
 
 
 def _makes_module(function: Any) -> bool:
@@ -98,9 +98,9 @@ def _makes_module(function: Any) -> bool:
 
 
 @cache
-def _adapted(found: Any, name: str, skip: int) -> type[Encoder]:
+def _adapted(builder: Any, name: str, skip: int) -> type[Encoder]:
     fields: list[tuple[str, Any, Any]] = []
-    parameters = list(inspect.signature(found).parameters.values())
+    parameters = list(inspect.signature(builder).parameters.values())
     for parameter in parameters[skip:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -111,7 +111,7 @@ def _adapted(found: Any, name: str, skip: int) -> type[Encoder]:
         if _is_plain(parameter.default):
             default = parameter.default
             default = tuple(default) if isinstance(default, list) else default
-            wanted = _hint(found, parameter.name, default)
+            wanted = _hint(builder, parameter.name, default)
             fields.append((parameter.name, wanted, dataclasses.field(default=default)))
     placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if [parameter.kind in placed for parameter in parameters[:skip]] != [True] * skip:
@@ -119,20 +119,22 @@ def _adapted(found: Any, name: str, skip: int) -> type[Encoder]:
 
     def make(channels: int, side: int, settings: dict[str, Any]) -> Any:
         if skip:
-            return found(channels, side, **settings)
-        return found(**settings).build(channels, side)
+            return builder(channels, side, **settings)
+        return builder(**settings).build(channels, side)
 
     module, _, qualname = name.partition(":")
     space = {"make": staticmethod(make), "__module__": module, "__qualname__": qualname}
-    made = dataclasses.make_dataclass(qualname, fields, bases=(Made,), namespace=space, frozen=True)
-    made.__module__, made.__doc__ = module, inspect.getdoc(found) or f"Made by {name}."
-    return made
+    adapted = dataclasses.make_dataclass(
+        qualname, fields, bases=(Made,), namespace=space, frozen=True
+    )
+    adapted.__module__, adapted.__doc__ = module, inspect.getdoc(builder) or f"Made by {name}."
+    return adapted
 
 
-def _hint(found: Any, name: str, default: Any) -> Any:
+def _hint(builder: Any, name: str, default: Any) -> Any:
     """What a setting may be: as annotated if that is plain, else as its default is."""
     try:
-        target = vars(found).get("__init__", found) if isinstance(found, type) else found
+        target = vars(builder).get("__init__", builder) if isinstance(builder, type) else builder
         hint = typing.get_type_hints(target).get(name)
     except Exception:  # noqa: BLE001
         hint = None
@@ -144,7 +146,7 @@ def _hint(found: Any, name: str, default: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
+        return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -1,9 +1,9 @@
-"""What a client minimises: losses and the parts they need.
+"""Objectives: the losses that clients minimise, and the parts of the model that they need.
 
 An objective is frozen settings and a few small methods. `build` makes its parts, `see` runs them on
-a batch, `score` turns what was seen into a loss, `after_step` keeps targets up to date. Splitting
-`see` from `score` lets a method rewrite features or projections in between (FedStyle, APFL), and
-lets terms use what was already computed.
+a batch, `score` computes the loss from these outputs, `after_step` updates targets. Splitting `see`
+from `score` lets a method replace features or projections in between (FedStyle, APFL), and lets
+terms use outputs that were already computed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Objective", "Seen", "check", "mlp", "objectives", "two"]
 
 @dataclass
 class Seen:
-    """One batch as the model sees it: a list entry per view."""
+    """The outputs of the model for one batch, with one list entry per view."""
 
     batch: Batch
     h: list[Tensor]  # features, each (n, dim)
     z: list[Tensor]  # projections, each (n, dim_z)
-    t: list[Tensor] = field(default_factory=list)  # what an EMA twin makes of the views, if any
+    t: list[Tensor] = field(default_factory=list)  # projections of the EMA target, if any
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """The projections of two views, for objectives that compare exactly two."""
@@ -64,27 +64,27 @@ class Objective:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""  # authors and year, for lists
     uses_labels: ClassVar[bool] = False
-    views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most it can look at
+    views: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most views that it takes
     joint_views: ClassVar[bool] = True  # whether views share a BatchNorm pass in its paper's code
 
     @property
     def any_method(self) -> bool:
-        """Whether any method can train it; false where a method of its own must give it more."""
+        """Whether any method can train it; false if it needs a context that only some provide."""
         return True
 
     @property
     def by_projections(self) -> bool:
-        """Whether its loss takes from a view what the projector makes of features, and no more.
+        """Whether the loss depends on a view only through the projections of its features.
 
-        Then a method may put other features in their place.
+        Then a method may replace the features.
         """
         return type(self).see is Objective.see
 
     def check_context(self, context: type[Context]) -> None:
-        """Refuse a method whose context has less than the loss needs."""
+        """Raise an error if a method's context lacks fields that the loss needs."""
 
     def check_views(self, views: Views) -> None:
-        """Refuse views that it cannot look at."""
+        """Raise an error if it cannot take this number of views."""
         least, most = checked_view_counts(self.views, self)
         count = len(views.pipelines)
         if count < least or (most is not None and count > most):
@@ -92,19 +92,19 @@ class Objective:
             raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """New parts; `made` holds those built so far, `dim` is the encoder's feature size."""
+        """New parts; `made` has the modules built so far, `dim` is the encoder's feature size."""
         raise undefined(self, "build")
 
     def alone(self) -> bool:
-        """Whether the loss is a mean over images, none of which looks at another."""
+        """Whether the loss is a mean over images that do not depend on each other."""
         return False
 
     def among(self, examples: Examples) -> Tensor | None:
-        """Positions of the examples it can learn from; none: all of them."""
+        """Positions of the examples to train on; None: all of them."""
         return None
 
     def projections(self, views: int) -> int:
-        """How many projections a method may mix before its loss compares them, of so many views."""
+        """Number of projections that a method may mix before the loss, given `views` views."""
         return views
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
@@ -118,26 +118,26 @@ class Objective:
 
     @property
     def pooled(self) -> tuple[str, ...]:
-        """Parts that `means` reads; none where the loss is not a function of means over images."""
+        """Parts that `means` uses; empty if the loss is not a function of means over images."""
         return ()
 
     @property
     def pooled_size(self) -> int:
-        """How many numbers `means` are."""
+        """Number of values that `means` returns."""
         raise undefined(self, "pooled_size")
 
     def means(self, parts: Parts, seen: Seen) -> Tensor:
-        """Means over a batch's images, one vector in double precision, that fix the loss."""
+        """Means over a batch that determine the loss, one vector in double precision."""
         raise undefined(self, "means")
 
     def from_means(self, means: Tensor, images: int) -> Tensor:
-        """The loss over so many images whose means these are; it has a gradient."""
+        """The loss over `images` images, from their means; differentiable."""
         raise undefined(self, "from_means")
 
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
-        """Called once a model was put together, e.g. to start a fresh twin from the encoder.
+        """Called once a model is assembled, e.g. to start a fresh target from the encoder.
 
-        `first`: the client keeps nothing yet, so that its local parts are at initialisation.
+        `first`: the client has no state yet, so its local parts are at initialisation.
         """
 
     def after_step(self, parts: Parts) -> None:
@@ -145,7 +145,7 @@ class Objective:
 
 
 def check(chosen: Any, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
-    """Refuse settings that are given and do not fit, in the words of a rule such as `positive`."""
+    """Raise an error for settings that are set and do not fit; `rule` says which values do."""
     section = "objective" if isinstance(chosen, Objective) else "method"
     for name in names:
         value = getattr(chosen, name)

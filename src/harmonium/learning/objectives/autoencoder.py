@@ -48,15 +48,15 @@ class Autoencoder(Objective):
         return {"decoder": Part(decoder(dim, world.channels, world.side, self.width))}
 
     def alone(self) -> bool:
-        """No image looks at another."""
+        """True: the loss of an image does not depend on other images."""
         return True
 
     def projections(self, views: int) -> int:
-        """None: its loss looks at features."""
+        """None: the loss uses features."""
         return 0
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """Features of the images as they are: views are never made."""
+        """Features of the images without augmentation."""
         return Seen(batch, [parts["encoder"](batch.plain)], [])
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:

@@ -38,7 +38,7 @@ class BarlowTwins(Objective):
     views = (2, 2)
     joint_views = False
 
-    redundancy: float = 0.0051  # weight of what different dimensions have in common
+    redundancy: float = 0.0051  # weight of the correlations between dimensions
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 8192
     layers: int = 3  # linear layers of the projector

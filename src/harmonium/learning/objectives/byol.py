@@ -1,9 +1,9 @@
-"""BYOL: a predictor guesses what a slow copy of the network makes of the other view.
+"""BYOL: a predictor predicts the projection of the other view by an EMA target network.
 
-Grill et al., Bootstrap Your Own Latent, 2020. The slow copy, the target, is an exponential moving
-average and gets no gradient. In a federation it matters who owns it between rounds: Orchestra's
-baseline averages it over clients, FedSC's restarts it from the received model, FedU and FedEMA keep
-it at the client.
+Grill et al., Bootstrap Your Own Latent, 2020. The target is an exponential moving average of the
+online network and gets no gradient. In a federation it matters who owns it between rounds:
+Orchestra's baseline averages it over clients, FedSC's restarts it from the received model, FedU and
+FedEMA keep it at the client.
 
 Codes differ in the scale of the loss, hence in the learning rates that fit, and in when the target
 moves; both are settings here. Orchestra's code has the two coefficients of the average swapped; we
@@ -34,7 +34,7 @@ Scale = Literal["sum", "mean"]
 @objectives("byol")
 @dataclass(frozen=True)
 class BYOL(Objective):
-    """Similarity of guesses to the projections of a slow copy.
+    """Similarity of predictions to the projections of an EMA target.
 
     >>> BYOL(momentum=0.996).target
     'mean'
@@ -75,11 +75,11 @@ class BYOL(Objective):
         restart(parts, first=first)
 
     def alone(self) -> bool:
-        """Whether none looks at another; a target that moves at every look is not for that."""
+        """Whether images are independent; not if the target moves at every forward pass."""
         return self.update == "after"
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """What the network makes of the views, and what the target makes of them."""
+        """Outputs of the online network and of the target for every view."""
         if self.update == "before":
             follow(parts, self.momentum, self.ema_buffers)
         seen = super().see(parts, batch)
@@ -87,24 +87,28 @@ class BYOL(Objective):
         return seen
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """The distance of each view's guess to the target's projection of the other."""
-        (guesses,) = parts.through(seen.pair(), "predictor")
-        return distance(*two(guesses), *two(seen.t), self.scale)
+        """The distance of each view's prediction to the target's projection of the other view."""
+        (predictions,) = parts.through(seen.pair(), "predictor")
+        return distance(*two(predictions), *two(seen.t), self.scale)
 
     def after_step(self, parts: Parts) -> None:
-        """The target follows."""
+        """Update the target."""
         if self.update == "after":
             follow(parts, self.momentum, self.ema_buffers)
 
 
 def distance(
-    first_guess: Tensor, second_guess: Tensor, first: Tensor, second: Tensor, scale: Scale = "sum"
+    first_prediction: Tensor,
+    second_prediction: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scale: Scale = "sum",
 ) -> Tensor:
-    """How far guesses are from what they guess, the target's projections of the other view.
+    """Distance of predictions to the target's projections of the other view.
 
     Args:
-        first_guess: what the predictor makes of one view, (n, dim).
-        second_guess: what it makes of the other view of the same images, (n, dim).
+        first_prediction: predictions from one view, (n, dim).
+        second_prediction: predictions from the other view of the same images, (n, dim).
         first: the target's projections of the one view, (n, dim); they get no gradient.
         second: the target's projections of the other view, (n, dim); they get no gradient.
         scale: sum is 2 - 2 cos, the two directions added; mean is -cos, their mean.
@@ -114,5 +118,5 @@ def distance(
     >>> distance(a, b, b, a).item(), distance(a, b, b, a, scale="mean").item()
     (0.0, -1.0)
     """
-    apart = negative_cosine(first_guess, second_guess, first, second)
+    apart = negative_cosine(first_prediction, second_prediction, first, second)
     return 4 + 4 * apart if scale == "sum" else apart

@@ -1,9 +1,9 @@
-"""InfoNCE: every row of one view finds its partner among the rows of the other view.
+"""InfoNCE: every row of one view is classified among the rows of the other view.
 
 van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018. Unlike in
-NT-Xent, rows of the same view are not contrasted, and one view asks while the other answers. In
-Federated SimCLR (Louizos et al., 2024, eq. 3 and 6) the second view asks; in FedCA (Zhang et al.,
-2020, eq. 4 to 8) the first, among its partners and a dictionary of further negatives. Neither has
+NT-Xent, rows of the same view are not contrasted, and only one view provides the anchors. In
+Federated SimCLR (Louizos et al., 2024, eq. 3 and 6) it is the second view; in FedCA (Zhang et al.,
+2020, eq. 4 to 8) the first, contrasted with a dictionary of further negatives too. Neither has
 released code, and the former has no BatchNorm; views share a BatchNorm pass as in SimCLR.
 """
 
@@ -45,7 +45,7 @@ class InfoNCE(SimCLR):
 
     paper = "van den Oord et al., 2018"
 
-    anchors: Anchors = "second"  # the view that asks; first as in FedCA; both: mean of the two
+    anchors: Anchors = "second"  # view of the anchors; first as in FedCA; both: mean of the two
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """InfoNCE of the two projections."""
@@ -68,8 +68,8 @@ def info_nce(
         first: projections of one view, (n, dim).
         second: projections of the other view of the same images, (n, dim).
         temperature: divides the cosine similarities.
-        anchors: the view whose rows look for their partners; both is the mean of the two.
-        negatives: further rows to tell from the partner, (count, dim); they get no gradient.
+        anchors: the view whose rows are the anchors; both is the mean of the two.
+        negatives: further negatives, (count, dim); they get no gradient.
 
     >>> same = torch.ones(4, 3)
     >>> bool(torch.isclose(info_nce(same, same, 0.5), torch.tensor(4.0).log()))
@@ -79,16 +79,18 @@ def info_nce(
         there = info_nce(first, second, temperature, anchors="first", negatives=negatives)
         back = info_nce(first, second, temperature, anchors="second", negatives=negatives)
         return (there + back) / 2
-    asking, answering = (first, second) if anchors == "first" else (second, first)
-    rows = functional.normalize(answering)
+    queries, keys = (first, second) if anchors == "first" else (second, first)
+    rows = functional.normalize(keys)
     if negatives is not None:
         rows = torch.cat([rows, functional.normalize(negatives.detach().to(rows.dtype))])
-    logits = functional.normalize(asking) @ rows.T / temperature
-    return functional.cross_entropy(logits, torch.arange(len(asking)))
+    logits = functional.normalize(queries) @ rows.T / temperature
+    return functional.cross_entropy(logits, torch.arange(len(queries)))
 
 
 def bound(loss: Tensor, batch: int) -> Tensor:
-    """The least mutual information of the views, in nats: log(batch) - loss, so at most log(batch).
+    """A lower bound of the mutual information of the views, in nats: log(batch) - loss.
+
+    It is at most log(batch).
 
     Args:
         loss: InfoNCE without further negatives, a scalar.

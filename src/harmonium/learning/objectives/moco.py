@@ -9,7 +9,7 @@ received model, and both views are queries. We depart from it twice, because a c
 few steps:
 
 - The queue starts empty each round, so a client keeps no state. EasyFL keeps it (`queue_owner:
-  local`), but keys of older models are easy to tell from new ones whatever image they are of, and
+  local`), but keys of older models are easy to distinguish from new ones whatever their image, and
   with few images a client we saw features collapse.
 - Negatives are keys of images: those in the queue so far, and the others of the batch. The
   original also uses the random initial rows of a queue that is not yet full (`negatives: queue`).

@@ -63,7 +63,7 @@ class Rotation(Objective):
         return {"projector": Part(projector), "rotation": Part(nn.Linear(out, 4))}
 
     def alone(self) -> bool:
-        """The loss of an image does not depend on other images."""
+        """True: the loss of an image does not depend on other images."""
         return True
 
     def projections(self, views: int) -> int:

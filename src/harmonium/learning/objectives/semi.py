@@ -8,8 +8,8 @@ linear layer on the encoder's output predicts the label from both views:
     L = L(unlabelled) + sum over classes c of L(images of c) + CE(first view) + CE(second view)
 
 Each L is a mean over its own images. With `terms=uv` this is eq. 13, of which the printed version
-lost one client term. A class with one image costs nothing under contrast, for there is nothing to
-tell it from, and is left out. SimSiam compares images of a class with each other (section 4): all
+lost one client term. A class with one image has no negatives, so contrast would add nothing, and it
+is left out. SimSiam compares images of a class with each other (section 4): all
 ordered pairs, or, with `pairs: same`, the two views of each image only. A client without labels
 minimises the plain objective. Views share a BatchNorm pass or not as in the plain objective; the
 paper's networks have no BatchNorm.
@@ -41,13 +41,13 @@ PAPER = "Louizos et al., 2024"
 
 @dataclass(frozen=True)
 class InsideClasses(Objective):
-    """What the three variants share; an objective of two views comes after it."""
+    """The base of the three variants, combined with an objective of two views."""
 
     uses_labels: ClassVar[bool] = True
-    least: ClassVar[int] = 2  # images that there is something to compare among
+    least: ClassVar[int] = 2  # fewest images of a class that can be compared
 
     def alone(self) -> bool:
-        """Images of a class look at each other, whatever the plain objective does."""
+        """False: images of a class are compared with each other."""
         return False
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
@@ -70,7 +70,7 @@ class InsideClasses(Objective):
         return loss
 
     def within(self, parts: Parts, seen: Seen, context: Context, alike: bool) -> Tensor:
-        """The loss of some images, alike if they are of one class: the plain objective's."""
+        """The plain loss of some images; `alike` says whether they are of one class."""
         return super().score(parts, seen, context)
 
 
@@ -101,31 +101,33 @@ class SemiSimSiam(InsideClasses, SimSiam):
     pairs: Literal["all", "same"] = "all"  # of a class: every ordered pair, or an image's views
 
     def projections(self, views: int) -> int:
-        """None that could be mixed: guesses have been made of them by then."""
+        """None: `see` already computes the predictions from the projections."""
         return 0
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
-        """Guesses are made for the whole batch, as the predictor's normalisation may look at it."""
+        """Predictions are computed for the whole batch, as the predictor may have BatchNorm."""
         seen = super().see(parts, batch)
         return replace(seen, t=parts.through(seen.z, "predictor")[0])
 
     def within(self, parts: Parts, seen: Seen, context: Context, alike: bool) -> Tensor:
-        """Minus the similarity of guesses and projections: of each image's, or of all pairs'."""
-        guesses, targets = two(seen.t), seen.pair()
+        """Minus the similarity of predictions and projections, per image or over all pairs."""
+        predictions, targets = two(seen.t), seen.pair()
         if alike and self.pairs == "all":
-            return all_pairs(*guesses, *targets)
-        return negative_cosine(*guesses, *targets)
+            return all_pairs(*predictions, *targets)
+        return negative_cosine(*predictions, *targets)
 
 
-def all_pairs(first_guess: Tensor, second_guess: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """As `negative_cosine`, but every guess is compared with the other view of every image.
+def all_pairs(
+    first_prediction: Tensor, second_prediction: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """As `negative_cosine`, but each prediction is compared with the other view of every image.
 
     >>> a, b = torch.eye(2), torch.eye(2).flip(0)
     >>> all_pairs(a, b, a, b).item(), negative_cosine(a, b, b, a).item()
     (-0.5, -1.0)
     """
     there, back = (
-        functional.normalize(guess).mean(0) @ functional.normalize(target.detach()).mean(0)
-        for guess, target in ((first_guess, second), (second_guess, first))
+        functional.normalize(prediction).mean(0) @ functional.normalize(target.detach()).mean(0)
+        for prediction, target in ((first_prediction, second), (second_prediction, first))
     )
     return -(there + back) / 2

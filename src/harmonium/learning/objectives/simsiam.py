@@ -1,11 +1,11 @@
-"""SimSiam: a predictor guesses one view's projection from the other's, and only the guess learns.
+"""SimSiam: a predictor maps the projection of one view to that of the other, with a stop-gradient.
 
 Chen and He, Exploring Simple Siamese Representation Learning, 2021. The target side gets no
 gradient; with that and BatchNorm it does not collapse, although the loss would not notice. Watch
 `harmonium.evaluation.geometry.spread` of the projections: about 1 is healthy, 0 is collapse. With
 GroupNorm it collapses easily (Louizos et al., 2024).
 
-As in the released code, each view passes the networks by itself, so that BatchNorm never looks at
+As in the released code, each view passes the networks by itself, so that BatchNorm never sees
 two views together. One departure: the predictor's learning rate follows the recipe's schedule.
 """
 
@@ -28,7 +28,7 @@ from harmonium.learning.world import World
 @objectives("simsiam")
 @dataclass(frozen=True)
 class SimSiam(Objective):
-    """Similarity of guessed and seen projections, with a stop-gradient.
+    """Similarity of predictions and projections, with a stop-gradient.
 
     >>> SimSiam(hidden=2048, out=2048, predictor_hidden=512).layers
     3
@@ -60,23 +60,23 @@ class SimSiam(Objective):
         return {"projector": Part(projector), "predictor": Part(predictor)}
 
     def alone(self) -> bool:
-        """No image looks at another."""
+        """True: the loss of an image does not depend on other images."""
         return True
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """Minus the similarity of each view's guess to the other's projection."""
-        (guesses,) = parts.through(seen.pair(), "predictor")
-        return negative_cosine(*two(guesses), *seen.pair())
+        """Minus the similarity of each view's prediction to the projection of the other."""
+        (predictions,) = parts.through(seen.pair(), "predictor")
+        return negative_cosine(*two(predictions), *seen.pair())
 
 
 def negative_cosine(
-    first_guess: Tensor, second_guess: Tensor, first: Tensor, second: Tensor
+    first_prediction: Tensor, second_prediction: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
-    """Minus the mean cosine of guesses and what they guess, the other view: within -1 and 1.
+    """Minus the mean cosine of predictions and the other view's projections, between -1 and 1.
 
     Args:
-        first_guess: what the predictor makes of one view, (n, dim).
-        second_guess: what it makes of the other view of the same images, (n, dim).
+        first_prediction: predictions from one view, (n, dim).
+        second_prediction: predictions from the other view of the same images, (n, dim).
         first: projections of the one view, (n, dim); they get no gradient.
         second: projections of the other view, (n, dim); they get no gradient.
 
@@ -84,5 +84,8 @@ def negative_cosine(
     >>> negative_cosine(b, a, a, b).item()
     -1.0
     """
-    guesses, targets = torch.cat([first_guess, second_guess]), torch.cat([second, first])
-    return -functional.cosine_similarity(guesses, targets.detach()).mean()
+    predictions, targets = (
+        torch.cat([first_prediction, second_prediction]),
+        torch.cat([second, first]),
+    )
+    return -functional.cosine_similarity(predictions, targets.detach()).mean()

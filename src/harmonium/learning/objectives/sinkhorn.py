@@ -30,7 +30,7 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
 
 
 def sweep(logits: Tensor) -> Tensor:
-    """One iteration: each column scaled to sum 1, then each row; the sums asked for cancel."""
+    """One iteration: each column scaled to sum 1, then each row; constant factors cancel."""
     return logits.log_softmax(0).log_softmax(1)
 
 
@@ -58,7 +58,7 @@ def scaling(
     """Factors of rows (n,) and of columns (columns,) that balance a positive matrix.
 
     Args:
-        kernel: what is to be balanced, (n, columns).
+        kernel: the matrix to balance, (n, columns).
         iterations: at most; it ends once the rows' factors change by less than `tolerance`.
         rows: factors to begin with; none: all alike.
         tolerance: of the sum of relative changes.
@@ -68,7 +68,7 @@ def scaling(
     across = kernel.new_ones(columns)
     for _ in range(iterations):
         across = n / (columns * (rows @ kernel))
-        held, rows = rows, 1 / (kernel @ across)
-        if float((held / rows - 1).abs().sum()) < tolerance:
+        previous, rows = rows, 1 / (kernel @ across)
+        if float((previous / rows - 1).abs().sum()) < tolerance:
             break
     return rows, across

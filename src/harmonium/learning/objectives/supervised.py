@@ -2,8 +2,8 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
 FedAvg as it was first published, and the upper reference of most federated self-supervised papers.
-Images without one are left out; a client's upload weighs by
-all of its images all the same, as the server knows no other number.
+Images without a label are left out, but a client's upload is weighted by all of its images, as the
+server knows no other number.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Supervised(Objective):
         return (examples.labels() != UNKNOWN).nonzero().flatten()
 
     def alone(self) -> bool:
-        """No image looks at another; that its label is known is public."""
+        """True: images do not depend on each other; which labels are known is public."""
         return True
 
     def projections(self, views: int) -> int:
-        """None: its loss looks at features."""
+        """None: the loss uses features."""
         return 0
 
     def see(self, parts: Parts, batch: Batch) -> Seen:
@@ -61,7 +61,7 @@ class Supervised(Objective):
 
 
 def classifier(objective: Objective, dim: int, world: World) -> Part:
-    """A linear layer from features to classes, or an error where there are none."""
+    """A linear layer from features to classes; raises ConfigError if there are no classes."""
     if not world.classes:
         raise ConfigError(
             f"objective={objective.name} needs labelled images: choose data with labels, or an "

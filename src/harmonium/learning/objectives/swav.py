@@ -49,7 +49,7 @@ class SwAV(Objective):
     temperature: float = 0.1  # of the predicted assignment
     epsilon: float = 0.05  # of the balanced assignment; smaller is sharper
     iterations: int = 3  # of Sinkhorn's scaling
-    freeze: int = 0  # steps of the model's life in which prototypes stay as drawn
+    freeze: int = 0  # first steps of the model in which prototypes stay at initialisation
     queue: int = 256  # earlier projections that join the assignment once so many exist; 0: none
     queue_owner: Owner = "fresh"  # fresh: empty each round, no state; local: kept
     hidden: int | None = None  # width of the projector's inner layer; none: the encoder's

@@ -44,11 +44,10 @@ def targets(parts: Parts, views: Sequence[Tensor], name: str = "target") -> list
 
 @torch.no_grad()
 def follow(parts: Parts, momentum: float, buffers: Buffers = "own", name: str = "target") -> None:
-    """Move a twin towards what it follows: target <- momentum target + (1 - momentum) online.
+    """Move a twin towards its model: target <- momentum target + (1 - momentum) online.
 
-    BatchNorm statistics are not moved: the twin's own forward passes keep them (`own`), unless
-    they shall be those of the model it follows (`copy`). A twin in evaluation mode is held still,
-    be it that `fit` does not train it or that nothing is trained.
+    BatchNorm statistics come from the twin's own forward passes (`own`) or are copied from the
+    model that it follows (`copy`). A twin in evaluation mode is not moved.
     """
     if not parts[name].training:
         return

@@ -40,8 +40,8 @@ class VICReg(Objective):
     joint_views = False
 
     invariance: float = 25.0  # weight of the squared difference of views
-    variance: float = 25.0  # weight of what deviations lack of 1
-    covariance: float = 1.0  # weight of what dimensions have in common
+    variance: float = 25.0  # weight of the hinge on standard deviations below 1
+    covariance: float = 1.0  # weight of the covariances between dimensions
     hidden: int | None = None  # width of the projector's inner layers; none: the encoder's
     out: int | None = None  # size of a projection; none: the encoder's; published 8192
     layers: int = 3  # linear layers of the projector
@@ -58,7 +58,7 @@ class VICReg(Objective):
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """The weighted sum of the three."""
+        """The weighted sum of the three terms."""
         return vicreg(*seen.pair(), self.invariance, self.variance, self.covariance)
 
 
@@ -69,7 +69,7 @@ def vicreg(
     variance: float = 25.0,
     covariance: float = 1.0,
 ) -> Tensor:
-    """The weighted sum of how views differ, what deviations lack and what dimensions share.
+    """The weighted sum of the invariance, variance and covariance terms.
 
     Args:
         first: projections of one view, (n, dim).
@@ -89,7 +89,7 @@ def vicreg(
 
 
 def flatness(rows: Tensor) -> Tensor:
-    """What the deviation of each dimension of (n, dim) lacks of 1, on average: at most 0.99.
+    """The mean hinge on standard deviations below 1, over the dimensions of (n, dim): at most 0.99.
 
     >>> round(flatness(torch.ones(4, 3)).item(), 6)
     0.99

@@ -31,10 +31,10 @@ class Term:
     paper: ClassVar[str] = ""  # authors and year, for cards
     uses_labels: ClassVar[bool] = False
     reveals: ClassVar[str] = ""  # what leaves because of it, in plain words
-    alone: ClassVar[bool] = False  # no image looks at another in it
+    alone: ClassVar[bool] = False  # whether images do not depend on each other
 
     def check(self, objective: Objective) -> None:
-        """Refuse an objective that it cannot be added to."""
+        """Raise an error for an objective that it cannot be added to."""
 
     def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; most terms have none."""
@@ -48,18 +48,18 @@ class Term:
         """Called after every optimiser step, e.g. to keep rows at unit length."""
 
     def at_server(self, model: Weights) -> Weights:
-        """The model after a step of the server's optimiser, put right where the term must."""
+        """The model after the server optimiser's step, with constraints of the term restored."""
         return model
 
     def reply_fault(self, model: Weights) -> str | None:
-        """What shows that the parts of this term in a sent model are not an honest client's."""
+        """Why the parts of this term in an upload are invalid; None if they are valid."""
         return None
 
     def note(self, method: Method, cohort: int) -> str:
-        """What a user should know of a run in which so many clients take part in a round."""
+        """A note for users on a run with `cohort` clients in a round; empty: none."""
         return ""
 
-    # What it wants to know of the model before an encoder is judged; most terms nothing.
+    # Measures on the model before an evaluation; most terms have none.
     def measures(self, objective: Objective) -> tuple[str, ...]:
         """Names of the numbers that a client measures on its images."""
         return ()
@@ -71,7 +71,7 @@ class Term:
         return ()
 
     def report(self, means: Mapping[str, float], entropy: float) -> dict[str, Any]:
-        """What they amount to: means over clients, and the entropy of the clients in nats."""
+        """Figures from the means over clients and from the entropy of the clients in nats."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""User verification: every client learns to be told from all others by both views of its images.
+"""User verification: a classifier predicts the client from each of the two views of an image.
 
 Louizos et al., A Mutual Information Perspective on Federated Contrastive Learning, 2024. Added to
 SimCLR it is Federated SimCLR: eq. 6 bounds the mutual information of two views over the whole
@@ -11,8 +11,8 @@ negative even at its optimum for ten clients or more, so `scale` is a setting, 1
 moves rows of absent clients by their moments (`rows: dense`, as printed) unless it is `lazy`.
 Algorithm 2 verifies unlabelled images only, eq. 13 all of them: `pictures` follows the equation.
 
-A client measures the bounds on the federation's model before it is judged and not on its own after
-training: equation 6 holds for one encoder, and a client's last steps fit its own row.
+A client measures the bounds on the federation's model before an evaluation, not on its own model
+after training: equation 6 holds for one encoder, and a client's last steps fit its own row.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Verification(Term):
     hidden: int | None = None  # width of its projector's inner layer; none: the encoder's
     out: int = 128  # size of a row
     rows: Literal["dense", "lazy"] = "dense"  # lazy: rows of absent clients stay where they are
-    pictures: Literal["all", "unlabelled"] = "all"  # that it looks at
+    pictures: Literal["all", "unlabelled"] = "all"  # images that it uses
 
     def __post_init__(self) -> None:
         for name, wanted, fits in (
@@ -83,11 +83,11 @@ class Verification(Term):
                 raise ConfigError(f"terms.uv.{name} is {value}; it must be {wanted}")
 
     def check(self, objective: Objective) -> None:
-        """Refuse objectives that do not look at two views of an image."""
+        """Raise an error for objectives that do not use two views of an image."""
         if objective.views[0] < 2 and not objective.uses_labels:
             raise ConfigError(
-                f"terms=uv looks at two views of every image, which objective={objective.name} "
-                "does not make: choose another, e.g. objective=simclr"
+                f"terms=uv needs two views of every image, but objective={objective.name} does not "
+                "make them: choose another, e.g. objective=simclr"
             )
         if self.pictures == "unlabelled" and not objective.uses_labels:
             raise ConfigError(
@@ -102,7 +102,7 @@ class Verification(Term):
         return {"uv_projector": Part(projector), "uv": table}
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
-        """The cost of not being told from others, for two views; rows of others are constants."""
+        """The cross-entropy of the client for two views; rows of other clients are constants."""
         chosen = slice(None) if self.pictures == "all" else seen.batch.labels == UNKNOWN
         h = [view[chosen] for view in seen.h]
         if not self.weight or not len(h[0]):
@@ -114,11 +114,11 @@ class Verification(Term):
         table = _table(parts)
         mine = (torch.arange(len(table)) == me)[:, None]
         rows = torch.where(mine, table, table.detach())
-        rest = parts["uv_projector"](torch.cat(h)).chunk(len(h))
-        return [verification(view, rows, me, self.scale) for view in rest]
+        projected = parts["uv_projector"](torch.cat(h)).chunk(len(h))
+        return [verification(view, rows, me, self.scale) for view in projected]
 
     def after_step(self, parts: Parts, context: Context) -> None:
-        """The own row back to unit length; the others as received, whatever weight decay did."""
+        """Normalise the client's row and restore the other rows, which weight decay may change."""
         if not self.weight:  # nothing has moved, and rounding must not
             return
         table, me = _table(parts).data, context.me
@@ -128,7 +128,7 @@ class Verification(Term):
         table[me] = own
 
     def at_server(self, model: Weights) -> Weights:
-        """Rows back to unit length, as the server's optimiser may have left it."""
+        """Normalise the rows, which the server's optimiser may have changed in length."""
         return {**model, TABLE: functional.normalize(model[TABLE])} if TABLE in model else model
 
     def reply_fault(self, model: Weights) -> str | None:
@@ -139,9 +139,9 @@ class Verification(Term):
         return None if length is None else f"`model` {TABLE} has length {length:.3g}, not 1"
 
     def note(self, method: Method, cohort: int) -> str:
-        """A warning where there is nobody to be told from, or moments move rows of the absent."""
+        """A warning if there is only one client, or if moments move rows of absent clients."""
         if method.world.clients == 1:
-            return "there is one client, so user verification has nobody to tell it from"
+            return "there is one client, so user verification has nothing to distinguish"
         drifts = any(getattr(method.server_optimiser, key, 0) for key in ("beta1", "momentum"))
         if not drifts or self.rows == "lazy" or cohort >= method.world.clients:
             return ""
@@ -158,7 +158,7 @@ class Verification(Term):
     def measure(
         self, parts: Parts, seen: Seen, context: Context, objective: Objective
     ) -> list[Tensor]:
-        """Those of one batch."""
+        """The costs of one batch, and the local bound."""
         costs = self._costs(parts, seen.h, context.me)[:2]
         if isinstance(objective, SimCLR):
             loss = info_nce(*seen.pair(), objective.temperature)
@@ -191,7 +191,7 @@ def verification(inputs: Tensor, rows: Tensor, me: int, scale: float = 1.0) -> T
 
 
 def bounds(means: Mapping[str, float], entropy: float) -> dict[str, float]:
-    """Least mutual informations in nats from costs of verification and the local bound, if known.
+    """Lower bounds of mutual information in nats, from verification costs and the local bound.
 
     `client`: of a view and its client (lemma 2.1, mean of both views); `labels`: of both views and
     the unknown label, where clients differ by labels alone (proposition 2); `local`: of the views
@@ -201,7 +201,7 @@ def bounds(means: Mapping[str, float], entropy: float) -> dict[str, float]:
     {'client': 0.5, 'labels': 1.0, 'local': 2.0, 'total': 2.0}
     """
     both = means["first"] + means["second"]
-    found = {"client": entropy - both / 2, "labels": 2 * entropy - both}
+    lower = {"client": entropy - both / 2, "labels": 2 * entropy - both}
     if "local" in means:
-        found |= {"local": means["local"], "total": means["local"] - both + entropy}
-    return found
+        lower |= {"local": means["local"], "total": means["local"] - both + entropy}
+    return lower

@@ -2,8 +2,8 @@
 
 A method of one ask that trains nothing. The question is of Louizos et al., A Mutual Information
 Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps where labels
-tell clients apart and hurts where only their style does. The answer is ours, and what sums say of
-it is in `harmonium.studies.diagnosis`.
+tell clients apart and hurts where only their style does. The answer is ours;
+`harmonium.studies.diagnosis` derives it from the sums.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAST = 5  # images; with fewer, a client's sums would nearly be its images
 @methods("diagnosis")
 @dataclass(frozen=True)
 class Diagnosis(Method):
-    """One ask for sums; the server adds them up and the model stays as it was drawn."""
+    """One ask for sums; the server adds them up and the model stays at initialisation."""
 
     paper = "asks what Louizos et al., 2024, leave open"
     remembers = {"sums": "statistic"}
@@ -84,7 +84,7 @@ class Diagnosis(Method):
 
 
 def sums_of(server: Server) -> Sums:
-    """What the clients of the last round added up to."""
-    held = server.memory["sums"]
-    within, between = (unpack(held[name], len(held["total"])) for name in ("within", "between"))
-    return Sums(held["groups"], held["pictures"], held["total"], within, between)
+    """The sums over the clients of the last round."""
+    sums = server.memory["sums"]
+    within, between = (unpack(sums[name], len(sums["total"])) for name in ("within", "between"))
+    return Sums(sums["groups"], sums["pictures"], sums["total"], within, between)

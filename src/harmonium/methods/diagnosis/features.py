@@ -1,11 +1,11 @@
-"""What an image is described by: its content alone, and a coarse copy of it as it is.
+"""The descriptors of an image: its content alone, and a coarse copy of the image as it is.
 
 Content is what stays when an image is turned, mirrored, or changed in colour, brightness or
-contrast; sharpness and grain change it little. Small filters ("eyes") stand on circles around the
-middle. To turn an image is to move what they see along their circles, so the sizes of the Fourier
-coefficients along each circle do not change. What eyes for light see counts relative to its own
-size, what eyes for edges see likewise: contrast scales both, blur above all the second. Nothing
-here is learned or drawn: the same images give the same numbers everywhere.
+contrast; sharpness and grain change it little. Small filters stand on circles around the centre.
+Rotating an image moves their responses along the circles, so the magnitudes of the Fourier
+coefficients along each circle do not change. Responses of light filters and of edge filters are
+each divided by their own size: contrast scales both, blur above all the second. Nothing here is
+learned or random: the same images give the same numbers everywhere.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from harmonium.data.augment.operations import luma, to_planes
 
 SIDE = 32  # pixels; larger images are averaged down to it
 RINGS = (0.15, 0.4, 0.65)  # radii of the circles; 1 is half the shorter side of the image
-TURNS = 32  # eyes on each circle
+TURNS = 32  # filters on each circle
 HARMONICS = 5  # Fourier coefficients of each circle, the mean included
-WIDTH = 0.13, 1.3  # standard deviation of an eye for light; in radii, but at least so many pixels
-WAVE = 0.4, 5.0  # wavelength of an eye for edges; likewise, for turning blurs what is finer
-KINDS = 4  # what is kept of a place: light, and edges along, across and oblique to the radius
+WIDTH = 0.13, 1.3  # standard deviation of a light filter; in radii, but at least so many pixels
+WAVE = 0.4, 5.0  # wavelength of an edge filter; likewise, because rotation blurs finer detail
+KINDS = 4  # responses at each place: light, and edges along, across and oblique to the radius
 CONTENT = KINDS * len(RINGS) * HARMONICS  # numbers that describe an image's content
 FIELDS = 3  # the coarse copy has so many fields each way
 FAINT = 1e-4  # what counts as no contrast at all; 1 is black against white
@@ -47,7 +47,7 @@ def described(pixels: Tensor) -> Tensor:
 
 
 def content(light: Tensor) -> Tensor:
-    """What turns, mirrors, brightness and contrast do not change.
+    """Descriptors that rotation, mirroring, brightness and contrast do not change.
 
     Args:
         light: grey images, `(n, height, width)`.
@@ -55,7 +55,7 @@ def content(light: Tensor) -> Tensor:
     Returns:
         `(n, CONTENT)`.
     """
-    disc, real, imaginary = _eyes(*light.shape[1:])
+    disc, real, imaginary = _filters(*light.shape[1:])
     mean = (light * disc).sum((1, 2), keepdim=True) / disc.sum()
     seen = ((light - mean) * disc).flatten(1)
     lights, places = len(RINGS) * TURNS, (len(RINGS), TURNS)
@@ -65,7 +65,7 @@ def content(light: Tensor) -> Tensor:
     edges = edges / (edges.mean((1, 2, 3), keepdim=True) + FAINT)
     around = torch.cat([shade, edges], 1)
     sizes = torch.fft.rfft(around)[..., :HARMONICS].abs() / TURNS
-    # A mirror turns one oblique into the other: their mean does not change.
+    # Mirroring swaps the two oblique kinds: their mean does not change.
     oblique = (sizes[:, 2] + sizes[:, 4]) / 2
     kept = torch.stack([sizes[:, 0], sizes[:, 1], oblique, sizes[:, 3]], 1)
     return kept.flatten(1)
@@ -96,8 +96,8 @@ def _small(planes: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _eyes(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The disc that is looked at, and the filters as two real matrices.
+def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The disc of pixels that counts, and the filters as two real matrices.
 
     Returns:
         `(height, width)`, and twice `(height * width, 5 * len(RINGS) * TURNS)`.
@@ -105,7 +105,7 @@ def _eyes(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     pixel = 2 / min(height, width)
     down = (torch.arange(height, dtype=torch.float64) + 0.5 - height / 2)[:, None] * pixel
     across = (torch.arange(width, dtype=torch.float64) + 0.5 - width / 2)[None, :] * pixel
-    disc = ((1 - torch.hypot(across, down)) / pixel).clamp(0, 1)  # turning brings in no corners
+    disc = ((1 - torch.hypot(across, down)) / pixel).clamp(0, 1)  # rotation brings in no corners
     wide, wave = (max(size, least * pixel) for size, least in (WIDTH, WAVE))
     spots = [(r, 2 * math.pi * k / TURNS) for r in RINGS for k in range(TURNS)]
     columns = []
@@ -121,7 +121,7 @@ def _eyes(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
             way = angle + math.pi * (kind - 1) / 4  # the first is along the radius
             phase = (x * math.cos(way) + y * math.sin(way)) * (2 * math.pi / wave)
             ripple = window * torch.polar(torch.ones_like(phase), phase)
-            columns.append(ripple - window * ripple.sum())  # even light is no edge
+            columns.append(ripple - window * ripple.sum())  # uniform light is no edge
     filters = torch.stack([column.flatten() for column in columns], 1)
     real, imaginary = filters.real.float().contiguous(), filters.imag.float().contiguous()
     return disc.float(), real, imaginary

@@ -27,7 +27,7 @@ class Sums:
     """What groups add up to; all that is known of them."""
 
     groups: int
-    pictures: int
+    images: int
     total: Tensor  # (d,) sum of all vectors
     within: Tensor  # (d, d) sum over groups of the scatter around the group's own mean
     between: Tensor  # (d, d) sum over groups of n m m'
@@ -36,7 +36,7 @@ class Sums:
         """The same sums of some of the dimensions."""
         return Sums(
             self.groups,
-            self.pictures,
+            self.images,
             self.total[where],
             self.within[where, where],
             self.between[where, where],
@@ -83,14 +83,14 @@ def spread(sums: Sums) -> Spread:
     """
     if sums.groups < 2:
         raise DataError("how clients differ needs at least 2 clients that answer")
-    free = sums.pictures - sums.groups  # degrees of freedom of the covariance within groups
+    free = sums.images - sums.groups  # degrees of freedom of the covariance within groups
     if free < 2 * IMAGES_PER_DIRECTION:
         raise DataError(
-            f"{sums.pictures} images of {sums.groups} clients are too few to compare clients: "
+            f"{sums.images} images of {sums.groups} clients are too few to compare clients: "
             f"at least {sums.groups + 2 * IMAGES_PER_DIRECTION} are needed"
         )
-    mean = sums.total / sums.pictures
-    between = sums.between - sums.pictures * torch.outer(mean, mean)
+    mean = sums.total / sums.images
+    between = sums.between - sums.images * torch.outer(mean, mean)
     axes, variances = _axes(sums.within, free // IMAGES_PER_DIRECTION)
     size, ways = axes.shape[1], sums.groups - 1
     if size == 0:
@@ -100,10 +100,10 @@ def spread(sums: Sums) -> Spread:
     trace, expected = float(along.sum()), size * ways
     known = (free - 1) * (free + ways - size - 1) / ((free - size) * (free - size - 3))
     variance = 2 * expected * known  # `known` is 1 where the covariance is known
-    distance = (trace - expected) / sums.pictures
+    distance = (trace - expected) / sums.images
     # Where means differ, the error grows: by their distance, and by the covariance's own error.
     apart = max(trace - expected, 0.0)
-    error = math.sqrt(variance + 4 * apart + 2 * apart**2 / free) / sums.pictures
+    error = math.sqrt(variance + 4 * apart + 2 * apart**2 / free) / sums.images
     wide = float(((along - ways) * variances).sum() / variances.mean())
     width = wide / apart if apart and wide > 0 else 0.0
     return Spread(distance, error, _score(trace, expected, variance), size, width)

@@ -137,7 +137,7 @@ class FedStyle(Method):
         check(self, "positive", lambda value: value > 0, "style_lr", "style_temperature")
         check(self, "at least 1", lambda size: size >= 1, "hidden")
 
-    def extra_parts(self, made: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
+    def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
         """The style model and the generator, which stay, and the style projector."""
         # A generator of its own for these weights: other parts are initialised as FedAvg's are.
         with torch.random.fork_rng(devices=[]):

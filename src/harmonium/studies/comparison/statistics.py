@@ -79,7 +79,7 @@ def differences(rows: Mapping[str, Figures], base: str) -> dict[str, PairedDiffe
         size = max(abs(some[seed]) for some in (figures, rows[base]) for seed in shared)
         if apart.stderr is not None and apart.stderr > ROUNDING * size:
             found[label] = PairedDifference(apart.mean, apart.low, apart.high, None, apart.seeds)
-            raw[label] = _p(apart.mean, apart.stderr, apart.seeds)
+            raw[label] = p_value(apart.mean, apart.stderr, apart.seeds)
     for label, p in holm(raw).items():
         one = found[label]
         found[label] = PairedDifference(one.mean, one.low, one.high, p, one.seeds)
@@ -172,9 +172,16 @@ def mean_ranks(rows: Mapping[str, Figures]) -> dict[str, float]:
     return dict(zip(rows, (float(rank) for rank in places.mean(1)), strict=True))
 
 
-def _p(mean: float, stderr: float, seeds: int) -> float:
+def p_value(mean: float, stderr: float, seeds: int) -> float:
+    """The p value of a two-sided t-test that a mean of so many seeds is 0.
+
+    >>> round(p_value(2.0, 1.0, 5), 3), p_value(2.0, 0.0, 5), p_value(0.0, 0.0, 5)
+    (0.116, 0.0, 1.0)
+    """
     from scipy.stats import t
 
+    if stderr == 0:  # the same difference with every seed
+        return 0.0 if mean else 1.0
     return float(2 * t.sf(abs(mean) / stderr, seeds - 1))
 
 

@@ -23,15 +23,15 @@ from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.tuning.grid import Setting
 
 STUDY = FolderKind("study", "tune", "study.json")
-FIRST = 3  # round before which no setting stops: scores have hardly moved
+FIRST = 3  # round before which no setting stops: scores have hardly changed
 
 
 @dataclass(frozen=True)
 class Stopping:
     """After which rounds settings stop early, and which of them."""
 
-    keep: float = 0.5  # share of the settings that goes on
-    margin: float = 0.1  # so close below the last of them goes on, too; as a share of best - worst
+    keep: float = 0.5  # share of the settings that continues
+    margin: float = 0.1  # settings so close below continue, too; as a share of best - worst
     checks: tuple[int, ...] | None = None  # rounds; none: a quarter and half, from FIRST on
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class _Reached(Exception):
 
 
 class _Until(Callback):
-    """Hands on to another callback, and ends the run after a round."""
+    """Forwards to another callback, and ends the run after a round."""
 
     def __init__(self, last: int, inner: Callback) -> None:
         self._last, self._inner = last, inner

@@ -1,7 +1,7 @@
 """What a study would do, and how much of it is done: `harmonium tune --dry-run`.
 
-Runs nothing. How many settings stop early is not known in advance; a study takes least if only the
-share that `keep` names goes on at every check, and most if none stops.
+Nothing is run. How many settings stop early is not known in advance: a study takes least if only
+the share `keep` continues at every check, and most if none stops.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StudyForecast:
     rounds: int
     checks: tuple[int, ...]  # rounds after which settings may stop
     keep: float
-    missing: tuple[str, ...]  # data sets that are not here, each with the command that gets it
+    missing: tuple[str, ...]  # data sets to fetch first, each with the command that does it
     measured: str  # how steps were measured, or why none was
 
     @property
@@ -65,7 +65,7 @@ class StudyForecast:
 
     @property
     def share(self) -> float:
-        """The share of the rounds left that is run if as many settings stop as may."""
+        """The share of the rounds left that is run if as many settings as possible stop early."""
         done = sorted((one.done for one in self.most.cells), reverse=True)
         goals = fewest_rounds(len(done), self.rounds, self.checks, self.keep)
         left = sum(self.rounds - one for one in done)
@@ -73,7 +73,7 @@ class StudyForecast:
         return least / left if left else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it; `seconds` and `sent` are at most, `least` their least share."""
+        """Plain values for JSON; `seconds` and `sent` are at most, `least` their least share."""
         runs = self.most
         more = {"runs": len(runs.cells), "seconds": runs.seconds, "sent": runs.sent}
         return {**asdict(self), **more, "least": self.share}
@@ -82,10 +82,10 @@ class StudyForecast:
         """What a reader of the command sees."""
         runs, share = self.most, self.share
         rounds = counted(self.rounds, "round")
-        said = f"{counted(len(runs.cells), 'run')} of {rounds} on {self.data}"
+        summary = f"{counted(len(runs.cells), 'run')} of {rounds} on {self.data}"
         states = Counter(one.state for one in self.settings if one.run is None)
-        said = "; ".join([said, *(f"{count} {state}" for state, count in states.items())])
-        lines = [f"{counted(len(self.settings), 'setting')}: {said}"]
+        summary = "; ".join([summary, *(f"{count} {state}" for state, count in states.items())])
+        lines = [f"{counted(len(self.settings), 'setting')}: {summary}"]
         lines += [f"{one.state:<8} {one.line()}" for one in self.settings]
         if self.checks:
             after = ", ".join(map(str, self.checks))
@@ -99,8 +99,8 @@ class StudyForecast:
             lines.append(f"time     {self.measured}")
         if sent := runs.sent:
             least = in_bytes({way: share * much for way, much in sent.items()})
-            told = _either(least, in_bytes(sent), share)
-            lines.append(f"bytes    {told}; without those of scores")
+            amount = _either(least, in_bytes(sent), share)
+            lines.append(f"bytes    {amount}; without those of scores")
         return [*lines, *(f"missing  {text}" for text in self.missing)]
 
 

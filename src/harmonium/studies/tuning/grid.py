@@ -15,7 +15,7 @@ ROUNDS = 20  # of every setting, as published
 FIXED = {  # what a grid cannot hold, and why
     "rounds": "all settings must run equally long: give rounds=N once",
     "data": "scores on different images cannot be compared: tune each data set by itself",
-    "evaluate": "that would change the yardstick and not what is measured",
+    "evaluate": "that would change the score and not what is scored",
     "engine": "where clients run never changes a result",
 }
 
@@ -40,7 +40,7 @@ class Setting:
 
 
 def points(what: str, changes: Sequence[Change], words: Sequence[str]) -> list[Setting]:
-    """Every setting of the grid with its recipe; slips are refused before anything runs."""
+    """Every setting of the grid with its recipe; mistakes are refused before anything runs."""
     grid = _read_grid(changes, words)
     if not grid:
         raise _no_grid(changes)

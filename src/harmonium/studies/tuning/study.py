@@ -2,13 +2,13 @@
 
 Lubana et al., Orchestra, 2022, section 5: every setting runs for 20 rounds, then all clients score
 the encoder by Align + 0.2 Unif (eq. 5), and the highest score wins. Labels, where there are any,
-only say beside it how well the score ranked. Test images are not looked at: runs end with their
-last round, before the verdict.
+only show how well the score ranked. Test images are not used: runs end with their last round,
+before the verdict.
 
-Not of the paper: hopeless settings stop early. At some rounds the better share of all settings goes
-on (successive halving, Jamieson and Talwalkar, 2016), and whoever is hardly worse than the last of
-them. Runs are ordinary runs in the study's folder, so a study that was stopped goes on where it was
-and ends with the same table.
+Not in the paper: settings with low scores stop early. At some rounds only the better share of all
+settings continues (successive halving, Jamieson and Talwalkar, 2016), with those that score hardly
+worse. Runs are ordinary runs in the study's folder, so a stopped study continues where it was and
+ends with the same table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Study(Tabular):
         return [("Settings by their score without labels", self.shown(), None)]
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The study as plain values, for JSON."""
         return {
             "folder": str(self.folder),
             "best": dict(self.best) if self.best else None,
@@ -119,7 +119,7 @@ def tune(
         check: rounds after which settings may be stopped.
         formats: of the plot, as for `compare`.
         callbacks: as for `compare`.
-        note: called with each line of progress that is worth telling.
+        note: called with each message on progress.
         settings: settings by name.
 
     Returns:
@@ -128,8 +128,8 @@ def tune(
     >>> import harmonium
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> grid = {"local.lr": [0.1, 0.001]}
-    >>> found = harmonium.tune("fedsimclr", grid=grid, **small, **{"engine.workers": 0})
-    >>> len(found.rows), found.best["local.lr"] in ("0.1", "0.001")
+    >>> study = harmonium.tune("fedsimclr", grid=grid, **small, **{"engine.workers": 0})
+    >>> len(study.rows), study.best["local.lr"] in ("0.1", "0.001")
     (2, True)
     """
     formats = None if formats is None else figure.known_formats(formats)
