@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-deploy lint hooks bench clean
+.PHONY: demo test test-fast test-deploy lint hooks bench study clean
 
 demo: .venv/ready
 	$(BIN)/harmonium demo
@@ -30,6 +30,11 @@ hooks:
 
 bench: .venv/ready
 	for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+# A claim of a paper, tested: make study STUDY=smoke. `harmonium study` lists them.
+STUDY ?= smoke
+study: .venv/ready
+	$(BIN)/harmonium study $(STUDY) --jobs 2
 
 # Any build of torch will do, as will torchvision beside it. A build that is in .venv already stays
 # if its version is that of constraints.txt, whatever follows its plus sign (+cpu, +cu126, +rocm6.4).

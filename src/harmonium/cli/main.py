@@ -22,6 +22,7 @@ from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
 from harmonium.cli.privacy import privacy
+from harmonium.cli.study import study
 from harmonium.cli.terminal import (
     Changes,
     Formats,
@@ -178,6 +179,7 @@ app.command()(sweep)
 app.command()(diagnose)
 app.command("eval")(evaluate)
 app.command()(privacy)
+app.command()(study)
 app.command()(tune)
 
 

@@ -98,6 +98,11 @@ def sweeps() -> dict[str, Any]:
     return _yaml_files("sweeps")
 
 
+def studies() -> dict[str, Any]:
+    """The studies of the papers' claims, by name."""
+    return _yaml_files("studies")
+
+
 def table(name: str) -> list[paper_tables.TableRecipe]:
     """The recipes of a paper's tables."""
     if name not in tables():

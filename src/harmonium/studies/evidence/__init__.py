@@ -1,0 +1,1 @@
+"""Claims of papers decided by runs here: `harmonium study`."""

@@ -1,0 +1,135 @@
+"""Studies from their file to the page: stages, what is run again, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harmonium.cli.main import app
+from harmonium.core.errors import ConfigError
+from harmonium.recipe.presets import studies
+from harmonium.studies.evidence.study import study
+from harmonium.studies.evidence.study_file import read_study
+
+SMALL = """\
+# Do labels help?
+# Nobody, 2026
+claim: Labels help.
+regime: >
+  data=shapes data.count=96 data.test_count=64 data.validation=0.3 data.size=8 clients=2 rounds=4
+  encoder.width=4 encoder.out=8 views.mode=fast local.batch=32 local.epochs=1
+  evaluate.k=5 evaluate.labels_per_class=[] evaluate.every=1 engine.workers=0
+arms:
+  FedAvg: fedavg
+  FedProx: fedprox method.mu=0.1
+references: [centralised]
+grid: {local.lr: [0.01, 0.1]}
+seeds: {headroom: [1, 2], tuning: [3], deciding: [4, 5]}
+headroom: {by: knn, flat: 100}
+rule: [{better: FedProx, than: FedAvg, by: knn}]
+"""
+
+
+def written(path: Path, text: str = SMALL) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_study_of_the_library_can_be_read(name: str) -> None:
+    file = read_study(name)
+    assert file.title and file.claim and file.rows
+    assert all(len(file.recipe(c, row, s, 1).digest) > 8
+               for c in file.conditions for row in file.rows for s in file.settings)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("claim: Labels help.", "clame: x", "clame"),
+        ("fedprox method", "fedprux method", "fedprux"),
+        ("tuning: [3]", "tuning: [1]", "seed 1"),
+        ("deciding: [4, 5]", "deciding: [4]", "seeds.deciding"),
+        ("than: FedAvg", "than: FedAvgg", "FedAvgg"),
+        ("by: knn}]", "by: nkn}]", "nkn"),
+        ("headroom: {by: knn, flat: 100}\n", "", "headroom"),
+        ("references: [centralised]", "references: [central]", "central"),
+        ("local.lr: [", "local.lrr: [", "local.lrr"),
+        ("fedprox method.mu=0.1", "fedavg", "FedAvg and FedProx"),
+    ],
+)
+def test_slips_are_refused_before_anything_runs(
+    tmp_path: Path, old: str, new: str, names: str
+) -> None:
+    assert old in SMALL
+    path = written(tmp_path / "s.yaml", SMALL.replace(old, new))
+    done = CliRunner().invoke(app, ["study", path, "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, ConfigError) and names in str(done.exception)
+    assert "\n" not in str(done.exception) and not (tmp_path / "out").exists()
+
+
+def test_without_headroom_nothing_is_tuned_or_decided(tmp_path: Path, undrawn: None) -> None:
+    found = study(written(tmp_path / "s.yaml"), out=tmp_path / "out")
+    assert not found.has_headroom("") and found.verdict == "not decidable here"
+    assert {cell.stage for cell in found.results} == {"headroom"}
+    plain = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert plain["verdict"] == found.verdict and len(plain["cells"]) == 4
+    assert found.verdict in (tmp_path / "out" / "study.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+    """A study that nothing keeps from its end: without a rule it needs no headroom."""
+    folder = tmp_path_factory.mktemp("study")
+    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", "rule: []")
+    study(written(folder / "s.yaml", text), out=folder / "out")
+    return folder
+
+
+def test_every_arm_is_tuned_on_one_grid_and_shown_on_fresh_seeds(decided: Path) -> None:
+    plain = json.loads((decided / "out" / "study.json").read_text())
+    tuned = {one["row"]: len(one["scores"]) for one in plain["tuning"]}
+    assert tuned == {"FedAvg": 2, "FedProx": 2, "centralised": 2}
+    for one in plain["tuning"]:
+        best = max(one["scores"], key=lambda each: each["score"])
+        assert best["setting"] == one["chosen"]
+    cells = [one for one in plain["cells"] if one["stage"] == "deciding"]
+    assert {(one["row"], one["seed"]) for one in cells} == {
+        (row, seed) for row in tuned for seed in (4, 5)
+    }
+    chosen = {one["row"]: one["chosen"] for one in plain["tuning"]}
+    assert all(one["setting"] == chosen[one["row"]] for one in cells)
+    assert len({one["recipe"] for one in plain["cells"]}) == len(plain["cells"])
+
+
+def test_nothing_runs_twice_and_a_changed_file_is_told(
+    decided: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted((decided / "out").rglob("result.json"))
+    times = [path.stat().st_mtime_ns for path in before]
+    text = (decided / "s.yaml").read_text().replace("Labels help", "Labels do help")
+    again = study(written(decided / "s.yaml", text), out=decided / "out")
+    after = sorted((decided / "out").rglob("result.json"))
+    assert after == before and [path.stat().st_mtime_ns for path in after] == times
+    assert len(again.changed) == 1 and "12" in again.changed[0]  # runs that had finished
+    assert again.changed[0] in (decided / "out" / "study.md").read_text()
+
+
+def test_runs_in_processes_of_their_own_have_the_same_figures(
+    decided: Path, tmp_path: Path
+) -> None:
+    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", "rule: []")
+    text = text.replace("[0.01, 0.1]", "[0.1]").replace("deciding: [4, 5]", "deciding: [4]")
+    text = text.replace("references: [centralised]", "references: []")
+    text = text.replace("headroom: {by: knn, flat: 100}\n", "").replace("tuning: [3], ", "")
+    path = written(tmp_path / "s.yaml", text.replace("headroom: [1, 2], ", "tuning: [3], "))
+    one, two = (study(path, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+    for row in ("FedAvg", "FedProx"):
+        assert one.figures("deciding", "", row) == two.figures("deciding", "", row)
+    assert all(seconds > 0 for seconds in two.costs.values()) and len(two.costs) == 2
+
+
+def test_the_studies_are_listed() -> None:
+    done = CliRunner().invoke(app, ["study", "--json"])
+    assert set(json.loads(done.output)) == set(studies())
