@@ -49,6 +49,7 @@ UNDATED = {  # what would differ from day to day, or from one version of matplot
 }
 
 _chosen: ContextVar[tuple[str, ...] | None] = ContextVar("formats", default=None)
+_plots: ContextVar[bool] = ContextVar("plots", default=True)
 
 
 @contextmanager
@@ -105,6 +106,21 @@ def formats(chosen: str | Sequence[str] | None) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+@contextmanager
+def without_plots() -> Iterator[None]:
+    """Inside the block runs draw no plot of their own: for work made of many runs."""
+    token = _plots.set(False)
+    try:
+        yield
+    finally:
+        _plots.reset(token)
+
+
+def plots_wanted() -> bool:
+    """Whether a run is to draw its plot."""
+    return _plots.get()
 
 
 def study_formats(named: str | Sequence[str] | None = None) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from harmonium.federation.method import Method, Server
 from harmonium.federation.whitening import whitening_of
 from harmonium.recipe.schema import Recipe
 from harmonium.report import results
+from harmonium.report.figure import plots_wanted
 from harmonium.runs.export import save_encoder
 from harmonium.runs.extend import history_lines
 from harmonium.runs.open_run import check_recipe, read_about
@@ -224,8 +225,9 @@ class RunLoop:
         metrics = self.folder.read_log("metrics.jsonl")
         report = {"round": server.round, **figures, "metrics": metrics}
         engine.finish(server.model, server.memory.get("statistics", {}), report)
-        with work("drawing run.png"):
-            self._plot()
+        if plots_wanted():
+            with work("drawing run.png"):
+                self._plot()
         shutil.rmtree(self.path / "scratch", ignore_errors=True)
         text = json.dumps(figures, indent=1).encode()
         self._seal({**digests, RESULT: files.digest_of(text)})

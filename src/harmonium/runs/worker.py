@@ -65,7 +65,7 @@ def _perform(runtime: ClientRuntime, message: Any) -> Any:
         return runtime.perform(task, shared[:])
 
 
-def _leave_with(parent: int) -> None:
+def leave_with(parent: int) -> None:
     """End this process when its parent is gone, even in the middle of a long task."""
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -77,7 +77,7 @@ def main() -> None:
 
     Torch is imported later: a process whose parent is gone must not even begin with that.
     """
-    threading.Thread(target=_leave_with, args=(int(sys.argv[2]),), daemon=True).start()
+    threading.Thread(target=leave_with, args=(int(sys.argv[2]),), daemon=True).start()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(Path(sys.argv[1]), sys.stdin.buffer, results)

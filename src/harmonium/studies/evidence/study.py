@@ -8,11 +8,8 @@ study that was killed goes on, and nothing is run twice.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +24,7 @@ from harmonium.core.paths import home
 from harmonium.evaluation.geometry import tuning_score
 from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.recipe.schema import Recipe
+from harmonium.report.figure import without_plots
 from harmonium.runs.loop import Result
 from harmonium.runs.start import run
 from harmonium.storage.result_folder import FolderKind, locked_folder
@@ -41,6 +39,7 @@ from harmonium.studies.evidence.study_file import (
     StudyFile,
     read_study,
 )
+from harmonium.studies.evidence.worker import Worker, cpu_seconds
 
 STUDY = FolderKind("study", "study", "study.yaml", frozenset({".lock"}))
 VERSIONS = "versions.jsonl"  # every text that the study's file had when it was run
@@ -355,52 +354,54 @@ class _Stages:
         """Run cells, or read those that are complete; a failed one is noted, and others go on."""
         todo = list(cells)
         if self.jobs > 1:
-            with ThreadPoolExecutor(self.jobs) as pool:
-                list(pool.map(self._run_apart, todo))
+            self._run_apart([cell for cell in todo if not self._is_complete(cell)])
         for number, cell in enumerate(todo, 1):
             if cell in self.found.failed:
                 continue
             folder = self.found.folder / cell.path
-            before = _cpu_seconds()
+            before = cpu_seconds()
             with called(self.callbacks, f"{cell.label} ({number} of {len(todo)})") as callback:
                 try:
-                    self.found.results[cell] = run(cell.recipe, out=folder, callbacks=callback)
+                    with without_plots():
+                        self.found.results[cell] = run(cell.recipe, out=folder, callbacks=callback)
                 except CallbackError:
                     raise
                 except HarmoniumError as error:
-                    self.found.failed[cell] = str(error)
-                    self.note(f"{cell.label}: failed: {error}")
-            _note_cost(self.found.folder, cell, _cpu_seconds() - before)
+                    self._fail(cell, str(error))
+            _note_cost(self.found.folder, cell, cpu_seconds() - before)
 
-    def _run_apart(self, cell: StudyCell) -> None:
-        """Run a cell in a process of its own; its result is read afterwards."""
-        folder = self.found.folder / cell.path
-        if (folder / "result.json").exists():
-            return
-        recipe = self.found.folder / "recipes" / f"{cell.recipe.digest}.yaml"
-        files.write_atomic(recipe, cell.recipe.yaml().encode())
-        command = [sys.executable, "-m", "harmonium", "run", str(recipe), "--out", str(folder)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        with tempfile.TemporaryFile() as log:
-            started = subprocess.Popen(
-                [*command, "--json"],
-                env={**os.environ, **threads},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-            _, status, usage = os.wait4(started.pid, 0)
-            started.returncode = os.waitstatus_to_exitcode(status)
-            log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        if started.returncode:
-            why = (lines or [f"exit code {started.returncode}"])[-1].removeprefix("harmonium: ")
-            self.found.failed[cell] = why
-            self.note(f"{cell.label}: failed: {why}")
-            return
+    def _is_complete(self, cell: StudyCell) -> bool:
+        return (self.found.folder / cell.path / "result.json").exists()
+
+    def _fail(self, cell: StudyCell, why: str) -> None:
+        self.found.failed[cell] = why
+        self.note(f"{cell.label}: failed: {why}")
+
+    def _run_apart(self, cells: Sequence[StudyCell]) -> None:
+        """Run cells in processes of their own, which stay for the next; results are read later."""
+        queue, finished = iter(cells), itertools.count(1)
+
+        def work_off() -> None:
+            worker = Worker()
+            try:
+                while (cell := self._next(queue)) is not None:
+                    seconds, why = worker.run(cell.recipe, self.found.folder / cell.path)
+                    with self.lock:
+                        if why:
+                            self._fail(cell, why)
+                            continue
+                        _note_cost(self.found.folder, cell, seconds)
+                        self.note(f"{cell.label}: done ({next(finished)} of {len(cells)})")
+            finally:
+                worker.stop()
+
+        with ThreadPoolExecutor(self.jobs) as threads:
+            for one in [threads.submit(work_off) for _ in range(min(self.jobs, len(cells)))]:
+                one.result()
+
+    def _next(self, queue: Iterator[StudyCell]) -> StudyCell | None:
         with self.lock:
-            _note_cost(self.found.folder, cell, usage.ru_utime + usage.ru_stime)
-        self.note(f"{cell.label}: done")
+            return next(queue, None)
 
 
 def _last_change(result: Result) -> float | None:
@@ -427,11 +428,6 @@ def _tuning_figure(result: Result, by: str) -> float | None:
 def _bytes(result: Result) -> int:
     """What all clients sent and received in all rounds, without evaluation."""
     return sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in result.rounds)
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _note_cost(folder: Path, cell: StudyCell, seconds: float) -> None:
