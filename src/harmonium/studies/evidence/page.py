@@ -21,10 +21,10 @@ from harmonium.studies.comparison.published import gaps
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.evidence.decision import Decision
 from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult
-from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE
+from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, RANK
 
 MEGA = 1_000_000
-FIGURES = {OBJECTIVE: "global objective", GRADIENT: "gradient norm"}
+FIGURES = {OBJECTIVE: "global objective", GRADIENT: "gradient norm", RANK: "effective rank"}
 
 
 def write_study(found: StudyResult) -> StudyResult:
@@ -135,7 +135,7 @@ def _figure_rows(found: StudyResult, stage: str, condition: str) -> Iterator[dic
         shown: dict[str, Any] = {"encoder": row}
         for key in keys:
             values = list(figures.get(key, {}).values())
-            shown[FIGURES.get(key, heading(key))] = estimate(values) if values else None
+            shown[figure_heading(found, key)] = estimate(values) if values else None
         cells = found.cells_of(stage, condition, row)
         if row not in FREE and cells:
             plain = {one["path"]: one for one in found.plain_cells(cells)}
@@ -144,6 +144,20 @@ def _figure_rows(found: StudyResult, stage: str, condition: str) -> Iterator[dic
             costs = [s for one in plain.values() if (s := one["cpu_seconds"]) is not None]
             shown["CPU s"] = sum(costs) / len(costs) if costs else None
         yield shown
+
+
+def figure_heading(found: StudyResult, key: str) -> str:
+    """What tables call a figure."""
+    known = found.study.headlines.get(key)
+    return known.heading if known else FIGURES.get(key) or heading(key)
+
+
+def axis_of(found: StudyResult, key: str) -> str:
+    """What the axis of a plot calls a figure."""
+    known = found.study.headlines.get(key)
+    percent = known.percent if known else key not in FIGURES
+    name = figure_heading(found, key)
+    return f"test {name} (%)" if percent else name
 
 
 def _tuning_tables(found: StudyResult) -> Iterator[ResultTable]:
@@ -162,7 +176,7 @@ def _tuning_tables(found: StudyResult) -> Iterator[ResultTable]:
                 marks[len(rows), " ".join(found.chosen[condition, row])] = BEST
                 rows.append({"encoder": row, **cells})
         title = f"Tuning: {source}" if source else "Tuning"
-        yield ResultTable(title, rows, 1 if found.study.tuned_by == "knn" else 3, marks)
+        yield ResultTable(title, rows, 3 if found.study.tuned_by == "score" else 1, marks)
 
 
 def _rule_words(found: StudyResult) -> str:
@@ -170,8 +184,8 @@ def _rule_words(found: StudyResult) -> str:
     return (
         f"A line holds where the lead over {count} fresh seeds, paired by seed, is above its "
         "margin with p below 0.05 in a two-sided t-test, corrected by Holm's rule for all lines. "
-        "Leads are in points of test accuracy; those by the global objective and its gradient "
-        "norm, of which less is better, in their own unit."
+        "Leads are in points of test accuracy; those by other figures in their own unit. Of the "
+        "global objective, its gradient norm and angles between clients, less is better."
     )
 
 
@@ -196,7 +210,9 @@ def _figures_words(found: StudyResult) -> str:
 
 
 def _tuning_words(found: StudyResult) -> str:
-    by = "validation kNN" if found.study.tuned_by == "knn" else "the label-free score"
+    study = found.study
+    named = {"knn": "validation kNN", "score": "the label-free score"}
+    by = named.get(study.tuned_by) or f"{figure_heading(found, study.tuned_by)} (validation images)"
     seeds = counted(len(found.study.seeds.get("tuning", ())), "seed")
     return f"Mean {by} over {seeds} for every point of the grid; the best of each row was taken."
 
@@ -213,6 +229,11 @@ def _rows_words(found: StudyResult) -> str:
     ]
     lines += [
         f"condition {name}: `{' '.join(words)}`" for name, words in study.conditions.items() if name
+    ]
+    lines += [
+        f"{row} is measured by `{' '.join(words)}`"
+        for row, words in study.measures.items()
+        if words
     ]
     lines += [f"grid: `{key}` of {', '.join(values)}" for key, values in study.grid.items()]
     lines += [f"seeds for {k}: {', '.join(map(str, seeds))}" for k, seeds in study.seeds.items()]
@@ -234,6 +255,8 @@ def _looked_at(found: StudyResult) -> Iterator[str]:
     yield f"{counted(count, 'run')} of this study, all in the tables above and in `study.csv`"
     for cell, why in found.failed.items():
         yield f"failed: {cell.label}: {why}"
+    for cell, why in found.unmeasured.items():
+        yield f"not measured: {cell.label}: {why}"
     yield from found.changed
     yield from found.study.looked_at
 
@@ -287,7 +310,7 @@ def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
                 mean, error = estimate(values)
                 half = half_width(error, len(values)) or 0.0
                 series.setdefault(row, []).append((float(place), mean, half))
-    axis = FIGURES.get(key, f"test {heading(key)} (%)")
+    axis = axis_of(found, key)
     if series:
         yield from write_plot(
             found.folder / "conditions.png", curves, series, "condition", axis, found.study.title,

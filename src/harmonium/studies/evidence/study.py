@@ -24,6 +24,7 @@ from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import CallbackError, ConfigError, HarmoniumError, counted
 from harmonium.core.paths import home
+from harmonium.evaluation.evaluator import probes_of
 from harmonium.evaluation.geometry import tuning_score
 from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.recipe.schema import Recipe
@@ -32,11 +33,12 @@ from harmonium.runs.start import run
 from harmonium.storage.result_folder import FolderKind, locked_folder
 from harmonium.studies.comparison.cells import UNTRAINED
 from harmonium.studies.comparison.names import slug
-from harmonium.studies.comparison.summary import probes
 from harmonium.studies.evidence.decision import Check, Decision, apart, decide, flat, overall
+from harmonium.studies.evidence.measuring import ONE_THREAD, Values, measure, measured_before
 from harmonium.studies.evidence.study_file import (
     GRADIENT,
     OBJECTIVE,
+    RANK,
     HeadroomRule,
     StudyFile,
     read_study,
@@ -89,6 +91,8 @@ class StudyResult:
     scores: dict[tuple[str, str], dict[tuple[str, ...], float]] = field(default_factory=dict)
     chosen: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    by_measures: dict[StudyCell, Values] = field(default_factory=dict)  # figures of `measures`
+    unmeasured: dict[StudyCell, str] = field(default_factory=dict)  # why a measure failed
     costs: dict[str, float] = field(default_factory=dict)  # CPU seconds by a cell's path
     changed: list[str] = field(default_factory=list)  # notes on earlier texts of the file
     finished: bool = False  # every stage is complete
@@ -126,7 +130,12 @@ class StudyResult:
         result = self.results[cell]
         free: dict[str, Mapping[str, Any]] = {**result.references, UNTRAINED: result.untrained}
         measured = free.get(row, {}) if row in FREE else result.figures
-        found = {k: PERCENT * v for k, v in probes(measured).items() if v is not None}
+        found = {k: PERCENT * v for k, v in probes_of(measured).items() if v is not None}
+        rank = (measured.get("health") or {}).get("effective_rank")
+        found |= {} if rank is None else {RANK: rank}
+        part = "validation_" if cell.stage == "tuning" else ""
+        by_measures = self.by_measures.get(cell, {}).get(row if row in FREE else "", {})
+        found |= {f"{part}{key}": value for key, value in by_measures.items()}
         if row not in FREE and (objective := result.global_objective):
             found[OBJECTIVE] = objective["value"]
             if objective.get("gradient_norm") is not None:
@@ -146,6 +155,7 @@ class StudyResult:
                 "path": cell.path.as_posix(),
                 "bytes": _bytes(self.results[cell]),
                 "cpu_seconds": self.costs.get(cell.path.as_posix()),
+                "figures": self.measured(cell),
             }
             for cell in cells
         ]
@@ -180,6 +190,9 @@ class StudyResult:
             "cells": self.plain_cells(list(self.results)),
             "failed": [
                 {"path": cell.path.as_posix(), "why": why} for cell, why in self.failed.items()
+            ],
+            "unmeasured": [
+                {"path": cell.path.as_posix(), "why": why} for cell, why in self.unmeasured.items()
             ],
             "changed": self.changed,
             "folder": str(self.folder),
@@ -279,9 +292,11 @@ class _Stages:
             row: self.found.figures("headroom", condition, row).get(rule.by, {})
             for row in (*FREE, rule.below, rule.above)
         }
-        lower_is_better = rule.by in (OBJECTIVE, GRADIENT)
+        lower_is_better = self.file.less_is_better(rule.by)
         if not lower_is_better:
             for row in (COMMONEST, UNTRAINED, RAW):
+                if not rows[row] and (rule.by == RANK or rule.by in self.file.headlines):
+                    continue  # this figure is not defined without training
                 yield apart(rows[rule.above], rows[row], f"{rule.above} above {row} by {rule.by}")
         pair = (rows[rule.above], rows[rule.below])
         upper, lower = reversed(pair) if lower_is_better else pair
@@ -321,7 +336,10 @@ class _Stages:
         """Mean score of every setting over the tuning seeds; those with a failed run have none."""
         by_setting: dict[tuple[str, ...], list[float]] = {}
         for cell in self.found.cells_of("tuning", condition, row):
-            score = _tuning_figure(self.found.results[cell], self.file.tuned_by)
+            by = self.file.tuned_by
+            score = _tuning_figure(self.found.results[cell], by)
+            if by in self.file.headlines:
+                score = self.found.by_measures.get(cell, {}).get("", {}).get(by)
             if score is not None:
                 by_setting.setdefault(cell.setting, []).append(score)
         count = len(self.file.seeds.get("tuning", ()))
@@ -371,6 +389,31 @@ class _Stages:
                     self.found.failed[cell] = str(error)
                     self.note(f"{cell.label}: failed: {error}")
             _note_cost(self.found.folder, cell, _cpu_seconds() - before)
+        self._measure([cell for cell in todo if cell in self.found.results])
+
+    def _measure(self, cells: Sequence[StudyCell]) -> None:
+        """Compute the study's measures of finished runs, or read what an earlier call computed."""
+        wanted = {cell: self.file.measured_by(cell.row, cell.stage) for cell in cells}
+        wanted = {cell: words for cell, words in wanted.items() if words}
+        if self.jobs > 1:
+            with ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(self._measure_one, wanted, wanted.values()))
+            return
+        for cell, words in wanted.items():
+            self._measure_one(cell, words)
+
+    def _measure_one(self, cell: StudyCell, words: Sequence[str]) -> None:
+        """Measure one run, in a process of its own where several are at work."""
+        found, apart = self.found, self.jobs > 1
+        values = measured_before(found.folder, cell.path, words)
+        if values is None:
+            try:
+                values = measure(found.folder, cell.path, words, apart=apart)
+            except HarmoniumError as error:
+                found.unmeasured[cell] = str(error)
+                self.note(f"{cell.label}: not measured: {error}")
+                return
+        found.by_measures[cell] = values
 
     def _run_apart(self, cell: StudyCell) -> None:
         """Run a cell in a process of its own; its result is read afterwards."""
@@ -380,11 +423,10 @@ class _Stages:
         recipe = self.found.folder / "recipes" / f"{cell.recipe.digest}.yaml"
         files.write_atomic(recipe, cell.recipe.yaml().encode())
         command = [sys.executable, "-m", "harmonium", "run", str(recipe), "--out", str(folder)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with tempfile.TemporaryFile() as log:
             started = subprocess.Popen(
                 [*command, "--json"],
-                env={**os.environ, **threads},
+                env={**os.environ, **ONE_THREAD},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
