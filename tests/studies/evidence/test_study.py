@@ -11,6 +11,7 @@ from harmonium.cli.main import app
 from harmonium.core.errors import ConfigError
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.recipe.presets import studies
+from harmonium.studies.evidence.published import evidence_page, publish
 from harmonium.studies.evidence.study import study
 from harmonium.studies.evidence.study_file import read_study
 
@@ -147,15 +148,16 @@ def test_measures_give_figures_of_rows_and_choose_settings_on_validation_images(
 
 def test_figures_of_measures_are_those_of_eval(decided: Path, tmp_path: Path) -> None:
     plain = json.loads((decided / "out" / "study.json").read_text())
-    cell = next(c for c in plain["cells"] if (c["stage"], c["row"]) == ("deciding", "FedAvg"))
-    folder, settings = decided / "out" / cell["path"], {"personal.epochs": 0}
-    (figures,) = (
-        evaluate_run(folder, "personal", out=tmp_path, formats="png", **settings)
-        .figures["personal"]
-        .values()
-    )
-    assert cell["figures"]["personal"] == 100 * figures["personalisation"]["mean"]
-    assert cell["figures"]["worst"] == 100 * figures["personalisation"]["worst"]
+    for stage, part, key in (
+        ("deciding", "test", "personal"),
+        ("tuning", "validation", "validation_personal"),
+    ):
+        cell = next(c for c in plain["cells"] if (c["stage"], c["row"]) == (stage, "FedAvg"))
+        folder, settings = decided / "out" / cell["path"], {"personal.epochs": 0}
+        settings |= {"personal.part": part}
+        evaluated = evaluate_run(folder, "personal", out=tmp_path, formats="png", **settings)
+        (figures,) = evaluated.figures["personal"].values()
+        assert cell["figures"][key] == 100 * figures["personalisation"]["mean"]
 
 
 def test_a_measure_that_fails_is_told_and_others_go_on(decided: Path, tmp_path: Path) -> None:
@@ -181,6 +183,15 @@ def test_nothing_runs_twice_and_a_changed_file_is_told(
     assert after == before and [path.stat().st_mtime_ns for path in after] == times
     assert len(again.changed) == 1 and "12" in again.changed[0]  # runs that had finished
     assert again.changed[0] in (decided / "out" / "study.md").read_text()
+
+
+def test_a_finished_study_can_be_published(decided: Path, tmp_path: Path) -> None:
+    paths = publish(str(decided / "s.yaml"), tmp_path / "docs", out=decided / "out")
+    assert {path.suffix for path in paths} == {".md", ".json", ".png"}
+    texts = [path.read_text() for path in paths if path.suffix != ".png"]
+    assert not any(str(decided) in text for text in texts)
+    page = evidence_page(tmp_path / "docs")
+    assert "FedProx" in page and "Labels" in page and "shapes, 2 clients, 4 rounds" in page
 
 
 def test_runs_in_processes_of_their_own_have_the_same_figures(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import harmonium
 from harmonium.core import files
 from harmonium.core.errors import counted
 from harmonium.recipe.presets import entry
@@ -20,7 +18,7 @@ from harmonium.report.writer import ResultTable, markdown_page, write_plot, writ
 from harmonium.studies.comparison.published import gaps
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.evidence.decision import Decision
-from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult
+from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult, code_version
 from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, RANK
 
 MEGA = 1_000_000
@@ -46,7 +44,7 @@ def page(found: StudyResult) -> str:
     study = found.study
     parts = [f"# {study.title}\n", f"**Claim.** {study.claim}\n"]
     parts += [f"*{study.paper}*\n"] if study.paper else []
-    parts.append(f"**Verdict: {found.verdict}.** {_of_commit()}\n")
+    parts.append(f"**Verdict: {found.verdict}.** Figures of commit `{code_version()}`.\n")
     groups = {table.title: table for table in tables(found)}
     order = [
         ("Decision", _rule_words(found)),
@@ -68,8 +66,8 @@ def page(found: StudyResult) -> str:
         parts += ["## What differs from the paper\n", _listed(apart)]
     parts += ["## Everything that was looked at\n", _listed([*_looked_at(found)])]
     parts.append(
-        f"Made by `harmonium study {study.name}`; `study.json` has the digest of every recipe, "
-        "`study.csv` every run.\n"
+        f"Made by `harmonium study {study.name}`; `study.json` has the figures of every run and "
+        "the digest of its recipe.\n"
     )
     return "\n".join(parts).rstrip() + "\n"
 
@@ -252,7 +250,7 @@ def _gaps(found: StudyResult) -> Iterator[str]:
 
 def _looked_at(found: StudyResult) -> Iterator[str]:
     count = len(found.results)
-    yield f"{counted(count, 'run')} of this study, all in the tables above and in `study.csv`"
+    yield f"{counted(count, 'run')} of this study, all in the tables above and in `study.json`"
     for cell, why in found.failed.items():
         yield f"failed: {cell.label}: {why}"
     for cell, why in found.unmeasured.items():
@@ -359,14 +357,3 @@ def _wrapped(words: Sequence[str], width: int = 96) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)
-
-
-def _of_commit() -> str:
-    """Which code made the page: its commit in a git clone, else its version."""
-    source = Path(harmonium.__file__).parent
-    done = subprocess.run(
-        ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    if done.returncode == 0:
-        return f"Figures of commit `{done.stdout.strip()}`."
-    return f"Figures of version {harmonium.__version__}."

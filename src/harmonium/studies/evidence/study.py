@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harmonium
 from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import CallbackError, ConfigError, HarmoniumError, counted
@@ -49,6 +50,7 @@ VERSIONS = "versions.jsonl"  # every text that the study's file had when it was 
 COSTS = "costs.jsonl"  # CPU seconds of every finished cell
 FREE = (COMMONEST, UNTRAINED, RAW, WHITENED)  # rows without training
 PERCENT = 100.0
+NOT_FINISHED = "not finished"
 
 Figures = dict[str, dict[int, float]]  # by figure, then by seed
 
@@ -101,7 +103,7 @@ class StudyResult:
     @property
     def verdict(self) -> str:
         """The verdict on the whole claim."""
-        return overall(self.decisions) if self.finished else "not finished"
+        return overall(self.decisions) if self.finished else NOT_FINISHED
 
     def has_headroom(self, condition: str) -> bool:
         """Whether every requirement is met in a condition."""
@@ -165,11 +167,15 @@ class StudyResult:
         study = self.study
         return {
             "study": study.name,
+            "title": study.title,
+            "system": study.system,
+            "commit": code_version(),
+            "regime": study.in_short,
             "claim": study.claim,
             "paper": study.paper,
             "digest": study.digest,
             "verdict": self.verdict,
-            "decisions": [asdict(one) for one in self.decisions],
+            "decisions": [{**asdict(one), "text": one.line.text} for one in self.decisions],
             "headroom": {k: [asdict(one) for one in checks] for k, checks in self.checks.items()},
             "tuning": [
                 {
@@ -443,6 +449,15 @@ class _Stages:
         with self.lock:
             _note_cost(self.found.folder, cell, usage.ru_utime + usage.ru_stime)
         self.note(f"{cell.label}: done")
+
+
+def code_version() -> str:
+    """Which code is at work: its commit in a git clone, else its version."""
+    source = Path(harmonium.__file__).parent
+    done = subprocess.run(
+        ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    return done.stdout.strip() if done.returncode == 0 else harmonium.__version__
 
 
 def _last_change(result: Result) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harmonium.core.errors import ConfigError, suggest
+from harmonium.core.errors import ConfigError, counted, suggest
 from harmonium.measures import Headline, measures
 from harmonium.measures.evaluation import measures_of
 from harmonium.recipe.presets import about, entry, read_yaml, studies
@@ -30,8 +30,8 @@ OTHERS = "*"  # of `measures`: rows that have no words of their own
 REFERENCES = (*BY_ITSELF, SUPERVISED)
 STAGES = ("headroom", "tuning", "deciding")
 KEYS = (
-    "claim", "paper", "published", "regime", "arms", "references", "conditions", "vary", "grid",
-    "seeds", "tuning", "headroom", "measures", "rule", "differs", "looked_at",
+    "claim", "paper", "system", "published", "regime", "arms", "references", "conditions", "vary",
+    "grid", "seeds", "tuning", "headroom", "measures", "rule", "differs", "looked_at",
 )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ class StudyFile:
     title: str
     claim: str
     paper: str
+    system: str  # what the claim is about, as the table of all studies groups them
     published: tuple[str, ...]  # rows of papers' tables
     regime: tuple[str, ...]
     arms: Mapping[str, tuple[str, ...]]  # a method or recipe and its words, by name
@@ -116,6 +117,21 @@ class StudyFile:
         """Every point of the grid as words; one point without words where there is no grid."""
         axes = [[f"{key}={value}" for value in values] for key, values in self.grid.items()]
         return list(itertools.product(*axes))
+
+    @property
+    def in_short(self) -> str:
+        """The regime in a few words."""
+        condition, arm = next(iter(self.conditions)), next(iter(self.arms))
+        recipe = self.recipe(condition, arm, self.settings[0], 0)
+        parts = [
+            recipe.data.name,
+            counted(recipe.clients, "client"),
+            counted(recipe.rounds, "round"),
+            counted(len(self.seeds["deciding"]), "deciding seed"),
+        ]
+        named = [one for one in self.conditions if one] or [f"split {recipe.split.name}"]
+        few = named if len(named) <= 4 else [counted(len(named), "condition")]
+        return f"{', '.join(parts)}; {'; '.join(few)}"
 
     def less_is_better(self, figure: str) -> bool:
         """Whether a row leads with less of a figure."""
@@ -215,6 +231,7 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
         title=title,
         claim=" ".join(str(tree["claim"]).split()),
         paper=tree.get("paper", paper),
+        system=str(tree.get("system") or (rule[0].better if rule else list(arms)[-1])),
         published=tuple(tree.get("published") or ()),
         regime=_words(tree["regime"]),
         arms=arms,
