@@ -13,6 +13,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.report.figure import formats, study_formats
 from harmonium.report.metric_names import heading
 from harmonium.report.plots import curves
+from harmonium.report.study_plots import Place, cost_points, value_maps
 from harmonium.report.tables import BEST, estimate
 from harmonium.report.writer import ResultTable, markdown_page, write_plot, write_results
 from harmonium.studies.comparison.published import gaps
@@ -22,6 +23,7 @@ from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult, code_ve
 from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, RANK
 
 MEGA = 1_000_000
+FEWEST_ROWS = 4  # with which figures are drawn over their costs
 FIGURES = {OBJECTIVE: "global objective", GRADIENT: "gradient norm", RANK: "effective rank"}
 
 
@@ -127,10 +129,13 @@ def _figure_rows(found: StudyResult, stage: str, condition: str) -> Iterator[dic
     rows = {row: found.figures(stage, condition, row) for row in (*FREE, *found.study.rows)}
     trained = [figures for row, figures in rows.items() if row not in FREE and figures]
     keys = dict.fromkeys(key for figures in trained for key in figures)
+    failures = {row: found.failures(stage, condition, row) for row in found.study.rows}
     for row, figures in rows.items():
-        if not figures:
+        if not figures and not failures.get(row):
             continue
         shown: dict[str, Any] = {"encoder": row}
+        if any(failures.values()):
+            shown["failed"] = str(failures.get(row) or "")
         for key in keys:
             values = list(figures.get(key, {}).values())
             shown[figure_heading(found, key)] = estimate(values) if values else None
@@ -292,6 +297,8 @@ def _draw(found: StudyResult) -> Iterator[Path]:
                         path, curves, series, "round", axis, title, interval=interval
                     )
         yield from _over_conditions(found, interval)
+        yield from _maps(found)
+        yield from _over_costs(found)
 
 
 def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
@@ -299,7 +306,7 @@ def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
     conditions = list(found.study.conditions)
     if len(conditions) < 3:
         return
-    key = found.study.headroom.by if found.study.headroom else "knn"
+    key = _main_figure(found)
     series: dict[str, list[tuple[float, float, float]]] = {}
     for place, condition in enumerate(conditions):
         for row in found.study.rows:
@@ -314,6 +321,65 @@ def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
             found.folder / "conditions.png", curves, series, "condition", axis, found.study.title,
             ticks=conditions, interval=interval,
         )  # fmt: skip
+
+
+def _main_figure(found: StudyResult) -> str:
+    """The figure that plots show: the headroom's, else the rule's, else kNN."""
+    study = found.study
+    return study.headroom.by if study.headroom else study.rule[0].by if study.rule else "knn"
+
+
+def _maps(found: StudyResult) -> Iterator[Path]:
+    """A map of every row over two or three keys that vary; what failed is shown as failed."""
+    study, key = found.study, _main_figure(found)
+    if len(study.vary) not in (2, 3):
+        return
+    for row in study.rows:
+        cells: dict[Place, float | str] = {}
+        for condition, words in study.conditions.items():
+            first, second, *third = (word.partition("=")[2] for word in words)
+            values = list(found.figures("deciding", condition, row).get(key, {}).values())
+            state = found.state(condition, row)
+            shown = estimate(values)[0] if values and not state else state or "no figure"
+            cells[first, second, third[0] if third else ""] = shown
+        path = found.folder / f"map-{_file_name(row)}.png"
+        title = f"{study.title}: {row}"
+        yield from write_plot(path, value_maps, cells, study.vary, axis_of(found, key), title)
+
+
+def _over_costs(found: StudyResult) -> Iterator[Path]:
+    """The main figure over megabytes and over CPU seconds, in every condition."""
+    study, key = found.study, _main_figure(found)
+    kinds = {"bytes": "MB sent and received, all clients", "cpu": "CPU seconds of a run"}
+    for condition in study.conditions if len(study.rows) >= FEWEST_ROWS else ():
+        for kind, axis in kinds.items():
+            points, levels = dict[str, tuple[float, float, float]](), dict[str, float]()
+            for row in study.rows:
+                values = list(found.figures("deciding", condition, row).get(key, {}).values())
+                if not values:
+                    continue
+                mean, error = estimate(values)
+                if cost := _cost(found, condition, row, kind):
+                    points[row] = (cost, mean, half_width(error, len(values)) or 0.0)
+                else:
+                    levels[row] = mean
+            if points:
+                name = "-".join(filter(None, [f"cost-{kind}", _file_name(condition)]))
+                title = ": ".join(filter(None, [study.title, condition]))
+                yield from write_plot(
+                    found.folder / f"{name}.png", cost_points, points, axis, axis_of(found, key),
+                    title, levels,
+                )  # fmt: skip
+
+
+def _cost(found: StudyResult, condition: str, row: str, kind: str) -> float | None:
+    """The mean of what a run of a row sent or took; references send nothing."""
+    if kind == "bytes" and row not in found.study.arms:
+        return None
+    cells = found.plain_cells(found.cells_of("deciding", condition, row))
+    values = [one["bytes"] / MEGA if kind == "bytes" else one["cpu_seconds"] for one in cells]
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else None
 
 
 def _curve(

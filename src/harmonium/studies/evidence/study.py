@@ -9,6 +9,7 @@ study that was killed goes on, and nothing is run twice.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -114,6 +115,21 @@ class StudyResult:
         """The finished cells of a row."""
         key = (stage, condition, row)
         return [cell for cell in self.results if (cell.stage, cell.condition, cell.row) == key]
+
+    def failures(self, stage: str, condition: str, row: str) -> int:
+        """How many runs of a row failed."""
+        key = (stage, condition, row)
+        return sum((cell.stage, cell.condition, cell.row) == key for cell in self.failed)
+
+    def state(self, condition: str, row: str) -> str:
+        """Why a row has no full figures in a condition, in a word or two; empty: it has them."""
+        if count := self.failures("deciding", condition, row):
+            left = len(self.study.seeds["deciding"]) - count
+            return "failed" if not left else f"{count} failed"
+        cells = self.cells_of("deciding", condition, row)
+        if any(not _finite_loss(self.results[cell]) for cell in cells):
+            return "diverged"
+        return "" if cells else "no headroom" if self.study.decided_in(condition) else "not run"
 
     def figures(self, stage: str, condition: str, row: str) -> Figures:
         """The test figures of a row, percent for accuracies; rows without training included."""
@@ -458,6 +474,12 @@ def code_version() -> str:
         ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     )
     return done.stdout.strip() if done.returncode == 0 else harmonium.__version__
+
+
+def _finite_loss(result: Result) -> bool:
+    """Whether the last training loss of a run is a number."""
+    losses = [row["loss"] for row in result.rounds if "loss" in row]
+    return not losses or (losses[-1] is not None and math.isfinite(losses[-1]))
 
 
 def _last_change(result: Result) -> float | None:

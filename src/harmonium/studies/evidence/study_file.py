@@ -90,6 +90,7 @@ class StudyFile:
     arms: Mapping[str, tuple[str, ...]]  # a method or recipe and its words, by name
     references: Mapping[str, tuple[str, ...]]  # words of their own, by name
     conditions: Mapping[str, tuple[str, ...]]
+    vary: tuple[str, ...]  # keys whose combinations are the conditions; empty: they have names
     grid: Mapping[str, tuple[str, ...]]
     seeds: Mapping[str, tuple[int, ...]]  # by stage
     tuned_by: str  # `knn` of validation images, or the label-free `score`
@@ -206,9 +207,8 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
             raise ConfigError(f"study {name}: unknown key '{key}': {suggest(key, KEYS)}")
     for key in ("claim", "regime", "arms", "seeds"):
         if not tree.get(key):
-            raise ConfigError(
-                f"study {name} has no {key}: a study needs claim, regime, arms, seeds"
-            )
+            needed = "a study needs claim, regime, arms, seeds"
+            raise ConfigError(f"study {name} has no {key}: {needed}")
     arms = {arm: _words(words) for arm, words in _mapping(name, "arms", tree["arms"]).items()}
     references = _references(name, tree.get("references", ["centralised"]))
     if both := sorted(set(arms) & set(REFERENCES)):
@@ -237,6 +237,7 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
         arms=arms,
         references=references,
         conditions=conditions,
+        vary=tuple(map(str, tree.get("vary") or ())),
         grid=grid,
         seeds=_seeds(name, tree["seeds"], with_grid=bool(grid), decides=bool(rule)),
         tuned_by=tuning.get("by", "knn"),
