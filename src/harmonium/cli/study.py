@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,10 @@ def study(
     jobs: Annotated[
         int, typer.Option("--jobs", help="Runs at once, each in a process of its own.")
     ] = 1,
+    into: Annotated[
+        Path | None,
+        typer.Option("--publish", help="Copy the page of a finished study there, and stop."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Test a paper's claim: headroom first, then tuning, then the decision. Lists the studies.
@@ -31,6 +36,9 @@ def study(
 
     if what is None:
         _list_studies(as_json)
+        return
+    if into is not None:
+        _publish(what, folder, into, as_json)
         return
     with long_work(err, as_json, "loading"):
         from harmonium.studies.evidence.study import study as run_study
@@ -55,6 +63,17 @@ def study(
         raise HarmoniumError(
             f"{len(found.failed)} of the runs failed; the same command tries them again"
         )
+
+
+def _publish(what: str, folder: Path | None, into: Path, as_json: bool) -> None:
+    from harmonium.studies.evidence.published import publish
+
+    paths = publish(what, into, out=folder)
+    if as_json:
+        print(json.dumps([str(path) for path in paths]))
+        return
+    for path in paths:
+        say(f"wrote    {path}")
 
 
 def _list_studies(as_json: bool) -> None:

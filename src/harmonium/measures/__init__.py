@@ -36,6 +36,14 @@ class Shown(NamedTuple):
     digits: int
 
 
+class Headline(NamedTuple):
+    """A figure that sums a run up, as a study uses it."""
+
+    heading: str
+    percent: bool = True
+    less_is_better: bool = False
+
+
 @dataclass(frozen=True)
 class Measure:
     """A measure of a run; its fields are its settings."""
@@ -50,6 +58,19 @@ class Measure:
     def needs(self, names: Sequence[str]) -> list[str]:
         """The data sets that it uses, of those that a call names; refuses if none is suitable."""
         return []
+
+    def headlines(self) -> dict[str, Headline]:
+        """The figures that a study may use, by name; none where no single number sums a run up."""
+        return {}
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """The values of these figures, in percent where they are accuracies.
+
+        Args:
+            plain: the figures of one run, as `compute` gives them.
+            reference: an encoder without training, such as `untrained`; empty: the run's own.
+        """
+        return {}
 
     def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """The figures of all runs, by label, as tables."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError, DataError
-from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures import Figures, Headline, Measure, Shown, measures
 from harmonium.measures.run_reader import Run
 
 
@@ -108,6 +108,20 @@ class Angles(Measure):
         rng = seeds.numpy_rng(self.seed, "measure", "pairs")
         places = np.sort(rng.choice(len(every), self.pairs, replace=False))
         return [every[int(place)] for place in places]
+
+    def headlines(self) -> dict[str, Headline]:
+        """The mean angle, and its ratio to the angle between different images."""
+        return {
+            "angle": Headline("angle (degrees)", percent=False, less_is_better=True),
+            "angle_ratio": Headline("angle ratio", percent=False, less_is_better=True),
+        }
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """Both of a run; references have no clients."""
+        if reference:
+            return {}
+        ratio = {} if plain["ratio"] is None else {"angle_ratio": plain["ratio"]}
+        return {"angle": plain["mean"], **ratio}
 
     def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """One row per run, then one row per pair."""

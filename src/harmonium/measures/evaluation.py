@@ -12,6 +12,7 @@ from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import each, work
 from harmonium.core.settings import check_fields, plain, unknown
 from harmonium.evaluation.feature_cache import FeatureCache
+from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.eval_data import OWN, EvalSets, sets_of
 from harmonium.measures.result_cache import ResultCache
@@ -24,6 +25,7 @@ from harmonium.report.writer import ResultTable, write_plot, write_results
 from harmonium.runs.start import changed_recipe
 from harmonium.storage.result_folder import FolderKind, refuse_run
 
+UNTRAINED = "untrained"
 EVALUATION = FolderKind("evaluation", "evaluations")
 
 
@@ -96,18 +98,10 @@ def evaluate_run(
     """
     formats = figure.study_formats(formats)
     asked = _read_words(words, settings)
-    recipes = {label: changed_recipe(path, asked.engine) for label, path in asked.paths.items()}
     first = next(Path(word) for word in words if "=" not in str(word))
     folder = _folder(out, first, asked)
     features, trainings = FeatureCache(note=note), ResultCache(home() / "draws")
-    shared: dict[str, Any] = {"sets": asked.sets, "kept": features, "finished": trainings}
-    runs = {
-        label: open_run(asked.paths[label], label, recipes[label], note, **shared)
-        for label in each("opening", list(asked.paths), "runs")
-    }
-    for run in runs.values():  # refuse what cannot be read before anything is measured
-        for name in asked.needed:
-            run.eval_data(name)
+    runs = _opened(asked, features, trainings, note)
     if out is not None:  # and what cannot be written
         make_folder(folder)
     early = [f"{label}: {run.early}" for label, run in runs.items() if run.early]
@@ -119,6 +113,54 @@ def evaluate_run(
     notes = [*asked.unfinished, *early, *measured.notes]
     with work("tables and plots"), figure.formats(formats):
         return _write(make_folder(folder), runs, measured, spared, notes)
+
+
+def measures_of(words: Sequence[str]) -> dict[str, Measure]:
+    """The measures that words name, with their settings; slips are refused without a run."""
+    names = [word for word in words if "=" not in word]
+    for name in names:
+        if name not in measures.table() and ":" not in name:
+            raise ConfigError(f"no measure is called '{name}': {suggest(name, measures.table())}")
+    sets, others = sets_of(changes_of([word for word in words if "=" in word], {}))
+    chosen, _ = _with_settings(names, others)
+    _needed(sets, chosen)
+    return chosen
+
+
+def headline_values(folder: Path, words: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The figures that sum a run up, by the measures that words name; nothing is written.
+
+    Returns:
+        By reference without training, such as `untrained`, or `""` for the run itself: figures by
+        name. See `Measure.headlines`.
+    """
+    asked = _read_words([folder, *words], {})
+    runs = _opened(asked, FeatureCache(), ResultCache(home() / "draws"), lambda text: None)
+    values: dict[str, dict[str, float]] = {}
+    for run in runs.values():
+        for measure in asked.measures.values():
+            plain = measure.compute(run).plain
+            for reference in ("", UNTRAINED, RAW, WHITENED, COMMONEST):
+                found = measure.headline_values(plain, reference)
+                if found:
+                    values.setdefault(reference, {}).update(found)
+    return values
+
+
+def _opened(
+    asked: _Request, features: FeatureCache, trainings: ResultCache, note: Callable[[str], None]
+) -> dict[str, Run]:
+    """The runs by label; those whose images cannot be read are refused before any is measured."""
+    recipes = {label: changed_recipe(path, asked.engine) for label, path in asked.paths.items()}
+    shared: dict[str, Any] = {"sets": asked.sets, "kept": features, "finished": trainings}
+    runs = {
+        label: open_run(asked.paths[label], label, recipes[label], note, **shared)
+        for label in each("opening", list(asked.paths), "runs")
+    }
+    for run in runs.values():
+        for name in asked.needed:
+            run.eval_data(name)
+    return runs
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ linear layer as a paper did, and count the layer after the last epoch, never the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, overload
 
@@ -21,8 +21,8 @@ from harmonium.data.images import UNKNOWN, Images
 from harmonium.evaluation.classifier import ORCHESTRA, PROTOCOLS, train
 from harmonium.evaluation.linear import linear_probe
 from harmonium.evaluation.metrics import answers
-from harmonium.measures import measures
-from harmonium.measures.eval_data import THEIRS, EvalData, labels_of
+from harmonium.measures import Headline, measures
+from harmonium.measures.eval_data import OWN, THEIRS, EvalData, labels_of
 from harmonium.measures.probing import Frozen, counted_right
 from harmonium.measures.result_cache import Drawn
 from harmonium.measures.run_reader import Run
@@ -110,6 +110,19 @@ class Linear(Frozen):
             if (few := len(self._bank(run, data))) < len(data.bank):
                 remarks.append(f"lp_000: learnt from the {few} images whose labels clients may see")
         return remarks
+
+    def headlines(self) -> dict[str, Headline]:
+        """The accuracy by a paper's protocol; `fast` is the linear probe of every run."""
+        if self.protocol == "fast":
+            return {}
+        return {f"linear_{self.protocol}": Headline(f"linear ({self.protocol})")}
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """This accuracy in percent, on the run's own images."""
+        figures = plain["sets"].get(OWN, {})
+        figures = figures.get("references", {}).get(reference, {}) if reference else figures
+        accuracy = figures.get("accuracy")
+        return {} if accuracy is None else dict.fromkeys(self.headlines(), 100 * accuracy)
 
     def title(self) -> str:
         """What the accuracies are of."""

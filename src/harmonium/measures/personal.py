@@ -47,7 +47,7 @@ from harmonium.evaluation.feature_cache import encoder_digest
 from harmonium.evaluation.metrics import Answers, answers, commonest_class
 from harmonium.evaluation.references import COMMONEST
 from harmonium.federation.personal import Own
-from harmonium.measures import Figures, Measure, Shown, measures
+from harmonium.measures import Figures, Headline, Measure, Shown, measures
 from harmonium.measures.probing import BALANCED, FIGURES, counted_right
 from harmonium.measures.result_cache import ResultCache
 from harmonium.measures.run_reader import Run
@@ -371,6 +371,28 @@ class Personal(Measure):
         return _both(general, own)
 
     # ---- tables and plots --------------------------------------------------------------------
+    def headlines(self) -> dict[str, Headline]:
+        """Means over groups and over clients, the worst client, and newcomers, if there are any."""
+        return {
+            "general": Headline("general"),
+            "personal": Headline("personal"),
+            "worst": Headline("worst client"),
+            "newcomers": Headline("newcomers"),
+        }
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """These figures in percent; references have the first two."""
+        if reference:
+            figures = plain["references"].get(reference, {})
+            return {key: 100 * figures[key] for key in ("general", "personal") if key in figures}
+        personal, newcomers = plain["personalisation"], plain["newcomers"]
+        return {
+            "general": 100 * plain["generalisation"]["mean"],
+            "personal": 100 * personal["mean"],
+            "worst": 100 * personal["worst"],
+            **({"newcomers": 100 * newcomers["mean"]} if newcomers else {}),
+        }
+
     def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """Rows by run and figure, by reference, by group, and by client where those are few."""
         runs, groups, each, beside = (list[dict[str, Any]]() for _ in range(4))

@@ -21,8 +21,8 @@ from harmonium.core.errors import ConfigError
 from harmonium.data.images import Images
 from harmonium.evaluation.evaluator import average
 from harmonium.evaluation.retrieval import nearest, retrieve
-from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.eval_data import EvalData, labels_of
+from harmonium.measures import Figures, Headline, Shown, measures
+from harmonium.measures.eval_data import OWN, EvalData, labels_of
 from harmonium.measures.probing import ProbeMeasure, by_set, called
 from harmonium.measures.run_reader import Run
 
@@ -107,6 +107,18 @@ class Retrieving(ProbeMeasure):
             "pictures": pixels,
             "alike": test_images.labels[rows] == test_images.labels[rows[:, :1]],
         }
+
+    def headlines(self) -> dict[str, Headline]:
+        """The mean average precision."""
+        return {"retrieval": Headline("retrieval mAP")}
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """It in percent, on the run's own images."""
+        figures = plain["sets"].get(OWN, {})
+        if reference:
+            beside = {**figures.get("references", {}), "untrained": figures.get("untrained", {})}
+            figures = beside.get(reference, {})
+        return {"retrieval": 100 * figures["map"]} if "map" in figures else {}
 
     def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """One row per run and set."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from harmonium.core.errors import ConfigError, counted
 from harmonium.core.settings import plain
 from harmonium.data.images import Images
 from harmonium.data.labels import stratified
-from harmonium.measures import Figures, Shown, measures
-from harmonium.measures.eval_data import EvalData
+from harmonium.measures import Figures, Headline, Shown, measures
+from harmonium.measures.eval_data import OWN, EvalData
 from harmonium.measures.probing import barred, by_set, called, columns
 from harmonium.measures.run_reader import Run
 from harmonium.measures.training import Tunes
@@ -68,6 +69,23 @@ class Semi(Tunes):
         rng = seeds.numpy_rng(self.seed, "measure", "semi", f"{share:g}", draw)
         images = data.bank
         return images.subset(stratified(np.asarray(images.labels), share, rng))
+
+    def headlines(self) -> dict[str, Headline]:
+        """The accuracy with each fraction of the labels, such as `semi_10` with 10 %."""
+        return {
+            f"semi_{100 * share:g}": Headline(f"fine-tuned, {100 * share:g} % of labels")
+            for share in self.fractions
+        }
+
+    def headline_values(self, plain: Mapping[str, Any], reference: str = "") -> dict[str, float]:
+        """These accuracies in percent, on the run's own images."""
+        values = {}
+        for one in plain["sets"].get(OWN, {}).get("fractions", ()):
+            beside = {**one["references"], "untrained": one["untrained"]}
+            figures = beside.get(reference, {}) if reference else one
+            if figures.get("accuracy") is not None:
+                values[f"semi_{100 * one['fraction']:g}"] = 100 * figures["accuracy"]
+        return values
 
     def tables(self, results: Mapping[str, Figures]) -> list[Shown]:
         """One row per run, set and fraction, then the same for every reference."""

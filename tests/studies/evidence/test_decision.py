@@ -51,6 +51,14 @@ def test_less_of_an_objective_is_better() -> None:
     assert one.verdict == HOLDS and one.mean == pytest.approx(0.9667, abs=1e-3)
 
 
+def test_less_of_a_figure_of_a_measure_is_better_where_it_says_so() -> None:
+    data = figures([10.0, 11.0, 10.5], [20.0, 22.0, 20.0], "angle")
+    for less, verdict in ((True, HOLDS), (False, FAILS)):
+        claim = Comparison("new", "old", "angle", 0.0, ("",), less)
+        (one,) = decide([(claim, "")], data, {}, SEEDS[:3])
+        assert one.verdict == verdict
+
+
 def test_nothing_is_decided_without_headroom_or_with_a_missing_seed() -> None:
     data = figures([50, 52, 51, 53, 50], [40, 41, 42, 42, 40])
     (one,) = decide([(line(), "")], data, {"": "no headroom"}, SEEDS)

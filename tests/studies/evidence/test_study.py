@@ -1,6 +1,7 @@
 """Studies from their file to the page: stages, what is run again, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from typer.testing import CliRunner
 
 from harmonium.cli.main import app
 from harmonium.core.errors import ConfigError
+from harmonium.measures.evaluation import evaluate_run
 from harmonium.recipe.presets import studies
+from harmonium.studies.evidence.published import evidence_page, publish
 from harmonium.studies.evidence.study import study
 from harmonium.studies.evidence.study_file import read_study
 
@@ -28,6 +31,14 @@ grid: {local.lr: [0.01, 0.1]}
 seeds: {headroom: [1, 2], tuning: [3], deciding: [4, 5]}
 headroom: {by: knn, flat: 100}
 rule: [{better: FedProx, than: FedAvg, by: knn}]
+"""
+
+MEASURED = """\
+measures:
+  "*": personal personal.epochs=0
+  FedProx: personal personal.epochs=0 angles angles.clients=2
+tuning: {by: personal}
+rule: []
 """
 
 
@@ -57,6 +68,12 @@ def test_every_study_of_the_library_can_be_read(name: str) -> None:
         ("references: [centralised]", "references: [central]", "central"),
         ("local.lr: [", "local.lrr: [", "local.lrr"),
         ("fedprox method.mu=0.1", "fedavg", "FedAvg and FedProx"),
+        ("rule: [{", "measures: persnal\nrule: [{", "persnal"),
+        ("rule: [{", "measures: personal personal.epoch=1\nrule: [{", "personal.epoch"),
+        ("rule: [{", "measures: tsne\nrule: [{", "tsne"),
+        ("rule: [{", "measures: {FedAvgg: personal}\nrule: [{", "FedAvgg"),
+        ("rule: [{", "measures: angles\ntuning: {by: angle}\nrule: [{", "angle"),
+        ("by: knn}]", "by: personal}]", "personal"),  # which no measure gives
     ],
 )
 def test_slips_are_refused_before_anything_runs(
@@ -82,7 +99,7 @@ def test_without_headroom_nothing_is_tuned_or_decided(tmp_path: Path, undrawn: N
 def decided(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
     """A study that nothing keeps from its end: without a rule it needs no headroom."""
     folder = tmp_path_factory.mktemp("study")
-    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", "rule: []")
+    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", MEASURED)
     study(written(folder / "s.yaml", text), out=folder / "out")
     return folder
 
@@ -103,17 +120,78 @@ def test_every_arm_is_tuned_on_one_grid_and_shown_on_fresh_seeds(decided: Path) 
     assert len({one["recipe"] for one in plain["cells"]}) == len(plain["cells"])
 
 
+def test_measures_give_figures_of_rows_and_choose_settings_on_validation_images(
+    decided: Path,
+) -> None:
+    plain = json.loads((decided / "out" / "study.json").read_text())
+    keys = {
+        (one["stage"], one["row"]): set(one["figures"]) - {"knn", "linear"}
+        for one in plain["figures"]
+    }
+    figures = {"general", "personal", "worst"}
+    assert keys["deciding", "FedAvg"] == {"rank", *figures}
+    assert keys["deciding", "FedProx"] == {"rank", *figures, "angle", "angle_ratio"}
+    assert keys["deciding", "untrained"] == {"rank", "general", "personal"}
+    assert {f"validation_{key}" for key in figures} < keys["tuning", "FedAvg"]
+    assert "personal" not in keys["tuning", "FedAvg"]
+    assert not plain["unmeasured"] and all(one["figures"] for one in plain["cells"])
+    for one in plain["tuning"]:
+        values = {
+            tuple(cell["setting"]): cell["figures"]["validation_personal"]
+            for cell in plain["cells"]
+            if (cell["stage"], cell["row"]) == ("tuning", one["row"])
+        }
+        assert values == {tuple(each["setting"]): each["score"] for each in one["scores"]}
+    page = (decided / "out" / "study.md").read_text()
+    assert "effective rank" in page and "worst client" in page and "angle ratio" in page
+
+
+def test_figures_of_measures_are_those_of_eval(decided: Path, tmp_path: Path) -> None:
+    plain = json.loads((decided / "out" / "study.json").read_text())
+    for stage, part, key in (
+        ("deciding", "test", "personal"),
+        ("tuning", "validation", "validation_personal"),
+    ):
+        cell = next(c for c in plain["cells"] if (c["stage"], c["row"]) == (stage, "FedAvg"))
+        folder, settings = decided / "out" / cell["path"], {"personal.epochs": 0}
+        settings |= {"personal.part": part}
+        evaluated = evaluate_run(folder, "personal", out=tmp_path, formats="png", **settings)
+        (figures,) = evaluated.figures["personal"].values()
+        assert cell["figures"][key] == 100 * figures["personalisation"]["mean"]
+
+
+def test_a_measure_that_fails_is_told_and_others_go_on(decided: Path, tmp_path: Path) -> None:
+    shutil.copytree(decided / "out", tmp_path / "out")
+    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", MEASURED)
+    text = text.replace('"*": personal personal.epochs=0', '"*": personal personal.epochs=0 angles')
+    found = study(written(tmp_path / "s.yaml", text), out=tmp_path / "out")
+    assert {cell.row for cell in found.unmeasured} == {"centralised"}  # it has one client
+    assert "angle" in found.figures("deciding", "", "FedAvg")
+    page = (tmp_path / "out" / "study.md").read_text()
+    assert all(f"not measured: {cell.label}" in page for cell in found.unmeasured)
+
+
 def test_nothing_runs_twice_and_a_changed_file_is_told(
     decided: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted((decided / "out").rglob("result.json"))
     times = [path.stat().st_mtime_ns for path in before]
     text = (decided / "s.yaml").read_text().replace("Labels help", "Labels do help")
+    monkeypatch.setattr("harmonium.studies.evidence.study.measure", None)  # nothing is measured
     again = study(written(decided / "s.yaml", text), out=decided / "out")
     after = sorted((decided / "out").rglob("result.json"))
     assert after == before and [path.stat().st_mtime_ns for path in after] == times
     assert len(again.changed) == 1 and "12" in again.changed[0]  # runs that had finished
     assert again.changed[0] in (decided / "out" / "study.md").read_text()
+
+
+def test_a_finished_study_can_be_published(decided: Path, tmp_path: Path) -> None:
+    paths = publish(str(decided / "s.yaml"), tmp_path / "docs", out=decided / "out")
+    assert {path.suffix for path in paths} == {".md", ".json", ".png"}
+    texts = [path.read_text() for path in paths if path.suffix != ".png"]
+    assert not any(str(decided) in text for text in texts)
+    page = evidence_page(tmp_path / "docs")
+    assert "FedProx" in page and "Labels" in page and "shapes, 2 clients, 4 rounds" in page
 
 
 def test_runs_in_processes_of_their_own_have_the_same_figures(
@@ -122,11 +200,13 @@ def test_runs_in_processes_of_their_own_have_the_same_figures(
     text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", "rule: []")
     text = text.replace("[0.01, 0.1]", "[0.1]").replace("deciding: [4, 5]", "deciding: [4]")
     text = text.replace("references: [centralised]", "references: []")
-    text = text.replace("headroom: {by: knn, flat: 100}\n", "").replace("tuning: [3], ", "")
+    text = text.replace("headroom: {by: knn, flat: 100}\n", "measures: {FedAvg: angles}\n")
+    text = text.replace("tuning: [3], ", "")
     path = written(tmp_path / "s.yaml", text.replace("headroom: [1, 2], ", "tuning: [3], "))
     one, two = (study(path, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
     for row in ("FedAvg", "FedProx"):
         assert one.figures("deciding", "", row) == two.figures("deciding", "", row)
+    assert "angle" in two.figures("deciding", "", "FedAvg")
     assert all(seconds > 0 for seconds in two.costs.values()) and len(two.costs) == 2
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harmonium.studies.comparison import statistics
-from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, Comparison
+from harmonium.studies.evidence.study_file import Comparison
 
 ERRORS = 3.0  # standard errors by which references must be apart
 Verdict = Literal["holds", "does not hold", "not decidable here"]
@@ -101,8 +101,7 @@ def decide(
             why = f"no figure for seed {', '.join(map(str, missing))}"
             open_lines[key] = Decision(line, condition, OPEN, why)
             continue
-        sign = -1 if line.by in (OBJECTIVE, GRADIENT) else 1
-        lead = statistics.summary({seed: sign * (better[seed] - than[seed]) for seed in seeds})
+        lead = statistics.summary({seed: line.sign * (better[seed] - than[seed]) for seed in seeds})
         p_values[key] = statistics.p_value(lead.mean - line.margin, lead.stderr or 0.0, len(seeds))
         tested[key] = Decision(
             line, condition, FAILS, "", lead.mean, lead.low, lead.high, None, len(seeds)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import harmonium
 from harmonium.core import files
 from harmonium.core.errors import counted
 from harmonium.recipe.presets import entry
@@ -15,16 +13,18 @@ from harmonium.recipe.schema import Recipe
 from harmonium.report.figure import formats, study_formats
 from harmonium.report.metric_names import heading
 from harmonium.report.plots import curves
+from harmonium.report.study_plots import Place, cost_points, value_maps
 from harmonium.report.tables import BEST, estimate
 from harmonium.report.writer import ResultTable, markdown_page, write_plot, write_results
 from harmonium.studies.comparison.published import gaps
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.evidence.decision import Decision
-from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult
-from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE
+from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult, code_version
+from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, RANK
 
 MEGA = 1_000_000
-FIGURES = {OBJECTIVE: "global objective", GRADIENT: "gradient norm"}
+FEWEST_ROWS = 4  # with which figures are drawn over their costs
+FIGURES = {OBJECTIVE: "global objective", GRADIENT: "gradient norm", RANK: "effective rank"}
 
 
 def write_study(found: StudyResult) -> StudyResult:
@@ -46,7 +46,7 @@ def page(found: StudyResult) -> str:
     study = found.study
     parts = [f"# {study.title}\n", f"**Claim.** {study.claim}\n"]
     parts += [f"*{study.paper}*\n"] if study.paper else []
-    parts.append(f"**Verdict: {found.verdict}.** {_of_commit()}\n")
+    parts.append(f"**Verdict: {found.verdict}.** Figures of commit `{code_version()}`.\n")
     groups = {table.title: table for table in tables(found)}
     order = [
         ("Decision", _rule_words(found)),
@@ -68,8 +68,8 @@ def page(found: StudyResult) -> str:
         parts += ["## What differs from the paper\n", _listed(apart)]
     parts += ["## Everything that was looked at\n", _listed([*_looked_at(found)])]
     parts.append(
-        f"Made by `harmonium study {study.name}`; `study.json` has the digest of every recipe, "
-        "`study.csv` every run.\n"
+        f"Made by `harmonium study {study.name}`; `study.json` has the figures of every run and "
+        "the digest of its recipe.\n"
     )
     return "\n".join(parts).rstrip() + "\n"
 
@@ -129,13 +129,16 @@ def _figure_rows(found: StudyResult, stage: str, condition: str) -> Iterator[dic
     rows = {row: found.figures(stage, condition, row) for row in (*FREE, *found.study.rows)}
     trained = [figures for row, figures in rows.items() if row not in FREE and figures]
     keys = dict.fromkeys(key for figures in trained for key in figures)
+    failures = {row: found.failures(stage, condition, row) for row in found.study.rows}
     for row, figures in rows.items():
-        if not figures:
+        if not figures and not failures.get(row):
             continue
         shown: dict[str, Any] = {"encoder": row}
+        if any(failures.values()):
+            shown["failed"] = str(failures.get(row) or "")
         for key in keys:
             values = list(figures.get(key, {}).values())
-            shown[FIGURES.get(key, heading(key))] = estimate(values) if values else None
+            shown[figure_heading(found, key)] = estimate(values) if values else None
         cells = found.cells_of(stage, condition, row)
         if row not in FREE and cells:
             plain = {one["path"]: one for one in found.plain_cells(cells)}
@@ -144,6 +147,20 @@ def _figure_rows(found: StudyResult, stage: str, condition: str) -> Iterator[dic
             costs = [s for one in plain.values() if (s := one["cpu_seconds"]) is not None]
             shown["CPU s"] = sum(costs) / len(costs) if costs else None
         yield shown
+
+
+def figure_heading(found: StudyResult, key: str) -> str:
+    """What tables call a figure."""
+    known = found.study.headlines.get(key)
+    return known.heading if known else FIGURES.get(key) or heading(key)
+
+
+def axis_of(found: StudyResult, key: str) -> str:
+    """What the axis of a plot calls a figure."""
+    known = found.study.headlines.get(key)
+    percent = known.percent if known else key not in FIGURES
+    name = figure_heading(found, key)
+    return f"test {name} (%)" if percent else name
 
 
 def _tuning_tables(found: StudyResult) -> Iterator[ResultTable]:
@@ -162,7 +179,7 @@ def _tuning_tables(found: StudyResult) -> Iterator[ResultTable]:
                 marks[len(rows), " ".join(found.chosen[condition, row])] = BEST
                 rows.append({"encoder": row, **cells})
         title = f"Tuning: {source}" if source else "Tuning"
-        yield ResultTable(title, rows, 1 if found.study.tuned_by == "knn" else 3, marks)
+        yield ResultTable(title, rows, 3 if found.study.tuned_by == "score" else 1, marks)
 
 
 def _rule_words(found: StudyResult) -> str:
@@ -170,8 +187,8 @@ def _rule_words(found: StudyResult) -> str:
     return (
         f"A line holds where the lead over {count} fresh seeds, paired by seed, is above its "
         "margin with p below 0.05 in a two-sided t-test, corrected by Holm's rule for all lines. "
-        "Leads are in points of test accuracy; those by the global objective and its gradient "
-        "norm, of which less is better, in their own unit."
+        "Leads are in points of test accuracy; those by other figures in their own unit. Of the "
+        "global objective, its gradient norm and angles between clients, less is better."
     )
 
 
@@ -196,7 +213,9 @@ def _figures_words(found: StudyResult) -> str:
 
 
 def _tuning_words(found: StudyResult) -> str:
-    by = "validation kNN" if found.study.tuned_by == "knn" else "the label-free score"
+    study = found.study
+    named = {"knn": "validation kNN", "score": "the label-free score"}
+    by = named.get(study.tuned_by) or f"{figure_heading(found, study.tuned_by)} (validation images)"
     seeds = counted(len(found.study.seeds.get("tuning", ())), "seed")
     return f"Mean {by} over {seeds} for every point of the grid; the best of each row was taken."
 
@@ -213,6 +232,11 @@ def _rows_words(found: StudyResult) -> str:
     ]
     lines += [
         f"condition {name}: `{' '.join(words)}`" for name, words in study.conditions.items() if name
+    ]
+    lines += [
+        f"{row} is measured by `{' '.join(words)}`"
+        for row, words in study.measures.items()
+        if words
     ]
     lines += [f"grid: `{key}` of {', '.join(values)}" for key, values in study.grid.items()]
     lines += [f"seeds for {k}: {', '.join(map(str, seeds))}" for k, seeds in study.seeds.items()]
@@ -231,9 +255,11 @@ def _gaps(found: StudyResult) -> Iterator[str]:
 
 def _looked_at(found: StudyResult) -> Iterator[str]:
     count = len(found.results)
-    yield f"{counted(count, 'run')} of this study, all in the tables above and in `study.csv`"
+    yield f"{counted(count, 'run')} of this study, all in the tables above and in `study.json`"
     for cell, why in found.failed.items():
         yield f"failed: {cell.label}: {why}"
+    for cell, why in found.unmeasured.items():
+        yield f"not measured: {cell.label}: {why}"
     yield from found.changed
     yield from found.study.looked_at
 
@@ -271,6 +297,8 @@ def _draw(found: StudyResult) -> Iterator[Path]:
                         path, curves, series, "round", axis, title, interval=interval
                     )
         yield from _over_conditions(found, interval)
+        yield from _maps(found)
+        yield from _over_costs(found)
 
 
 def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
@@ -278,7 +306,7 @@ def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
     conditions = list(found.study.conditions)
     if len(conditions) < 3:
         return
-    key = found.study.headroom.by if found.study.headroom else "knn"
+    key = _main_figure(found)
     series: dict[str, list[tuple[float, float, float]]] = {}
     for place, condition in enumerate(conditions):
         for row in found.study.rows:
@@ -287,12 +315,71 @@ def _over_conditions(found: StudyResult, interval: str) -> Iterator[Path]:
                 mean, error = estimate(values)
                 half = half_width(error, len(values)) or 0.0
                 series.setdefault(row, []).append((float(place), mean, half))
-    axis = FIGURES.get(key, f"test {heading(key)} (%)")
+    axis = axis_of(found, key)
     if series:
         yield from write_plot(
             found.folder / "conditions.png", curves, series, "condition", axis, found.study.title,
             ticks=conditions, interval=interval,
         )  # fmt: skip
+
+
+def _main_figure(found: StudyResult) -> str:
+    """The figure that plots show: the headroom's, else the rule's, else kNN."""
+    study = found.study
+    return study.headroom.by if study.headroom else study.rule[0].by if study.rule else "knn"
+
+
+def _maps(found: StudyResult) -> Iterator[Path]:
+    """A map of every row over two or three keys that vary; what failed is shown as failed."""
+    study, key = found.study, _main_figure(found)
+    if len(study.vary) not in (2, 3):
+        return
+    for row in study.rows:
+        cells: dict[Place, float | str] = {}
+        for condition, words in study.conditions.items():
+            first, second, *third = (word.partition("=")[2] for word in words)
+            values = list(found.figures("deciding", condition, row).get(key, {}).values())
+            state = found.state(condition, row)
+            shown = estimate(values)[0] if values and not state else state or "no figure"
+            cells[first, second, third[0] if third else ""] = shown
+        path = found.folder / f"map-{_file_name(row)}.png"
+        title = f"{study.title}: {row}"
+        yield from write_plot(path, value_maps, cells, study.vary, axis_of(found, key), title)
+
+
+def _over_costs(found: StudyResult) -> Iterator[Path]:
+    """The main figure over megabytes and over CPU seconds, in every condition."""
+    study, key = found.study, _main_figure(found)
+    kinds = {"bytes": "MB sent and received, all clients", "cpu": "CPU seconds of a run"}
+    for condition in study.conditions if len(study.rows) >= FEWEST_ROWS else ():
+        for kind, axis in kinds.items():
+            points, levels = dict[str, tuple[float, float, float]](), dict[str, float]()
+            for row in study.rows:
+                values = list(found.figures("deciding", condition, row).get(key, {}).values())
+                if not values:
+                    continue
+                mean, error = estimate(values)
+                if cost := _cost(found, condition, row, kind):
+                    points[row] = (cost, mean, half_width(error, len(values)) or 0.0)
+                else:
+                    levels[row] = mean
+            if points:
+                name = "-".join(filter(None, [f"cost-{kind}", _file_name(condition)]))
+                title = ": ".join(filter(None, [study.title, condition]))
+                yield from write_plot(
+                    found.folder / f"{name}.png", cost_points, points, axis, axis_of(found, key),
+                    title, levels,
+                )  # fmt: skip
+
+
+def _cost(found: StudyResult, condition: str, row: str, kind: str) -> float | None:
+    """The mean of what a run of a row sent or took; references send nothing."""
+    if kind == "bytes" and row not in found.study.arms:
+        return None
+    cells = found.plain_cells(found.cells_of("deciding", condition, row))
+    values = [one["bytes"] / MEGA if kind == "bytes" else one["cpu_seconds"] for one in cells]
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else None
 
 
 def _curve(
@@ -336,14 +423,3 @@ def _wrapped(words: Sequence[str], width: int = 96) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)
-
-
-def _of_commit() -> str:
-    """Which code made the page: its commit in a git clone, else its version."""
-    source = Path(harmonium.__file__).parent
-    done = subprocess.run(
-        ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    if done.returncode == 0:
-        return f"Figures of commit `{done.stdout.strip()}`."
-    return f"Figures of version {harmonium.__version__}."

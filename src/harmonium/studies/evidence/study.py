@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harmonium
 from harmonium.core import files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import CallbackError, ConfigError, HarmoniumError, counted
 from harmonium.core.paths import home
+from harmonium.evaluation.evaluator import probes_of
 from harmonium.evaluation.geometry import tuning_score
 from harmonium.evaluation.references import COMMONEST, RAW, WHITENED
 from harmonium.recipe.schema import Recipe
@@ -30,11 +34,12 @@ from harmonium.runs.start import run
 from harmonium.storage.result_folder import FolderKind, locked_folder
 from harmonium.studies.comparison.cells import UNTRAINED
 from harmonium.studies.comparison.names import slug
-from harmonium.studies.comparison.summary import probes
 from harmonium.studies.evidence.decision import Check, Decision, apart, decide, flat, overall
+from harmonium.studies.evidence.measuring import Values, measure, measured_before
 from harmonium.studies.evidence.study_file import (
     GRADIENT,
     OBJECTIVE,
+    RANK,
     HeadroomRule,
     StudyFile,
     read_study,
@@ -46,6 +51,7 @@ VERSIONS = "versions.jsonl"  # every text that the study's file had when it was 
 COSTS = "costs.jsonl"  # CPU seconds of every finished cell
 FREE = (COMMONEST, UNTRAINED, RAW, WHITENED)  # rows without training
 PERCENT = 100.0
+NOT_FINISHED = "not finished"
 
 Figures = dict[str, dict[int, float]]  # by figure, then by seed
 
@@ -88,6 +94,8 @@ class StudyResult:
     scores: dict[tuple[str, str], dict[tuple[str, ...], float]] = field(default_factory=dict)
     chosen: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    by_measures: dict[StudyCell, Values] = field(default_factory=dict)  # figures of `measures`
+    unmeasured: dict[StudyCell, str] = field(default_factory=dict)  # why a measure failed
     costs: dict[str, float] = field(default_factory=dict)  # CPU seconds by a cell's path
     changed: list[str] = field(default_factory=list)  # notes on earlier texts of the file
     finished: bool = False  # every stage is complete
@@ -96,7 +104,7 @@ class StudyResult:
     @property
     def verdict(self) -> str:
         """The verdict on the whole claim."""
-        return overall(self.decisions) if self.finished else "not finished"
+        return overall(self.decisions) if self.finished else NOT_FINISHED
 
     def has_headroom(self, condition: str) -> bool:
         """Whether every requirement is met in a condition."""
@@ -107,6 +115,21 @@ class StudyResult:
         """The finished cells of a row."""
         key = (stage, condition, row)
         return [cell for cell in self.results if (cell.stage, cell.condition, cell.row) == key]
+
+    def failures(self, stage: str, condition: str, row: str) -> int:
+        """How many runs of a row failed."""
+        key = (stage, condition, row)
+        return sum((cell.stage, cell.condition, cell.row) == key for cell in self.failed)
+
+    def state(self, condition: str, row: str) -> str:
+        """Why a row has no full figures in a condition, in a word or two; empty: it has them."""
+        if count := self.failures("deciding", condition, row):
+            left = len(self.study.seeds["deciding"]) - count
+            return "failed" if not left else f"{count} failed"
+        cells = self.cells_of("deciding", condition, row)
+        if any(not _finite_loss(self.results[cell]) for cell in cells):
+            return "diverged"
+        return "" if cells else "no headroom" if self.study.decided_in(condition) else "not run"
 
     def figures(self, stage: str, condition: str, row: str) -> Figures:
         """The test figures of a row, percent for accuracies; rows without training included."""
@@ -125,7 +148,12 @@ class StudyResult:
         result = self.results[cell]
         free: dict[str, Mapping[str, Any]] = {**result.references, UNTRAINED: result.untrained}
         measured = free.get(row, {}) if row in FREE else result.figures
-        found = {k: PERCENT * v for k, v in probes(measured).items() if v is not None}
+        found = {k: PERCENT * v for k, v in probes_of(measured).items() if v is not None}
+        rank = (measured.get("health") or {}).get("effective_rank")
+        found |= {} if rank is None else {RANK: rank}
+        part = "validation_" if cell.stage == "tuning" else ""
+        by_measures = self.by_measures.get(cell, {}).get(row if row in FREE else "", {})
+        found |= {f"{part}{key}": value for key, value in by_measures.items()}
         if row not in FREE and (objective := result.global_objective):
             found[OBJECTIVE] = objective["value"]
             if objective.get("gradient_norm") is not None:
@@ -145,6 +173,7 @@ class StudyResult:
                 "path": cell.path.as_posix(),
                 "bytes": _bytes(self.results[cell]),
                 "cpu_seconds": self.costs.get(cell.path.as_posix()),
+                "figures": self.measured(cell),
             }
             for cell in cells
         ]
@@ -154,11 +183,15 @@ class StudyResult:
         study = self.study
         return {
             "study": study.name,
+            "title": study.title,
+            "system": study.system,
+            "commit": code_version(),
+            "regime": study.in_short,
             "claim": study.claim,
             "paper": study.paper,
             "digest": study.digest,
             "verdict": self.verdict,
-            "decisions": [asdict(one) for one in self.decisions],
+            "decisions": [{**asdict(one), "text": one.line.text} for one in self.decisions],
             "headroom": {k: [asdict(one) for one in checks] for k, checks in self.checks.items()},
             "tuning": [
                 {
@@ -179,6 +212,9 @@ class StudyResult:
             "cells": self.plain_cells(list(self.results)),
             "failed": [
                 {"path": cell.path.as_posix(), "why": why} for cell, why in self.failed.items()
+            ],
+            "unmeasured": [
+                {"path": cell.path.as_posix(), "why": why} for cell, why in self.unmeasured.items()
             ],
             "changed": self.changed,
             "folder": str(self.folder),
@@ -278,9 +314,11 @@ class _Stages:
             row: self.found.figures("headroom", condition, row).get(rule.by, {})
             for row in (*FREE, rule.below, rule.above)
         }
-        lower_is_better = rule.by in (OBJECTIVE, GRADIENT)
+        lower_is_better = self.file.less_is_better(rule.by)
         if not lower_is_better:
             for row in (COMMONEST, UNTRAINED, RAW):
+                if not rows[row] and (rule.by == RANK or rule.by in self.file.headlines):
+                    continue  # this figure is not defined without training
                 yield apart(rows[rule.above], rows[row], f"{rule.above} above {row} by {rule.by}")
         pair = (rows[rule.above], rows[rule.below])
         upper, lower = reversed(pair) if lower_is_better else pair
@@ -320,7 +358,10 @@ class _Stages:
         """Mean score of every setting over the tuning seeds; those with a failed run have none."""
         by_setting: dict[tuple[str, ...], list[float]] = {}
         for cell in self.found.cells_of("tuning", condition, row):
-            score = _tuning_figure(self.found.results[cell], self.file.tuned_by)
+            by = self.file.tuned_by
+            score = _tuning_figure(self.found.results[cell], by)
+            if by in self.file.headlines:
+                score = self.found.by_measures.get(cell, {}).get("", {}).get(by)
             if score is not None:
                 by_setting.setdefault(cell.setting, []).append(score)
         count = len(self.file.seeds.get("tuning", ()))
@@ -369,6 +410,31 @@ class _Stages:
                 except HarmoniumError as error:
                     self._fail(cell, str(error))
             _note_cost(self.found.folder, cell, cpu_seconds() - before)
+        self._measure([cell for cell in todo if cell in self.found.results])
+
+    def _measure(self, cells: Sequence[StudyCell]) -> None:
+        """Compute the study's measures of finished runs, or read what an earlier call computed."""
+        wanted = {cell: self.file.measured_by(cell.row, cell.stage) for cell in cells}
+        wanted = {cell: words for cell, words in wanted.items() if words}
+        if self.jobs > 1:
+            with ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(self._measure_one, wanted, wanted.values()))
+            return
+        for cell, words in wanted.items():
+            self._measure_one(cell, words)
+
+    def _measure_one(self, cell: StudyCell, words: Sequence[str]) -> None:
+        """Measure one run, in a process of its own where several are at work."""
+        found, apart = self.found, self.jobs > 1
+        values = measured_before(found.folder, cell.path, words)
+        if values is None:
+            try:
+                values = measure(found.folder, cell.path, words, apart=apart)
+            except HarmoniumError as error:
+                found.unmeasured[cell] = str(error)
+                self.note(f"{cell.label}: not measured: {error}")
+                return
+        found.by_measures[cell] = values
 
     def _is_complete(self, cell: StudyCell) -> bool:
         return (self.found.folder / cell.path / "result.json").exists()
@@ -402,6 +468,21 @@ class _Stages:
     def _next(self, queue: Iterator[StudyCell]) -> StudyCell | None:
         with self.lock:
             return next(queue, None)
+
+
+def code_version() -> str:
+    """Which code is at work: its commit in a git clone, else its version."""
+    source = Path(harmonium.__file__).parent
+    done = subprocess.run(
+        ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    return done.stdout.strip() if done.returncode == 0 else harmonium.__version__
+
+
+def _finite_loss(result: Result) -> bool:
+    """Whether the last training loss of a run is a number."""
+    losses = [row["loss"] for row in result.rounds if "loss" in row]
+    return not losses or (losses[-1] is not None and math.isfinite(losses[-1]))
 
 
 def _last_change(result: Result) -> float | None:

@@ -10,23 +10,28 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harmonium.core.errors import ConfigError, suggest
+from harmonium.core.errors import ConfigError, counted, suggest
+from harmonium.measures import Headline, measures
+from harmonium.measures.evaluation import measures_of
 from harmonium.recipe.presets import about, entry, read_yaml, studies
 from harmonium.recipe.schema import Recipe
 from harmonium.report.metric_names import PROBES
 from harmonium.studies.comparison.cells import BY_ITSELF, SUPERVISED, reference
 from harmonium.studies.comparison.fairness import shown
 
-OBJECTIVE, GRADIENT = "objective", "gradient_norm"  # figures where less is better
+OBJECTIVE, GRADIENT = "objective", "gradient_norm"
+LESS_IS_BETTER = (OBJECTIVE, GRADIENT)
+RANK = "rank"  # the effective rank of the final features
+OTHERS = "*"  # of `measures`: rows that have no words of their own
 REFERENCES = (*BY_ITSELF, SUPERVISED)
 STAGES = ("headroom", "tuning", "deciding")
 KEYS = (
-    "claim", "paper", "published", "regime", "arms", "references", "conditions", "vary", "grid",
-    "seeds", "tuning", "headroom", "rule", "differs", "looked_at",
+    "claim", "paper", "system", "published", "regime", "arms", "references", "conditions", "vary",
+    "grid", "seeds", "tuning", "headroom", "measures", "rule", "differs", "looked_at",
 )  # fmt: skip
 
 
@@ -42,6 +47,12 @@ class Comparison:
     by: str  # the figure
     margin: float  # points of accuracy; of an objective, its own unit
     conditions: tuple[str, ...]
+    less_is_better: bool = False  # of a figure of a measure
+
+    @property
+    def sign(self) -> int:
+        """-1 where less of the figure is better."""
+        return -1 if self.less_is_better or self.by in LESS_IS_BETTER else 1
 
     @property
     def text(self) -> str:
@@ -73,16 +84,20 @@ class StudyFile:
     title: str
     claim: str
     paper: str
+    system: str  # what the claim is about, as the table of all studies groups them
     published: tuple[str, ...]  # rows of papers' tables
     regime: tuple[str, ...]
     arms: Mapping[str, tuple[str, ...]]  # a method or recipe and its words, by name
     references: Mapping[str, tuple[str, ...]]  # words of their own, by name
     conditions: Mapping[str, tuple[str, ...]]
+    vary: tuple[str, ...]  # keys whose combinations are the conditions; empty: they have names
     grid: Mapping[str, tuple[str, ...]]
     seeds: Mapping[str, tuple[int, ...]]  # by stage
     tuned_by: str  # `knn` of validation images, or the label-free `score`
     tuned_in: str  # the condition in which all settings are chosen; empty: in each its own
     headroom: HeadroomRule | None
+    measures: Mapping[str, tuple[str, ...]]  # words of `harmonium eval` for every row
+    headlines: Mapping[str, Headline]  # the figures of these measures
     rule: tuple[Comparison, ...]
     differs: tuple[str, ...]
     looked_at: tuple[str, ...]
@@ -103,6 +118,42 @@ class StudyFile:
         """Every point of the grid as words; one point without words where there is no grid."""
         axes = [[f"{key}={value}" for value in values] for key, values in self.grid.items()]
         return list(itertools.product(*axes))
+
+    @property
+    def in_short(self) -> str:
+        """The regime in a few words."""
+        condition, arm = next(iter(self.conditions)), next(iter(self.arms))
+        recipe = self.recipe(condition, arm, self.settings[0], 0)
+        parts = [
+            recipe.data.name,
+            counted(recipe.clients, "client"),
+            counted(recipe.rounds, "round"),
+            counted(len(self.seeds["deciding"]), "deciding seed"),
+        ]
+        named = [one for one in self.conditions if one] or [f"split {recipe.split.name}"]
+        few = named if len(named) <= 4 else [counted(len(named), "condition")]
+        return f"{', '.join(parts)}; {'; '.join(few)}"
+
+    def less_is_better(self, figure: str) -> bool:
+        """Whether a row leads with less of a figure."""
+        known = self.headlines.get(figure)
+        return known.less_is_better if known else figure in LESS_IS_BETTER
+
+    def measured_by(self, row: str, stage: str) -> tuple[str, ...]:
+        """The words by which runs of a row are measured in a stage; none where none is needed.
+
+        Deciding runs are measured always, others where their stage goes by such a figure, those
+        of the tuning stage on validation images.
+        """
+        words = self.measures.get(row, ())
+        if stage == "tuning" and self.tuned_by in self.headlines:
+            names = [word for word in words if "=" not in word]
+            validation = [f"{name}.part=validation" for name in names if _has_part(name)]
+            return tuple(_latest([*words, *validation]))
+        by = self.headroom.by if self.headroom else ""
+        return (
+            words if stage == "deciding" or (stage == "headroom" and by in self.headlines) else ()
+        )
 
     def decided_in(self, condition: str) -> bool:
         """Whether a line of the rule is about this condition; others are only shown."""
@@ -156,18 +207,18 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
             raise ConfigError(f"study {name}: unknown key '{key}': {suggest(key, KEYS)}")
     for key in ("claim", "regime", "arms", "seeds"):
         if not tree.get(key):
-            raise ConfigError(
-                f"study {name} has no {key}: a study needs claim, regime, arms, seeds"
-            )
+            needed = "a study needs claim, regime, arms, seeds"
+            raise ConfigError(f"study {name} has no {key}: {needed}")
     arms = {arm: _words(words) for arm, words in _mapping(name, "arms", tree["arms"]).items()}
     references = _references(name, tree.get("references", ["centralised"]))
     if both := sorted(set(arms) & set(REFERENCES)):
         raise ConfigError(f"study {name}: {both[0]} is a reference and cannot name an arm")
-    conditions = _conditions(name, tree)
+    conditions, rows = _conditions(name, tree), (*arms, *references)
+    measured_by, headlines = _measures(name, tree.get("measures"), rows)
     headroom = None
     if tree.get("headroom") is not None:
-        headroom = _headroom(name, tree["headroom"], (*arms, *references))
-    rule = _rule(name, tree.get("rule") or [], (*arms, *references), tuple(conditions))
+        headroom = _headroom(name, tree["headroom"], rows, headlines)
+    rule = _rule(name, tree.get("rule") or [], rows, tuple(conditions), headlines)
     if rule and headroom is None:
         raise ConfigError(f"study {name} has a rule but no headroom: nothing may be decided then")
     tuning = _mapping(name, "tuning", tree.get("tuning") or {})
@@ -180,16 +231,20 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
         title=title,
         claim=" ".join(str(tree["claim"]).split()),
         paper=tree.get("paper", paper),
+        system=str(tree.get("system") or (rule[0].better if rule else list(arms)[-1])),
         published=tuple(tree.get("published") or ()),
         regime=_words(tree["regime"]),
         arms=arms,
         references=references,
         conditions=conditions,
+        vary=tuple(map(str, tree.get("vary") or ())),
         grid=grid,
         seeds=_seeds(name, tree["seeds"], with_grid=bool(grid), decides=bool(rule)),
         tuned_by=tuning.get("by", "knn"),
         tuned_in=tuning.get("in", ""),
         headroom=headroom,
+        measures=measured_by,
+        headlines=headlines,
         rule=rule,
         differs=tuple(tree.get("differs") or ()),
         looked_at=tuple(tree.get("looked_at") or ()),
@@ -201,11 +256,7 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
 
 def _check_parts(study: StudyFile) -> None:
     """Refuse unknown names, and arms whose recipes cannot be read or are the same."""
-    if study.tuned_by not in ("knn", "score"):
-        raise ConfigError(f"study {study.name}: tuning.by is {study.tuned_by}; write knn or score")
-    if study.tuned_in and study.tuned_in not in study.conditions:
-        close = suggest(study.tuned_in, study.conditions)
-        raise ConfigError(f"study {study.name}: tuning.in is {study.tuned_in}: {close}")
+    _check_tuning(study)
     for row in study.published:
         if entry(row) is None:
             raise ConfigError(f"study {study.name}: published names no row of a table: {row}")
@@ -218,6 +269,52 @@ def _check_parts(study: StudyFile) -> None:
             other = digests.setdefault(recipe.digest, row)
             if other != row:
                 raise ConfigError(f"study {study.name}: {other} and {row} are the same recipe")
+
+
+def _check_tuning(study: StudyFile) -> None:
+    """Refuse a figure that cannot be had on validation images for every row, and unknown names."""
+    choices = ["knn", "score", *study.headlines]
+    if study.tuned_by not in choices:
+        close = suggest(study.tuned_by, choices)
+        raise ConfigError(f"study {study.name}: tuning.by is {study.tuned_by}: {close}")
+    for row in study.rows if study.tuned_by in study.headlines else ():
+        chosen = measures_of(study.measures.get(row, ()))
+        able = [one for name, one in chosen.items() if _has_part(name)]
+        if not any(study.tuned_by in one.headlines() for one in able):
+            raise ConfigError(
+                f"study {study.name}: tuning.by is {study.tuned_by}, which {row} does not have on "
+                "validation images"
+            )
+    if study.tuned_in and study.tuned_in not in study.conditions:
+        close = suggest(study.tuned_in, study.conditions)
+        raise ConfigError(f"study {study.name}: tuning.in is {study.tuned_in}: {close}")
+
+
+def _has_part(measure: str) -> bool:
+    """Whether a measure can be computed on validation images."""
+    return any(one.name == "part" for one in fields(measures[measure]))
+
+
+def _measures(
+    name: str, given: Any, rows: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, Headline]]:
+    """The words of measures for every row, and the figures that come of them.
+
+    Given are words for all rows, or a mapping from rows to words, in which `*` is for the others.
+    """
+    if not given:
+        return {}, {}
+    tree = _mapping(name, "measures", given if isinstance(given, Mapping) else {OTHERS: given})
+    for row in tree:
+        _known_row(name, "measures", row, (*rows, OTHERS))
+    words = {row: _words(tree.get(row, tree.get(OTHERS))) for row in rows}
+    headlines: dict[str, Headline] = {}
+    for row in rows:
+        for measure, settings in measures_of(words[row]).items():
+            if not (figures := settings.headlines()):
+                raise ConfigError(f"study {name}: measures: {measure} gives no figure for a study")
+            headlines |= figures
+    return words, headlines
 
 
 def _words(given: Any) -> tuple[str, ...]:
@@ -264,7 +361,9 @@ def _conditions(name: str, tree: Mapping[str, Any]) -> dict[str, tuple[str, ...]
     return {one: _words(words) for one, words in given.items()}
 
 
-def _headroom(name: str, given: Any, rows: Sequence[str]) -> HeadroomRule:
+def _headroom(
+    name: str, given: Any, rows: Sequence[str], headlines: Mapping[str, Headline]
+) -> HeadroomRule:
     keys = ("by", "below", "above", "flat")
     tree = _mapping(name, "headroom", given)
     for key in tree:
@@ -273,12 +372,16 @@ def _headroom(name: str, given: Any, rows: Sequence[str]) -> HeadroomRule:
     made = HeadroomRule(**{"below": rows[0], **tree})
     for row in (made.below, made.above):
         _known_row(name, "headroom", row, rows)
-    _known_figure(name, "headroom.by", made.by)
+    _known_figure(name, "headroom.by", made.by, headlines)
     return made
 
 
 def _rule(
-    name: str, given: Any, rows: Sequence[str], conditions: tuple[str, ...]
+    name: str,
+    given: Any,
+    rows: Sequence[str],
+    conditions: tuple[str, ...],
+    headlines: Mapping[str, Headline],
 ) -> tuple[Comparison, ...]:
     lines = []
     keys = ("better", "than", "by", "margin", "in")
@@ -292,7 +395,7 @@ def _rule(
                 raise ConfigError(f"study {name}: a line of the rule has no '{key}'")
         for key in ("better", "than"):
             _known_row(name, f"rule.{key}", tree[key], rows)
-        _known_figure(name, "rule.by", tree["by"])
+        _known_figure(name, "rule.by", tree["by"], headlines)
         chosen = tree.get("in", list(conditions))
         chosen = tuple(chosen if isinstance(chosen, list) else [chosen])
         for condition in chosen:
@@ -300,7 +403,8 @@ def _rule(
                 close = suggest(str(condition), conditions)
                 raise ConfigError(f"study {name}: rule.in is {condition}: {close}")
         margin = float(tree.get("margin", 0))
-        lines.append(Comparison(tree["better"], tree["than"], tree["by"], margin, chosen))
+        less = tree["by"] in headlines and headlines[tree["by"]].less_is_better
+        lines.append(Comparison(tree["better"], tree["than"], tree["by"], margin, chosen, less))
     return tuple(lines)
 
 
@@ -309,10 +413,10 @@ def _known_row(name: str, key: str, row: str, rows: Sequence[str]) -> None:
         raise ConfigError(f"study {name}: {key} names no arm: '{row}': {suggest(row, rows)}")
 
 
-def _known_figure(name: str, key: str, figure: str) -> None:
+def _known_figure(name: str, key: str, figure: str, headlines: Mapping[str, Headline]) -> None:
     kind, _, count = figure.partition("_")
-    if figure not in (*PROBES, OBJECTIVE, GRADIENT) and not (kind in PROBES and count.isdigit()):
-        known = [*PROBES, "linear_10", OBJECTIVE, GRADIENT]
+    known = [*PROBES, "linear_10", RANK, OBJECTIVE, GRADIENT, *headlines]
+    if figure not in known and not (kind in PROBES and count.isdigit()):
         raise ConfigError(f"study {name}: {key} is {figure}: {suggest(figure, known)}")
 
 
