@@ -162,7 +162,11 @@ def test_messages_are_as_large_as_those_of_fedsc() -> None:
         ]
 
     assert sizes(ours) == sizes(theirs) and len(sizes(ours)) >= 16
-    assert "correction" in card(ours.method).text()
+
+
+def test_the_card_shows_its_own_settings_only() -> None:
+    text = card(trial(rounds=1).method).text()
+    assert "correction" in text and "curvature=0.5" in text and "coefficient" not in text
 
 
 def test_absent_clients_keep_their_matrices_and_age() -> None:

@@ -78,6 +78,8 @@ from harmonium.methods.fedsc import FedSC, InterClientContrast
 class ControlledFedSC(FedSC):
     """FedSC whose clients expect the others' matrices to move as their own does."""
 
+    paper = "a variant of Jing et al., 2024"
+
     # No settings here: kappa takes their place, from `share`, where kappa is 0.
     coefficient: Literal["share"] = field(init=False, default="share")
     final: float = field(init=False, default=0.0)
