@@ -39,6 +39,9 @@ QUICK = {  # settings that are made for real runs, and slow
     "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
     "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 1}},
     "fedsc": {"objective": {"name": "spectral", "form": "fedsc", "out": 16, "norm": "none"}},
+    "fedsc-control": {
+        "objective": {"name": "spectral", "form": "fedsc", "out": 16, "norm": "none"}
+    },
     "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 5}},
 }
 

@@ -17,6 +17,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedca": {"method": {"name": "fedca", "align_epochs": 2}},
     "fedstyle": {"method": {"name": "fedstyle", "style_epochs": 1}},
     "fedsc": {"objective": {"name": "spectral", "form": "fedsc", "out": 16, "norm": "none"}},
+    "fedsc-control": {
+        "objective": {"name": "spectral", "form": "fedsc", "out": 16, "norm": "none"}
+    },
     "orchestra": {"method": {"name": "orchestra", "clusters": 8, "global_steps": 5}},
 }
 

@@ -69,6 +69,7 @@ FEDCA = Case(
 ORCHESTRA = Case("orchestra", ("method.epsilon=1", "method.clusters=2"), ("cluster", "train"))
 CASES = {
     "fedsc": FEDSC,
+    "fedsc-control": replace(FEDSC, method="fedsc-control"),
     "fedsc by budget": replace(FEDSC, words=("method.epsilon=3", *FEDSC.words[1:])),
     "fedca": FEDCA,
     "fedca unaligned": replace(
@@ -179,6 +180,8 @@ def message(method: Method, step: str, model: Mapping[str, Tensor]) -> dict[str,
         "model": model,
         "others": torch.zeros(triangle(DIM)),
         "alpha": 1.0,
+        "correction": torch.zeros(triangle(DIM)),
+        "weight": 1.0,
         "h": torch.randn(4, DIM, generator=rng),
         "z": torch.randn(4, DIM, generator=rng),
         "dictionary": functional.normalize(torch.randn(4, DIM, generator=rng)),

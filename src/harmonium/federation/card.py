@@ -255,7 +255,8 @@ def _extents(method: Method) -> dict[str, str]:
 def _own_settings(method: Method) -> dict[str, Any]:
     """The settings that a method has beside those of every method."""
     common = {field.name for field in fields(Method)}
-    return {f.name: getattr(method, f.name) for f in fields(method) if f.name not in common}
+    own = (field.name for field in fields(method) if field.init and field.name not in common)
+    return {name: getattr(method, name) for name in own}
 
 
 def _reveals(method: Method) -> tuple[str, ...]:

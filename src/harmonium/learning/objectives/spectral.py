@@ -172,7 +172,12 @@ def cosine_contrast(first: Tensor, second: Tensor) -> Tensor:
 
 
 def correlation_contrast(
-    views: Sequence[Tensor], mu: float = 1.0, *, alpha: float = 1.0, others: Tensor | None = None
+    views: Sequence[Tensor],
+    mu: float = 1.0,
+    *,
+    alpha: float = 1.0,
+    others: Tensor | None = None,
+    weight: float | None = None,
 ) -> Tensor:
     """FedSC's form, eq. 80 twice: -2 Tr R+ + alpha |R|^2 + 2 (1 - alpha) Tr(R R_others).
 
@@ -184,6 +189,7 @@ def correlation_contrast(
         mu: largest squared norm of a projection.
         alpha: weight of the contrast within these images; 1 without other clients.
         others: the other clients' mean correlation matrix, (dim, dim); it gets no gradient.
+        weight: of the term with `others`, in place of 1 - alpha.
 
     >>> apart = torch.eye(2)
     >>> correlation_contrast([apart, apart]).item()
@@ -195,7 +201,8 @@ def correlation_contrast(
     partners = rows.chunk(2)
     loss = alpha * _squared_norm(rows) - 2 * (partners[0] * partners[1]).sum(1).mean()
     if others is not None:
-        loss = loss + 2 * (1 - alpha) * (rows @ others.detach() * rows).sum(1).mean()
+        weight = 1 - alpha if weight is None else weight
+        loss = loss + 2 * weight * (rows @ others.detach() * rows).sum(1).mean()
     return loss
 
 

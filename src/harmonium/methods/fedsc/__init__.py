@@ -104,6 +104,7 @@ class InterClientContrast(Context):
 
     others: Tensor | None  # R_{-j}, (H, H); none where alpha is 1
     alpha: float  # alpha_j
+    weight: float  # of Tr(R_j R_{-j}): 1 - alpha_j
 
 
 def _correlation_field(method: FedSC) -> Field:
@@ -296,7 +297,7 @@ class FedSC(Method):
         parts = self.pull(client, got.model)
         others = None if got.alpha == 1 else unpack(got.others, self.spectral.out)
         context = InterClientContrast(
-            me=client.id, anchor=got.model, others=others, alpha=got.alpha
+            me=client.id, anchor=got.model, others=others, alpha=got.alpha, weight=1 - got.alpha
         )
         done = self.fit(parts, client, context=context)
         return {"model": self.push(client, parts), "loss": done.loss}
@@ -307,7 +308,11 @@ class FedSC(Method):
         Projections are clipped to sqrt(mu) here as well, as in the released code.
         """
         return correlation_contrast(
-            seen.z, self.spectral.mu, alpha=context.alpha, others=context.others
+            seen.z,
+            self.spectral.mu,
+            alpha=context.alpha,
+            others=context.others,
+            weight=context.weight,
         )
 
     def passes_of(self, step: str) -> float:
