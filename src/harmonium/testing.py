@@ -141,7 +141,7 @@ class Trial:
         self, runtime: ClientRuntime, engine: Any, server: Server, folder: Path
     ) -> tuple[ClientRuntime, Any, Server]:
         """Runtime, engine and server as a new process would restore them from a checkpoint."""
-        kept = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
+        fields = codec.decode(codec.encode({key: getattr(server, key) for key in _KEPT}))
         snapshot = codec.decode(codec.encode(engine.snapshot()))
         method = self.recipe.build_method(self.dataset)
         runtime = replace(runtime, method=method)
@@ -152,7 +152,7 @@ class Trial:
         return (
             runtime,
             engine,
-            Server(server.examples, public=server.public, account=account, **kept),
+            Server(server.examples, public=server.public, account=account, **fields),
         )
 
     def _account(self) -> Account:
@@ -396,8 +396,8 @@ def _check_state_is_declared(plain: Trial) -> None:
     for client, state in plain.states.items():
         extra = set(state) - allowed
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
-    kept = any(plain.states.values())
-    _need(kept or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
+    keeps_any = any(plain.states.values())
+    _need(keeps_any or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
     measured = {"statistics", "measured", "global_objective", "whitening"}
     extra = set(plain.server.memory) - {*plain.method.remembers, *measured}
     _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")

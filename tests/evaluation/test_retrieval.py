@@ -6,7 +6,7 @@ import torch
 
 from harmonium.core.errors import DataError
 from harmonium.evaluation import retrieval
-from harmonium.evaluation.retrieval import drawn, nearest, retrieve
+from harmonium.evaluation.retrieval import chance_precision, nearest, retrieve
 
 
 def test_against_rankings_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_chance_is_what_drawn_rankings_give(relevant: int, others: int) -> None:
     for _ in range(4000):
         hits = np.flatnonzero(rng.permutation(alike))
         total += np.mean((np.arange(relevant) + 1) / (hits + 1))
-    assert drawn(relevant, others) == pytest.approx(total / 4000, abs=0.012)
-    assert drawn(1, 1) == 1.0
+    assert chance_precision(relevant, others) == pytest.approx(total / 4000, abs=0.012)
+    assert chance_precision(1, 1) == 1.0
 
 
 def test_ties_go_by_place_and_an_image_never_finds_itself() -> None:

@@ -141,14 +141,14 @@ class AddsModule(Method):
 
 @dataclass(frozen=True)
 class BuildsModule(SimCLR):
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {"projector": nn.Linear(dim, 8)}
 
 
 @dataclass(frozen=True)
 class BuildsNothing(SimCLR):
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
-        super().build(made, dim, world)
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
+        super().build(modules, dim, world)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class NoBuild(Objective):
 
 @dataclass(frozen=True)
 class NoScore(Objective):
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {"projector": Part(nn.Linear(dim, 8))}
 
 
@@ -308,8 +308,8 @@ SLIPS: dict[str, tuple[dict[str, Any], type[HarmoniumError], tuple[str, ...]]] =
     "module": ({"method": AddsModule}, ConfigError, ("AddsModule.extra_parts", "Part(")),
     "build": ({"objective": BuildsModule}, ConfigError, ("BuildsModule.build", "Part(")),
     "no parts": ({"objective": BuildsNothing}, ConfigError, ("BuildsNothing.build", "nothing")),
-    "no build": ({"objective": NoBuild}, ConfigError, ("NoBuild", "def build(self, made, dim")),
-    "an instance": ({"objective": NoBuild()}, ConfigError, ("NoBuild", "def build(self, made")),
+    "no build": ({"objective": NoBuild}, ConfigError, ("NoBuild", "def build(self, modules, dim")),
+    "an instance": ({"objective": NoBuild()}, ConfigError, ("NoBuild", "def build(self, modules")),
     "no score": ({"objective": NoScore}, ConfigError, ("NoScore", "def score(self, parts, seen")),
     "unscored": ({"objective": NoScore()}, ConfigError, ("NoScore", "def score(self, parts")),
     "no term": ({"terms": [NoTermScore()]}, ConfigError, ("NoTermScore", "def score(")),

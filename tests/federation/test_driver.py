@@ -217,7 +217,7 @@ def test_the_state_of_a_lost_answer_is_rolled_back(tmp_path: Path) -> None:
     cls = method_with("Counting", train=counts, keeps={"count": "scalar"})
     _, ledger, engine = drive(cls, tmp_path, wrap=Losing)
     assert engine.state_of(0) == {} and engine.state_of(1) == {"count": 1}
-    assert json.loads(ledger.lines[0])["why"] == "nothing was heard of it"
+    assert json.loads(ledger.lines[0])["why"] == "it did not reply"
 
 
 def test_asking_nobody_is_fine_and_unknown_steps_are_not(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Flat(Encoder):
 class Pull(Objective):
     """Mean squared feature: its gradient is linear in the weights."""
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {}
 
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
@@ -56,7 +56,7 @@ class Pull(Objective):
 class WithRows(Pull):
     """Adds a table with one row a client, a local part and one made anew each time."""
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {
             "table": Part(nn.Linear(2, world.clients, bias=False), "row"),
             "mine": Part(nn.Linear(2, 2), "local"),
@@ -230,7 +230,7 @@ def test_the_model_is_drawn_from_the_seed_alone() -> None:
 def test_two_owners_of_one_part_are_refused() -> None:
     @dataclass(frozen=True)
     class Twice(Pull):
-        def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+        def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
             return {"encoder": Part(nn.Linear(1, 1))}
 
     with pytest.raises(ConfigError, match="'encoder'"):
@@ -284,7 +284,7 @@ def test_an_objective_can_prepare_its_parts_from_what_was_received(tmp_path: Pat
 
     @dataclass(frozen=True)
     class Twin(Pull):
-        def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+        def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
             return {"twin": Part(nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False)), "fresh")}
 
         def prepare(self, parts, *, first):  # type: ignore[no-untyped-def]
@@ -309,7 +309,7 @@ def test_an_empty_merge_forgets_nothing() -> None:
 class Counting(Term):
     """Counts what happens after steps, in a buffer of its own."""
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         counter = nn.Module()
         counter.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         return {"counter": Part(counter)}

@@ -445,7 +445,7 @@ def test_a_client_with_one_image_declines(plain: Trial) -> None:
         (
             {"objective": {**SIMSIAM, "norm": "none", "out_norm": False},
              "local": {**TINY["local"], "dp_clip": 1.0, "dp_noise": 1.0}},
-            "fedstyle trains in a way of its own",
+            "fedstyle overrides local training",
         ),
     ],
 )  # fmt: skip

@@ -178,7 +178,7 @@ def test_projections_are_as_many_as_is_said(objective: str) -> None:
 class Bare(Objective):
     """A loss on features, with no head at all."""
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {}
 
     def see(self, parts, batch):  # type: ignore[no-untyped-def]
@@ -482,9 +482,9 @@ DP = {"objective": "rotation", "local": {**TINY["local"], "dp_clip": 1.0}}
         ("fedper", {"terms": "uv"}, "fedper keeps heads apart, but part 'uv' has a row for each"),
         ("fedrep", {"terms": "uv"}, "fedrep keeps heads apart, .* or set method=fedavg"),
         ({"name": "fedrep", "head_epochs": 0}, {}, "method.head_epochs is 0"),
-        ("fedrep", DP, "fedrep trains in a way of its own"),
-        ("ditto", DP, "ditto trains in a way of its own"),
-        ({"name": "apfl", "mixing": "weights"}, DP, "apfl trains in a way of its own"),
+        ("fedrep", DP, "fedrep overrides local training"),
+        ("ditto", DP, "ditto overrides local training"),
+        ({"name": "apfl", "mixing": "weights"}, DP, "apfl overrides local training"),
         ({"name": "ditto", "mu": -1.0}, {}, "method.mu is -1.0"),
         ({"name": "ditto", "personal_epochs": 0}, {}, "method.personal_epochs is 0"),
         ({"name": "ditto", "towards": "other"}, {}, "method.towards"),

@@ -50,7 +50,7 @@ class Lopsided(Objective):
 
     views = (2, 2)
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {}
 
     def see(self, parts, batch):  # type: ignore[no-untyped-def]

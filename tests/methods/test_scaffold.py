@@ -41,7 +41,7 @@ class OneWeight(Encoder):
 class Aim(Objective):
     """The mean of (w - x)^2 / 2: its gradient is w minus the mean of the images."""
 
-    def build(self, made, dim, world):  # type: ignore[no-untyped-def]
+    def build(self, modules, dim, world):  # type: ignore[no-untyped-def]
         return {}
 
     def see(self, parts, batch):  # type: ignore[no-untyped-def]

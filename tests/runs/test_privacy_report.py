@@ -102,7 +102,7 @@ def test_it_says_in_plain_words_what_epsilon_does_not_cover(noisy: Path) -> None
     assert "noise was simulated: whoever knows the run's seed can subtract it" in said
     assert "delta 0.01 is not below 1 / examples" not in said  # clients are smaller than 100
     assert "delta 0.1 is not below 1 / examples for" in words(report(noisy, 0.1))
-    assert "releases in answers that never came" in said
+    assert "releases in answers that never arrived" in said
     assert "secure aggregation was off" in said
 
 

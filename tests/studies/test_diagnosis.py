@@ -323,7 +323,7 @@ def test_the_command_shows_evidence_and_advice(
 ) -> None:
     code, said, _ = command("data=digits", "split=rotation", "clients=3")
     assert code == 0
-    for words in ("images as they are", "content alone", "Content holds", "61,952 bytes"):
+    for words in ("images as they are", "content alone", "squared distance", "61,952 bytes"):
         assert words in said
     assert "do not use terms=uv" in said
     code, said, told = command("data=digits", "split=rotation", "clients=3", "--json")

@@ -1,4 +1,4 @@
-"""The commands that put methods side by side."""
+"""The commands that compare methods: compare, sweep and demo."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from harmonium.studies.tuning.forecast import StudyForecast
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would run and what is done, and stop.")
+    bool, typer.Option("--dry-run", help="Show the runs and their progress, and stop.")
 ]
 Unfair = Annotated[
-    bool, typer.Option("--allow-unfair", help="Compare although budgets differ, and say so.")
+    bool, typer.Option("--allow-unfair", help="Compare although budgets differ; a note lists how.")
 ]
 
 
@@ -53,22 +53,24 @@ def compare(
             expected = forecast(words, folder, allow_unfair=allow_unfair, measure=True)
         foretell(expected, folder, as_json)
         return
-    found = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
+    comparison = _compared(words, folder, as_json, allow_unfair=allow_unfair, formats=formats)
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(comparison.plain()))
     else:
         from harmonium.studies.comparison.table import tables
 
-        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
-        for table in tables(found)[1:]:
+        show_table(
+            comparison.shown(), comparison.headline, digits=1 if comparison.has_accuracy else 2
+        )
+        for table in tables(comparison)[1:]:
             show_table(
                 table.rows, table.title, digits=table.digits,
                 unbroken=["95 % interval", "p (Holm)"],
             )  # fmt: skip
-        _say_remarks(found)
-        say(f"runs     {found.folder}")
-        say_plots(found.plots)
-    _complain(found.failed, found.folder)
+        _say_remarks(comparison)
+        say(f"runs     {comparison.folder}")
+        say_plots(comparison.plots)
+    _complain(comparison.failed, comparison.folder)
 
 
 def sweep(
@@ -91,8 +93,8 @@ def sweep(
         with long_work(err, as_json, "estimating"):
             from harmonium.studies.comparison.forecast import forecast_sweep
 
-            said = forecast_sweep(words, folder, allow_unfair=allow_unfair, measure=True)
-        foretell(said, folder, as_json)
+            forecast = forecast_sweep(words, folder, allow_unfair=allow_unfair, measure=True)
+        foretell(forecast, folder, as_json)
         return
     with long_work(err, as_json, "loading"):
         from harmonium.studies.comparison.sweep import new_folder, read
@@ -100,11 +102,11 @@ def sweep(
 
         asked = read(words)
         folder = folder or new_folder(words)
-        made = asked.at_value(asked.values[0], allow_unfair=allow_unfair)
+        first = asked.at_value(asked.values[0], allow_unfair=allow_unfair)
     if not as_json:
-        say_prose(f"{asked.key} is {', '.join(asked.values)}; at each {made.said}", err)
+        say_prose(f"{asked.key} is {', '.join(asked.values)}; at each {first.headline}", err)
     with _going_on(folder, as_json), long_work(err, as_json, "sweeping"):
-        found = sweep_methods(
+        result = sweep_methods(
             *words,
             out=folder,
             allow_unfair=allow_unfair,
@@ -112,17 +114,17 @@ def sweep(
             callbacks=_teller(as_json),
         )
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(result.plain()))
     else:
-        digits = 1 if found.has_accuracy else 3
-        for probe in found.tabled:
-            rows = found.shown(probe)
-            show_table(rows, found.title_of(probe), digits=digits, unbroken=["encoder"])
-        for note in found.notes:
+        digits = 1 if result.has_accuracy else 3
+        for probe in result.tabled:
+            rows = result.shown(probe)
+            show_table(rows, result.title_of(probe), digits=digits, unbroken=["encoder"])
+        for note in result.notes:
             say_prose(f"note     {note}")
-        say(f"runs     {found.folder}")
-        say_plots(found.plots)
-    _complain(found.failed, folder)
+        say(f"runs     {result.folder}")
+        say_plots(result.plots)
+    _complain(result.failed, folder)
 
 
 def demo(
@@ -131,7 +133,7 @@ def demo(
     formats: Formats = None,
     as_json: Json = False,
 ) -> None:
-    """Show what federated training gains, in about two minutes and without a download.
+    """Show the gain of federated training, in about two minutes and without a download.
 
     Settings are those of a comparison, for example: harmonium demo seeds=5
     """
@@ -141,28 +143,30 @@ def demo(
         from harmonium.report import figure
         from harmonium.studies.comparison import demonstration
 
-    found = _compared(demonstration.words(settings or []), folder, as_json, formats=formats)
+    comparison = _compared(demonstration.words(settings or []), folder, as_json, formats=formats)
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(comparison.plain()))
     else:
-        show_table(found.shown(), found.headline, digits=1 if found.has_accuracy else 2)
-        for sentence in demonstration.sentences(found):
+        show_table(
+            comparison.shown(), comparison.headline, digits=1 if comparison.has_accuracy else 2
+        )
+        for sentence in demonstration.sentences(comparison):
             say_prose(f"{sentence}\n")
-        _say_remarks(found)
-        say(f"runs     {found.folder}")
+        _say_remarks(comparison)
+        say(f"runs     {comparison.folder}")
         with figure.formats(figure.study_formats(formats)):
-            path = demonstration.plot(found)
+            path = demonstration.plot(comparison)
             say_plots(figure.plot_paths(path) if path else [])
-    _complain(found.failed, found.folder)
+    _complain(comparison.failed, comparison.folder)
 
 
-def _say_remarks(found: Comparison) -> None:
+def _say_remarks(comparison: Comparison) -> None:
     """Print warnings of collapse, whether methods beat the references, and notes."""
-    for label, warning in found.warnings.items():
-        say_prose(f"warning  {found.name(label)}: {warning}")
-    for label, text in found.verdicts.items():
-        say_prose(f"verdict  {found.name(label)}: {text}")
-    for note in found.notes:
+    for label, warning in comparison.warnings.items():
+        say_prose(f"warning  {comparison.name(label)}: {warning}")
+    for label, text in comparison.verdicts.items():
+        say_prose(f"verdict  {comparison.name(label)}: {text}")
+    for note in comparison.notes:
         say_prose(f"note     {note}")
 
 
@@ -174,7 +178,7 @@ def _compared(
     allow_unfair: bool = False,
     formats: str | None = None,
 ) -> Comparison:
-    """Compare, and say what runs while it does."""
+    """Run a comparison and show its progress."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
@@ -182,10 +186,10 @@ def _compared(
         from harmonium.studies.comparison.study import compare as compare_methods
         from harmonium.studies.comparison.study import new_folder
 
-        made = plan(words, allow_unfair=allow_unfair)
-        folder = folder or new_folder(list(made.methods))
+        comparison_plan = plan(words, allow_unfair=allow_unfair)
+        folder = folder or new_folder(list(comparison_plan.methods))
     if not as_json:
-        say_prose(made.said, err)
+        say_prose(comparison_plan.headline, err)
     with _going_on(folder, as_json), long_work(err, as_json, "comparing"):
         return compare_methods(
             *words,
@@ -196,12 +200,12 @@ def _compared(
         )
 
 
-def foretell(found: Forecast | StudyForecast, folder: Path | None, as_json: bool) -> None:
-    """Say what would run."""
+def foretell(forecast: Forecast | StudyForecast, folder: Path | None, as_json: bool) -> None:
+    """Print a forecast."""
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(forecast.plain()))
         return
-    for line in found.lines():
+    for line in forecast.lines():
         say_prose(line)
     say(f"runs     {folder or 'a new folder; --out names one'}")
 
@@ -215,11 +219,11 @@ def _teller(as_json: bool) -> Callable[[str], Callback]:
 
 @contextmanager
 def _going_on(folder: Path, as_json: bool) -> Iterator[None]:
-    """When a comparison is stopped, say how to go on with it."""
+    """If a comparison is stopped, print how to continue it."""
     try:
         yield
     except (HarmoniumError, KeyboardInterrupt) as error:
-        curable = not isinstance(error, ConfigError)  # no going on cures that
+        curable = not isinstance(error, ConfigError)  # which a second try would repeat
         if curable and not as_json and any(folder.rglob("recipe.yaml")):
             say(f"nothing is lost; give the same command with --out {folder}", err)
         raise

@@ -32,7 +32,7 @@ FLAT = 130  # width of a terminal from which each data set fits on a line or two
 ENDS = 6  # rows shown at either end of a long table
 
 
-class Held(NamedTuple):
+class SplitContents(NamedTuple):
     """The number of images of each class or style at each client."""
 
     counts: Integers  # (clients, values)
@@ -161,15 +161,15 @@ def split(
             ],
         }
         title = f"{tree['data']['name']}, split by {tree['split']['name']}"
-        held = _held(measured, dataset)
+        contents = _contents(measured, dataset)
         files = _write(folder or _folder(tree, new_split), plot, new_split, about)
-        _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], held, title)
+        _draw([files[kind] for kind in (*FORMATS, "plot") if kind in files], contents, title)
     if as_json:
         print(json.dumps({**about, "files": {kind: str(path) for kind, path in files.items()}}))
         return
     _notes(about["notes"])
     say(f"{title}; digest {new_split.digest[:12]}")
-    _show_split(about, held)
+    _show_split(about, contents)
     say("\n".join(["", *(f"{kind:<8} {path}" for kind, path in files.items())]))
 
 
@@ -204,17 +204,17 @@ def _write(folder: Path, plot: Path | None, split: Split, about: dict[str, Any])
     return files
 
 
-def _draw(paths: list[Path], held: Held, title: str) -> None:
+def _draw(paths: list[Path], contents: SplitContents, title: str) -> None:
     from harmonium.report.split_plots import split_map, split_sizes
 
     for path in paths:
-        if held.names:
-            split_map(path, held.counts, held.names, title, held.what)
+        if contents.names:
+            split_map(path, contents.counts, contents.names, title, contents.what)
         else:
-            split_sizes(path, held.counts[:, 0], title)
+            split_sizes(path, contents.counts[:, 0], title)
 
 
-def _held(measured: Heterogeneity, dataset: Dataset) -> Held:
+def _contents(measured: Heterogeneity, dataset: Dataset) -> SplitContents:
     """Counts by class if any is known, else by style, else of all images."""
     import numpy as np
 
@@ -228,12 +228,12 @@ def _held(measured: Heterogeneity, dataset: Dataset) -> Held:
         what = style_factor(dataset.train) or ""
         counts, names = measured.styles, dataset.names.get(what, ())
     else:
-        return Held(sizes[:, None], [], "")
+        return SplitContents(sizes[:, None], [], "")
     called = [name_of(names, value) for value in range(counts.shape[1])]
     unknown = sizes - counts.sum(1)
     if unknown.any():
         counts, called = np.column_stack([counts, unknown]), [*called, "unknown"]
-    return Held(counts, called, what)
+    return SplitContents(counts, called, what)
 
 
 # ---- what is shown -------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _show_overview(about: dict[str, Any]) -> None:
     say_plots([Path(path) for path in about.get("plots", ())])
 
 
-def _show_split(about: dict[str, Any], held: Held) -> None:
+def _show_split(about: dict[str, Any], contents: SplitContents) -> None:
     from harmonium.report.heatmap import heat_map, size_bars
 
     figures, rows = about["figures"], about["clients"]
@@ -318,11 +318,11 @@ def _show_split(about: dict[str, Any], held: Held) -> None:
     show_table(shown, columns={k: _SHORT[k] for k in rows[0] if k in _SHORT}, digits=2)
     if len(shown) < len(rows):
         say(f"clients {ENDS} to {len(rows) - ENDS - 1} are not shown; split.json has them all\n")
-    if held.names:
-        plural = "classes" if held.what == "class" else f"{held.what}s"
-        out.print(heat_map(out, held.counts, held.names, plural))
+    if contents.names:
+        plural = "classes" if contents.what == "class" else f"{contents.what}s"
+        out.print(heat_map(out, contents.counts, contents.names, plural))
     else:
-        out.print(size_bars(out, held.counts[:, 0]))
+        out.print(size_bars(out, contents.counts[:, 0]))
 
 
 _WORDS = {  # figures of all clients together

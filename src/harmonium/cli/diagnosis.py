@@ -1,4 +1,4 @@
-"""The command that says what tells clients apart."""
+"""The command that diagnoses how clients differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def diagnose(
     words: Annotated[list[str], typer.Argument(metavar="[METHOD_OR_FILE_OR_RUN] KEY=VALUE...")],
     as_json: Json = False,
 ) -> None:
-    """Say whether clients differ in content or in style, without labels.
+    """Diagnose whether clients differ in content or in style, without labels.
 
     For example: harmonium diagnose data=digits split=rotation clients=5
     """

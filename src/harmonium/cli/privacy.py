@@ -78,8 +78,8 @@ def _show_report(
 
         privacy_report = report(folder, delta)
         with figure.formats(formats if out else figure.study_formats(formats)):
-            drawn = plot(privacy_report, out or privacy_report.folder / "privacy.png")
-            plots = figure.plot_paths(drawn) if drawn else []
+            plot_path = plot(privacy_report, out or privacy_report.folder / "privacy.png")
+            plots = figure.plot_paths(plot_path) if plot_path else []
         rows, lines = privacy_report.table(), privacy_report.lines()
     if as_json:
         print(json.dumps({**privacy_report.plain(), "plots": [str(path) for path in plots]}))

@@ -26,7 +26,7 @@ class Registry(Generic[T]):
         kind: str,
         package: str,
         base: type[T],
-        adapt: Callable[[Any, str], type[T] | None] = lambda found, name: None,
+        adapt: Callable[[Any, str], type[T] | None] = lambda object, name: None,
         also: str = "",
     ) -> None:
         """Make an empty table of `kind`; the modules of `package` fill it when first asked.
@@ -45,9 +45,11 @@ class Registry(Generic[T]):
         """Decorator that files a class under `name`; the class learns its own `name`."""
 
         def file(cls: C) -> C:
-            held = self._table.get(name)
-            if held is not None and held.__qualname__ != cls.__qualname__:
-                raise ConfigError(f"two {self.kind} classes are called '{name}': {held} and {cls}")
+            existing = self._table.get(name)
+            if existing is not None and existing.__qualname__ != cls.__qualname__:
+                raise ConfigError(
+                    f"two {self.kind} classes are called '{name}': {existing} and {cls}"
+                )
             self._table[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
@@ -66,7 +68,7 @@ class Registry(Generic[T]):
     def _import(self, path: str) -> type[T]:
         module, _, attribute = path.partition(":")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            named = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # noqa: BLE001  (someone else's module may raise anything)
             plain = isinstance(error, ImportError | AttributeError | HarmoniumError)
             why = str(error) if plain else f"{type(error).__name__}: {error}"
@@ -76,9 +78,9 @@ class Registry(Generic[T]):
                     "a module, or set engine.workers=0"
                 )
             raise ConfigError(f"cannot import {self.kind} '{path}': {why}") from None
-        if isinstance(found, type) and issubclass(found, self.base):
-            return found
-        if (adapted := self._adapt(found, path)) is not None:
+        if isinstance(named, type) and issubclass(named, self.base):
+            return named
+        if (adapted := self._adapt(named, path)) is not None:
             return adapted
         raise ConfigError(
             f"'{path}' is not a valid {self.kind}: it must be a class that extends "

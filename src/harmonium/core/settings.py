@@ -220,8 +220,8 @@ def plain(value: Any) -> Any:
     A field whose metadata say `plain: False` has no plain value and is left out.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = (f for f in dataclasses.fields(value) if f.init and f.metadata.get("plain", True))
-        fields = [f.name for f in kept]
+        shown = (f for f in dataclasses.fields(value) if f.init and f.metadata.get("plain", True))
+        fields = [f.name for f in shown]
         values = {field: plain(getattr(value, field)) for field in fields}
         name = recipe_name(type(value))
         return {"name": name, **values} if name else values

@@ -39,8 +39,8 @@ class Unreliable:
         """First the clients that do not answer, with the reason; then the replies of `engine`."""
         lost = self.lost(ask, turn)
         yield from (Reply(client, None, f"{why} (simulated)") for client, why in lost.items())
-        if kept := [client for client in ask.to if client not in lost]:
-            yield from self.engine.deliver(replace(ask, to=kept), turn)
+        if answering := [client for client in ask.to if client not in lost]:
+            yield from self.engine.deliver(replace(ask, to=answering), turn)
 
     def lost(self, ask: Ask, turn: Turn) -> dict[ClientId, str]:
         """The asked clients that do not answer in time, with the reason; none while measuring."""

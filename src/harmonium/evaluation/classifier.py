@@ -298,8 +298,8 @@ class ResidualAdapter(nn.Module):
         super().__init__()
         bound = 1 / math.sqrt(dim)
         first = torch.empty(hidden, dim), torch.empty(hidden)
-        drawn = [part.uniform_(-bound, bound, generator=rng) for part in first]
-        self.inner, self.inner_bias = map(nn.Parameter, drawn)
+        layer = [part.uniform_(-bound, bound, generator=rng) for part in first]
+        self.inner, self.inner_bias = map(nn.Parameter, layer)
         self.outer = nn.Parameter(torch.zeros(dim, hidden))
         self.outer_bias = nn.Parameter(torch.zeros(dim))
 

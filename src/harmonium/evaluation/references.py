@@ -64,9 +64,9 @@ class _References:
 
     def answers(self) -> dict[str, dict[str, Answers]]:
         """By reference, then by probe."""
-        answers = {COMMONEST: self._commonest(), RAW: self._kept(RAW)}
+        answers = {COMMONEST: self._commonest(), RAW: self._cached_answers(RAW)}
         with suppress(DataError):  # pixels that never vary cannot be whitened
-            answers[WHITENED] = self._kept(WHITENED)
+            answers[WHITENED] = self._cached_answers(WHITENED)
         return answers
 
     def levels(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ class _References:
         constant = commonest_class(_labels(self.evaluator.bank), _labels(self.evaluator.data.test))
         return dict.fromkeys(self.evaluator.probes, constant)
 
-    def _kept(self, name: str) -> dict[str, Answers]:
+    def _cached_answers(self, name: str) -> dict[str, Answers]:
         """The answers of pixels, from disk where they are there."""
         answers: dict[str, Answers] = {}
         missing = []

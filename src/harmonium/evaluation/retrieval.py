@@ -70,7 +70,9 @@ def retrieve(
         precision={k: value / len(queries) for k, value in precision.items()},
         precision_chance=float(share.mean()),
         average=average / len(queries),
-        average_chance=float(np.mean([drawn(int(r), others) for r in relevant[queries].tolist()])),
+        average_chance=float(
+            np.mean([chance_precision(int(r), others) for r in relevant[queries].tolist()])
+        ),
         queries=len(queries),
         gallery=others + 1,
     )
@@ -83,13 +85,13 @@ def nearest(unit: Tensor, some: Tensor, count: int) -> Tensor:
     return alike.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
-def drawn(relevant: int, others: int) -> float:
+def chance_precision(relevant: int, others: int) -> float:
     """The expected average precision of a random ranking.
 
     The image at place k is relevant with probability R/N; then the k - 1 places before it hold
     (k - 1)(R - 1)/(N - 1) relevant ones on average.
 
-    >>> drawn(3, 3), round(drawn(1, 2), 3)
+    >>> chance_precision(3, 3), round(chance_precision(1, 2), 3)
     (1.0, 0.75)
     """
     if others == 1:

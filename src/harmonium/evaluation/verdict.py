@@ -195,8 +195,12 @@ def by(probe: str) -> str:
     count = probe.rpartition("_")[2]
     if count.isdigit():
         return f"with {count} {'label' if count == '1' else 'labels'} a class"
-    said = {"knn": "by kNN", "linear": "by a linear probe", "linear_labelled": "with known labels"}
-    return said.get(probe, f"by {probe}")
+    phrases = {
+        "knn": "by kNN",
+        "linear": "by a linear probe",
+        "linear_labelled": "with known labels",
+    }
+    return phrases.get(probe, f"by {probe}")
 
 
 def _listed(words: Iterable[str]) -> str:

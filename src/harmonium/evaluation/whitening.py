@@ -125,13 +125,13 @@ def whitening(
     variances, vectors = variances.flip(0), vectors.flip(1)
     # The difference of large sums leaves rounding, in proportion to the squared mean.
     least = RANK * float(variances[0].clamp_min(0) + mean.square().sum() * 1e-3)
-    kept = int((variances > least).sum())
-    if not kept:
+    rank = int((variances > least).sum())
+    if not rank:
         raise DataError("all images have the same features: there is nothing to whiten")
-    kept = kept if directions is None else min(kept, directions)
-    variances, vectors = variances[:kept], vectors[:, :kept]
+    rank = rank if directions is None else min(rank, directions)
+    variances, vectors = variances[:rank], vectors[:, :rank]
     # An eigenvector's sign is arbitrary: its largest entry is made positive.
     largest = vectors.abs().argmax(dim=0)
-    vectors = vectors * vectors[largest, torch.arange(kept)].sign()
+    vectors = vectors * vectors[largest, torch.arange(rank)].sign()
     shrunk = (1 - shrinkage) * variances + shrinkage * variances.mean()
     return Whitening(mean.float(), (vectors / shrunk.sqrt()).float().contiguous())

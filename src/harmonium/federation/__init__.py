@@ -1,1 +1,1 @@
-"""How server and clients work together: what crosses, who asks whom, how uploads combine."""
+"""Federated algorithms: exchanges between server and clients, and aggregation of uploads."""

@@ -1,22 +1,22 @@
-"""Aggregations: how the model parts that clients sent become one, also when some clients lie.
+"""Aggregation of clients' model parts, also robust against malicious clients.
 
-`mean` trusts everybody: one client of ten can put the result anywhere. The others bound what few
-liars can do, at a price where clients honestly differ. They act on the tensors of the model that
-are averaged; rows that belong to one client stay its own, counters take the largest, and other
-statistics of a method are combined as it declares.
+`mean` trusts every client: a single one can move the result anywhere. The others bound the
+influence of a few malicious clients, at a cost in accuracy where honest clients differ. They act on
+the tensors of the model that are averaged; rows of one client are not mixed with others, counters
+take the maximum, and other statistics of a method are combined as it declares.
 
 - `median` and `trimmed`: coordinate by coordinate (Yin et al., Byzantine-Robust Distributed
   Learning, 2018, definitions 1 and 2). As there, every client counts alike: numbers of examples
-  are not used, but a client of weight 0 is left out. BatchNorm's statistics are treated like the
-  rest, for they can be poisoned too.
+  are not used, but a client of weight 0 is left out. BatchNorm's statistics are treated in the same
+  way, because they can be poisoned, too.
 - `norm-bound`: a longer change is shortened to the bound and keeps its direction (Sun et al., Can
   You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. A given bound is
-  for what is trained; BatchNorm's statistics and EMA twins are then averaged plainly. Without one
-  the bound is the median length of the round's changes, and the changes of everything else are
-  bounded by their own median, for statistics can be poisoned too. A bounded change can still point
-  backwards, in every round. With `agreement` a client whose change of what is trained has a smaller
-  cosine with the coordinate-wise median of all changes is left out of the round's mean: such a
-  client undoes what the middle of the others learn.
+  for trained parameters; BatchNorm's statistics and EMA twins are then averaged plainly. Without
+  one the bound is the median length of the round's changes, and changes of all other tensors are
+  bounded by their own median, because statistics can be poisoned, too. A bounded change can still
+  point in the wrong direction in every round. With `agreement`, a client whose change of the
+  trained parameters has a smaller cosine with the coordinate-wise median of all changes is left out
+  of the round's mean.
 
 `median`, `trimmed` and a norm bound that is not given need all uploads of a round at once: memory
 grows with the number of clients. `mean` and a given norm bound need only one at a time.
@@ -39,7 +39,7 @@ from harmonium.core.types import ClientId, Weights
 
 
 class Upload(NamedTuple):
-    """What one client sent of the tensors that are averaged."""
+    """One client's upload of the tensors that are averaged."""
 
     weight: float  # in the mean
     tensors: Weights  # the floating ones, by name
@@ -87,24 +87,24 @@ class Mean(Aggregation):
 @aggregations("median")
 @dataclass(frozen=True)
 class Median(Aggregation):
-    """The median of each coordinate; it withstands fewer liars than half of the clients."""
+    """The median of each coordinate; robust if fewer than half of the clients are malicious."""
 
     @property
     def holds(self) -> bool:
-        """All of a round are compared."""
+        """All uploads of a round are compared."""
         return True
 
     def settle(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
-        """The one in the middle, or the mean of the two there."""
+        """The middle value, or the mean of the two middle values."""
         yield Upload(1.0, _middle(uploads, (len(uploads) - 1) // 2))
 
 
 @aggregations("trimmed")
 @dataclass(frozen=True)
 class Trimmed(Aggregation):
-    """The mean of each coordinate without its extremes; it withstands a share of `trim` liars."""
+    """The mean of each coordinate without its extremes; robust to a share `trim` of clients."""
 
     trim: float = 0.1  # share of the clients cut off at each end, rounded down
 
@@ -125,7 +125,7 @@ class Trimmed(Aggregation):
 
     @property
     def holds(self) -> bool:
-        """All of a round are compared."""
+        """All uploads of a round are compared."""
         return True
 
     def _cut(self, clients: int) -> int:
@@ -134,7 +134,7 @@ class Trimmed(Aggregation):
     def settle(
         self, uploads: Sequence[Upload], sent: Mapping[str, Tensor], trained: Collection[str]
     ) -> Iterator[Upload]:
-        """The mean of what is left between the two cuts."""
+        """The mean of the remaining values."""
         cut = self._cut(len(uploads))
         yield Upload(1.0, _middle(uploads, min(cut, (len(uploads) - 1) // 2)))
 
@@ -187,7 +187,7 @@ class NormBound(Aggregation):
     ) -> list[float]:
         """By how much each upload's change of some tensors must shrink; 1: not at all."""
         norms = [_norm(one.tensors, sent, keys) for one in uploads]
-        # Of an even number the lower middle: the upper one may be a liar's.
+        # Of an even number the lower middle: the upper one may be malicious.
         bound = statistics.median_low(norms) if self.bound is None else self.bound
         return [1.0 if norm <= bound else bound / norm for norm in norms]
 
@@ -229,7 +229,7 @@ def _norm(tensors: Weights, sent: Mapping[str, Tensor], keys: Collection[str]) -
 def _cosine(
     tensors: Weights, other: Weights, sent: Mapping[str, Tensor], keys: Collection[str]
 ) -> float:
-    """The cosine between two changes of some tensors; 1 where one of them is no change."""
+    """The cosine between two changes of some tensors; 1 if one of them is zero."""
     keys = sorted(set(tensors).intersection(keys))
     pairs = ((_change(k, tensors[k], sent), _change(k, other[k], sent)) for k in keys)
     inner = sum((one * two).sum().item() for one, two in pairs)

@@ -1,9 +1,9 @@
-"""BatchNorm's statistics measured anew on a finished average.
+"""Recalibration of BatchNorm's statistics on the averaged model.
 
-Averaged running statistics belong to no model: each client measured its own. `batch_norm=
-recalibrate` has the clients pass their images through the averaged encoder once more, and pools
-their statistics: the mean of means, and the variance of everything around it. Deeper layers are
-measured behind layers that normalise by the batch at hand, as in training.
+Averaged running statistics do not match the averaged model, because each client measured those of
+its own model. With `batch_norm=recalibrate`, clients pass their images through the averaged encoder
+once more, and the server pools their statistics: the mean of means, and the total variance around
+it. Deeper layers are measured behind layers that normalise by the current batch, as in training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def calibrated(server: Server, cohort: Sequence[ClientId]) -> Plan:
 def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
     """Set every BatchNorm's running statistics to those of all its inputs over some batches.
 
-    Returns how many images that were; of none, statistics stay as they are.
+    Returns the number of images; without any, the statistics are unchanged.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> measure(norm, torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).split(3))

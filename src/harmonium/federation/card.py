@@ -1,4 +1,4 @@
-"""A method's card: what is sent, what stays, and what that means, from declarations alone."""
+"""A method's card: what is sent, what is kept, and its implications, from declarations alone."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Card:
     bytes: Mapping[str, Mapping[str, int]]  # step -> down/up -> bytes that are known beforehand
     noise: Mapping[str, Mapping[str, str]]  # step -> field -> what it gets before it leaves
     extents: Mapping[str, str]  # field -> how large it gets, where the method says so
-    batch_norm: str  # what becomes of it; empty where there is none
-    transport: str  # how weights travel; empty where they go as they are
+    batch_norm: str  # its treatment; empty where there is none
+    transport: str  # how weights are rounded; empty if they are not
     aggregation: str  # empty where nothing of the model is sent
     keeps: Mapping[str, str]  # at a client
     remembers: Mapping[str, str]  # at the server
     settings: Mapping[str, Any]
-    obstacles: Mapping[str, Mapping[str, str]]  # step -> field -> why no sum; empty: it is one
-    secure_aggregation: bool  # it could hide all that single clients send
+    obstacles: Mapping[str, Mapping[str, str]]  # step -> field -> why it cannot be summed, or empty
+    secure_aggregation: bool  # whether it could hide everything that single clients send
     masks: Masks | None  # secure aggregation, if it is on
     per_example: bool
     uses_labels: bool
@@ -68,7 +68,7 @@ class Card:
         """The card as plain text."""
         lines = [f"{self.name}: {self.about}"]
         lines += [f"paper     {self.paper}"] if self.paper else []
-        lines += ["", *self._model(), *self._exchanges(), *self._hidden(), *self._kept()]
+        lines += ["", *self._model(), *self._exchanges(), *self._hidden(), *self._kept_lines()]
         return "\n".join([*lines, "", *self.meaning()])
 
     def _model(self) -> list[str]:
@@ -90,8 +90,8 @@ class Card:
         noise = [f"{step}.{n}: {how}" for step, by in self.noise.items() for n, how in by.items()]
         return [*lines, *(f"{'' if n else 'noise':<9} {line}" for n, line in enumerate(noise))]
 
-    def _kept(self) -> list[str]:
-        """What stays at each end, and the settings that decide what becomes of it."""
+    def _kept_lines(self) -> list[str]:
+        """What clients and server keep, and further settings."""
         used = "used at clients" if self.uses_labels else "never reach a client task"
         settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         optional = {
@@ -112,20 +112,20 @@ class Card:
         if not declared:
             return ""
         rest = [n for n, f in declared.items() if f.fold != "parts" and f.kind != "scalar"]
-        said = [f"{self.bytes[step][side]:,} bytes"] if len(rest) < len(declared) else []
-        said += [f"{name}: {self.extents[name]}" for name in rest if name in self.extents]
-        said += ["what depends on the data"] if set(rest) - set(self.extents) else []
-        known = " and ".join(said)
+        sizes = [f"{self.bytes[step][side]:,} bytes"] if len(rest) < len(declared) else []
+        sizes += [f"{name}: {self.extents[name]}" for name in rest if name in self.extents]
+        sizes += ["what depends on the data"] if set(rest) - set(self.extents) else []
+        known = " and ".join(sizes)
         return f"; {known}, masked" if self.masks and side == "up" else f"; {known}"
 
     def _hidden(self) -> list[str]:
-        """What secure aggregation hides or could hide, exchange by exchange."""
+        """The fields that secure aggregation hides or could hide, by exchange."""
         lines = []
-        for step, found in self.obstacles.items():
-            if can := [name for name, why in found.items() if not why]:
+        for step, reasons in self.obstacles.items():
+            if can := [name for name, why in reasons.items() if not why]:
                 word = "hides" if self.masks else "could hide"
                 lines.append(f"{step}: {word} {', '.join(can)}")
-            lines += [f"{step}: cannot hide {name}: {why}" for name, why in found.items() if why]
+            lines += [f"{step}: cannot hide {name}: {why}" for name, why in reasons.items() if why]
         if self.masks:
             both = (sum(self.bytes[one][side] for one in STEPS) for side in ("down", "up"))
             sizes = "{:,} bytes down, {:,} up".format(*both)
@@ -211,7 +211,7 @@ def card(method: Method, masks: Masks | None = None, cohort: int = 0) -> Card:
         batch_norm=_batch_norm(method),
         transport=method.transport.words(),
         aggregation=_combines(method) if parts.layouts()["model"] else "",
-        keeps=_kept(method),
+        keeps=_kept_at_client(method),
         remembers=_remembered(method),
         settings=_own_settings(method),
         obstacles=hindered,
@@ -240,7 +240,7 @@ def _hindered(method: Method) -> dict[str, dict[str, str]]:
 
 
 def _parameters(module: nn.Module) -> int:
-    """How many parameters a part has; values, if it has none."""
+    """The number of parameters of a part, or of its buffers if it has none."""
     return sum(tensor.numel() for tensor in [*module.parameters()] or module.buffers())
 
 
@@ -272,7 +272,7 @@ def _reveals(method: Method) -> tuple[str, ...]:
 
 
 def _sizes(method: Method, masked: int) -> dict[str, dict[str, int]]:
-    """Bytes by ask and way; of a masked ask for so many clients, if all of them stay."""
+    """Bytes by ask and direction; a masked ask is for `masked` clients that all stay."""
     sizes = {}
     for step, declared in method.exchanges().items():
         way = bool(masked and declared.up)
@@ -285,7 +285,7 @@ def _sizes(method: Method, masked: int) -> dict[str, dict[str, int]]:
 
 
 def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: bool = False) -> int:
-    """What is known of a message's size before anything is sent: weights and numbers."""
+    """The part of a message's size that is known in advance: weights and numbers."""
     parts, total = method.blueprint, 0
     shared = parts.shared()
     for one in declared.values():
@@ -301,20 +301,20 @@ def _bytes(method: Method, declared: Mapping[str, Field], side: str, masked: boo
 
 
 def _noise(method: Method, step: str) -> dict[str, str]:
-    """What noise guarded fields of a step get, in words; of an example where images count."""
+    """The noise on guarded fields of a step, in words; with `EXAMPLE` images if these matter."""
     releases = paid_here(method, step, EXAMPLE)
     varies = releases != paid_here(method, step, 2 * EXAMPLE)
     noise = {}
     for name in (n for n, one in method.exchanges()[step].up.items() if one.guarded):
-        said = [
+        releases_in_words = [
             (f"{one.count} times " if one.count > 1 else "")
             + f"{one.mechanism}, {SCALES[one.mechanism]} {one.scale:.4g} for a sensitivity of "
             + f"{one.sensitivity:.4g}"
             for one in releases
             if one.field == name
         ]
-        where = f", of a client with {EXAMPLE:,} images" if said and varies else ""
-        noise[name] = ("; ".join(said) or "added before it leaves") + where
+        where = f", of a client with {EXAMPLE:,} images" if releases_in_words and varies else ""
+        noise[name] = ("; ".join(releases_in_words) or "added before it leaves") + where
     return noise
 
 
@@ -336,7 +336,7 @@ def _named(choice: Any) -> str:
 
 
 def _batch_norm(method: Method) -> str:
-    """What becomes of BatchNorm, where some part has it."""
+    """The treatment of BatchNorm, if some part has it."""
     parts = method.blueprint
     of = {key.partition(".")[0] for key in parts.state_dict() if key.endswith("running_mean")}
     if not of:
@@ -359,7 +359,7 @@ def _combines(method: Method) -> str:
     return f"{way}, clients {weights}; server optimiser {method.server_optimiser.name}"
 
 
-def _kept(method: Method) -> dict[str, str]:
+def _kept_at_client(method: Method) -> dict[str, str]:
     """What stays at a client: what is declared, and local parts or tensors."""
     parts, kept = method.blueprint, dict[str, str](method.keeping())
     kept |= method.transport.keeping(method)
@@ -377,29 +377,35 @@ def _remembered(method: Method) -> dict[str, str]:
         return dict[str, str](method.remembers)
     one = {"w": torch.ones(1)}
     _, moments = method.server_optimiser.step(one, {"w": torch.zeros(1)}, {"w"}, {}, 1.0)
-    found = {
+    optimiser_state = {
         name: "weights"
-        for name, held in moments.items()
-        if isinstance(held, Mapping) and all(isinstance(value, Tensor) for value in held.values())
+        for name, moment in moments.items()
+        if isinstance(moment, Mapping)
+        and all(isinstance(value, Tensor) for value in moment.values())
     }
     measured = {"statistics": "statistic"} if method.recalibrates else {}
     measured |= {"measured": "statistic"} if method.measured else {}
     measured |= {"global_objective": "scalar"} if method.measures_objective else {}
     measured |= {whitening.KEY: "statistic"} if method.whitening else {}
-    return {"the model": "weights", **dict[str, str](method.remembers), **found, **measured}
+    return {
+        "the model": "weights",
+        **dict[str, str](method.remembers),
+        **optimiser_state,
+        **measured,
+    }
 
 
-def _listed(kept: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({what})" for name, what in kept.items()) or "nothing"
+def _listed(entries: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({what})" for name, what in entries.items()) or "nothing"
 
 
 def _fields(declared: Mapping[str, Field]) -> str:
-    said = []
+    phrases = []
     for name, part in declared.items():
         words: list[str] = [name, part.kind.replace("_", "-")]
         if part.fold != "each":
             words.append(f"({part.fold}{f' by {part.by}' if part.by else ''})")
         if part.guarded:
             words.append("with noise")
-        said.append(" ".join(words))
-    return ", ".join(said) or "nothing"
+        phrases.append(" ".join(words))
+    return ", ".join(phrases) or "nothing"

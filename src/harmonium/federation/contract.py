@@ -1,4 +1,4 @@
-"""Checks of contributed methods; each fault is one line that says how to mend it.
+"""Checks of contributed methods; each error is one line that says how to correct it.
 
 `check_class` looks at declarations before anything runs. The other checks are called where a piece
 of someone else's code has just returned something.
@@ -49,13 +49,13 @@ def _check_table(cls: type, name: str, kinds: tuple[str, ...], what: str) -> Non
 
 
 def _check_final(cls: type) -> None:
-    """Refuse a class that overrides what every method is given, which is marked `@final`."""
+    """Refuse a class that overrides a method marked `@final`."""
     for place, owner in enumerate(cls.__mro__):
         above = cls.__mro__[place + 1 :]
         for name in vars(owner):
             if any(_is_final(vars(base).get(name)) for base in above):
                 raise ConfigError(
-                    f"{called(cls)}.{name} overrides what every method is given: "
+                    f"{called(cls)}.{name} overrides a final method: "
                     + INSTEAD.get(name, f"choose another name for `{name}`")
                 )
 
@@ -78,7 +78,7 @@ INSTEAD = {
 
 
 def _check_exchanges(cls: type) -> None:
-    """A handler that overrides another must say what it sends, for its body may send more."""
+    """Refuse a handler that overrides another without its own declaration."""
     for name in dir(cls):
         own = getattr(cls, name, None)
         if not callable(own) or isinstance(getattr(own, "exchange", None), Declaration):
@@ -100,7 +100,7 @@ def checked_plan(plan: Any, method: object, name: str) -> Generator[Any, Any, An
     """What `setup` or `round` returned, which must be a generator."""
     if not isinstance(plan, Generator):
         raise ConfigError(
-            f"{called(method)}.{name} is no plan, for it never yields: write "
+            f"{called(method)}.{name} is not a plan, because it never yields: write "
             f'`got = yield Ask("train", cohort, {{"model": server.model}})` in `{name}`'
         )
     return plan
@@ -181,23 +181,23 @@ def checked_encoder(encoder: Any, method: object) -> nn.Module:
 
 
 def check_kept(
-    kept: Mapping[str, Any], allowed: Collection[str], where: str, declared: str
+    values: Mapping[str, Any], allowed: Collection[str], where: str, declared: str
 ) -> None:
-    """Refuse what is kept between rounds without a declaration, or cannot be stored.
+    """Refuse state that is kept between rounds without a declaration, or cannot be stored.
 
     Args:
-        kept: what is kept, by name.
+        values: the state, by name.
         allowed: the names that are declared.
         where: who keeps it, `Method.step`.
         declared: the class variable that declares it, `keeps` or `remembers`.
     """
     place = "client" if declared == "keeps" else "server"
-    if extra := sorted(map(str, set(kept) - set(allowed))):
+    if extra := sorted(map(str, set(values) - set(allowed))):
         raise WireError(
             f"{where} keeps `{extra[0]}` at the {place} without declaring it. Add it to "
             f"`{declared}` with what it reveals, or do not keep it."
         )
-    for name, value in kept.items():
+    for name, value in values.items():
         try:
             codec.check(value)
         except WireError as error:

@@ -1,4 +1,4 @@
-"""What DP-SGD demands of a method: no image may influence another's gradient.
+"""Requirements of DP-SGD on a method: no image may influence another's gradient.
 
 The training step itself is `learning/dpsgd.py`.
 """
@@ -20,18 +20,18 @@ _OWN = (
 
 
 def check(method: Method) -> None:
-    """Refuse DP-SGD where it would not hide single images."""
-    why = "local.dp_clip hides single images only where none looks at another"
+    """Refuse DP-SGD where it would not protect single images."""
+    why = "local.dp_clip protects single images only if none influences another's gradient"
     if not method.objective.alone():
         raise ConfigError(
-            f"{why}: objective={method.objective.name} is not known to be so; choose byol, "
+            f"{why}: objective={method.objective.name} does not guarantee that; choose byol, "
             "simsiam, rotation or autoencoder"
         )
     if odd := [term.name for term in method.terms if not term.alone]:
-        raise ConfigError(f"{why}: terms.{odd[0]} is not known to be so")
+        raise ConfigError(f"{why}: terms.{odd[0]} does not guarantee that")
     own = [name for name in _OWN if getattr(type(method), name) is not getattr(Method, name)]
     if own:
-        raise ConfigError(f"{why}: {called(method)} trains in a way of its own")
+        raise ConfigError(f"{why}: {called(method)} overrides local training")
     if norms := [key for key in method.blueprint.state_dict() if key.endswith("running_mean")]:
         part = norms[0].partition(".")[0]
         raise ConfigError(

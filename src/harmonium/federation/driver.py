@@ -1,4 +1,4 @@
-"""Running a method's two halves: `handle` at a client, `drive` at the server. Engines use both."""
+"""Execution of a method: `handle` runs its client half, `Driver` its plans at the server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one client's task."""
+    """The outcome of one client's task."""
 
     client: ClientId
     up: Mapping[str, Any] | None  # None: no answer
@@ -66,7 +66,7 @@ class Engine(Protocol):
     """Where clients run. A method cannot tell which engine carries its asks."""
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """One reply for each client asked, in any order; bounded in what it holds at once."""
+        """One reply for each client asked, in any order and with bounded memory."""
 
     def accept(self, reply: Reply) -> None:
         """The reply was counted: the client's new state is now its state."""
@@ -115,7 +115,7 @@ class Driver:
     reported: dict[str, float] = field(default_factory=dict)  # what scalars came to, by field
 
     def drive(self, plan: Plan, server: Server) -> Server:
-        """Run a plan to its end; `server` says which round it is and who has how many examples."""
+        """Run a plan to its end; `server` has the round and the clients' numbers of examples."""
         got: Folded | None = None
         number = 0
         try:
@@ -213,7 +213,7 @@ class Driver:
                     again = total.again(last=left == 1)
                     again = spending.affordable(method, server, ask.step, again)
                     ask, turn = replace(ask, to=again), replace(turn, ask=fresh(turn.ask))
-                elif ask.least == 0:  # an ask that does without any reply
+                elif ask.least == 0:  # an ask that needs no reply
                     return self._tally(ask, exchange, server).result()
                 elif isinstance(error, Shut):
                     why = f"{error}, in {TRIES} tries. {self.ledger.last_reason}"
@@ -282,11 +282,11 @@ class Driver:
         at_once: bool = False,
         of: str = "",
     ) -> list[ClientId]:
-        """Deliver an ask and take the replies in the order of asking, whoever was first.
+        """Deliver an ask and take the replies in the order of asking.
 
-        `at_once` takes them as they come, where order does not matter, so that none has to wait.
-        The ledger has the order of asking either way. `of` is the step that an ask of secure
-        aggregation is about.
+        `at_once` takes them as they arrive, where the order does not matter. The ledger has the
+        order of asking either way. `of` is the method's step that an ask of secure aggregation
+        belongs to.
         """
         method, examples = self.method, server.examples
         costs = {c: spending.costs(method, ask.step, examples[c]) for c in ask.to}
@@ -319,9 +319,9 @@ class Driver:
         return [client for client, entry in entries.items() if entry.outcome == "answered"]
 
     def _replies(self, ask: Ask, turn: Turn, at: Callable[[int], None]) -> Iterator[Reply]:
-        """The first reply of each client, as they come; then an empty one for each silent one."""
+        """The first reply of each client, as they arrive; then an empty one for all others."""
         left = set(ask.to)
-        silent = (Reply(client, None, "nothing was heard of it") for client in ask.to)
+        silent = (Reply(client, None, "it did not reply") for client in ask.to)
         for reply in chain(self.engine.deliver(ask, turn), silent):
             if reply.client in left:
                 left.remove(reply.client)
@@ -336,7 +336,7 @@ class Driver:
         unreadable: set[ClientId],
         of: str,
     ) -> None:
-        """Refuse to go on if too few clients answered, or most of their replies were refused."""
+        """Raise an error if too few clients answered, or most of their replies were refused."""
         outcomes = Counter(entry.outcome for entry in entries.values())
         refused = [c for c, e in entries.items() if e.outcome == "refused" or c in unreadable]
         spoiled = sum(e.outcome == "refused" and is_spoiled(e.why) for e in entries.values())
@@ -366,7 +366,7 @@ class Driver:
     def _count(
         self, reply: Reply, ask: Ask, turn: Turn, take: Take, examples: int, of: str
     ) -> LedgerEntry:
-        """Take one reply and enter it in the ledger's words, with what it released.
+        """Take one reply, and return its ledger entry with its releases.
 
         A client without a counted reply is charged as well: its reply may have left it.
         """
@@ -392,10 +392,10 @@ class Driver:
         entry: LedgerEntry,
         examples: int,
     ) -> None:
-        """Count a reply, or refuse it and say why: whatever is wrong with it, the round goes on.
+        """Count a reply, or refuse it with a reason; the round continues in any case.
 
-        A reply is checked to its end before any of it is added up, so that one which fails leaves
-        nothing behind.
+        A reply is checked completely before any of it is added up, so that a refused reply has no
+        effect.
         """
         try:
             if not isinstance(up, Mapping):
@@ -431,7 +431,7 @@ class Driver:
         exchanges = self.method.exchanges()
         if ask.step not in exchanges:
             raise WireError(
-                f"{called(self.method)} asks for `{ask.step}`, which is no exchange of it: "
+                f"{called(self.method)} asks for `{ask.step}`, which is not one of its exchanges: "
                 f"{suggest(ask.step, exchanges)}"
             )
         if len(set(ask.to)) != len(ask.to):
@@ -440,7 +440,7 @@ class Driver:
 
 
 def _counts_alike(method: Method) -> bool:
-    """Whether every client weighs the same wherever its number of examples would weigh it."""
+    """Whether clients are weighted uniformly instead of by their numbers of examples."""
     return method.server_optimiser.weighting == "uniform"
 
 

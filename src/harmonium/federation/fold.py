@@ -200,7 +200,7 @@ class _Parts(_Sum):
         self._aggregation = aggregation
         self._sent = sent
         self._trained = trained
-        self._held: list[Upload] = []
+        self._uploads: list[Upload] = []
         self._factors: list[float] = []  # by which changes were scaled down
         self.left_out: dict[ClientId, str] = {}
 
@@ -225,7 +225,7 @@ class _Parts(_Sum):
                 largest = self._total.get(key)
                 self._total[key] = tensor if largest is None else torch.maximum(largest, tensor)
         if self._aggregation.holds:
-            self._held.append(Upload(weight, floats, client=client))
+            self._uploads.append(Upload(weight, floats, client=client))
         else:
             self._settle([Upload(weight, floats, client=client)])
 
@@ -240,14 +240,14 @@ class _Parts(_Sum):
                 self._accumulate(key, tensor, settled.weight)
 
     def result(self) -> Weights:
-        if self._held:
-            counted = [upload for upload in self._held if upload.weight > 0]
+        if self._uploads:
+            counted = [upload for upload in self._uploads if upload.weight > 0]
             if not counted:
                 raise NotEnoughReplies(_WEIGHTLESS)
             self._settle(counted)
             if len(self.left_out) == len(counted):
                 raise NotEnoughReplies(_AGAINST)
-            self._held.clear()
+            self._uploads.clear()
         self._finish(mean=True)
         return self._total
 

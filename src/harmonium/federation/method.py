@@ -178,8 +178,8 @@ class Method:
         """The encoder to evaluate: the federation's, or a client's own given its state."""
         if self.recalibrates and "statistics" not in server.memory:
             raise NotEnoughReplies("BatchNorm's statistics were not measured on this model")
-        measured, kept = server.memory.get("statistics", {}), (state or {}).get("parts", {})
-        return self.blueprint.copy_from(server.model, measured, kept).eval()["encoder"]
+        measured, local = server.memory.get("statistics", {}), (state or {}).get("parts", {})
+        return self.blueprint.copy_from(server.model, measured, local).eval()["encoder"]
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
         """A client's own features for its own tasks, given the model as it last sent it.
@@ -500,16 +500,16 @@ class Method:
     @final
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: initialised, then the message's parts, then the client's own."""
-        kept = client.state.get("parts")
-        parts = self.blueprint.copy_from(model, kept or {})
-        self.objective.prepare(parts, first=kept is None)
+        local = client.state.get("parts")
+        parts = self.blueprint.copy_from(model, local or {})
+        self.objective.prepare(parts, first=local is None)
         return parts
 
     @final
     def push(self, client: Client, parts: Parts) -> Weights:
         """Keep local parts in the client's state; return only what may leave."""
-        if kept := parts.kept():
-            client.state["parts"] = kept
+        if local := parts.kept():
+            client.state["parts"] = local
         return parts.shared(client.id)
 
     @final

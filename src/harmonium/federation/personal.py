@@ -45,10 +45,10 @@ def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Modu
     return method.blueprint.copy_from(sent, state.get("parts", {})).eval()["encoder"]
 
 
-def resumed(method: Method, kept: Weights | None) -> Parts:
+def resumed(method: Method, weights: Weights | None) -> Parts:
     """The client's own model, as kept or else at initialisation, ready for training."""
-    parts = method.blueprint.copy_from(kept or {})
-    method.objective.prepare(parts, first=kept is None)
+    parts = method.blueprint.copy_from(weights or {})
+    method.objective.prepare(parts, first=weights is None)
     return parts
 
 

@@ -1,12 +1,12 @@
-"""Server optimisers: what the server does with the clients' average, take it or step towards it.
+"""Server optimisers: the server takes the clients' average, or makes a step towards it.
 
 A step treats `current - average`, the gap, as a gradient (Reddi et al., Adaptive Federated
 Optimization, 2021, algorithms 1 and 2). There the second moment starts at tau^2 (our `epsilon`
 squared), without bias correction; `adam` does the same with `style: reddi`, while its own style is
 that of `torch.optim.Adam`, which Federated SimCLR uses (Louizos et al., 2024, appendix A).
 
-Buffers such as BatchNorm's are averages and no directions: they are always taken as they are. A
-tensor that nobody uploaded keeps its moments, and stays where it is.
+Buffers such as BatchNorm's are not optimised: their average is always taken. A tensor that nobody
+uploaded keeps its value and its moments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Average(ServerOptimiser):
 
 @dataclass(frozen=True)
 class Stepping(ServerOptimiser):
-    """What all that step have: a learning rate over rounds."""
+    """Base of the optimisers with a learning rate and its schedule."""
 
     lr: float = 1.0  # of the server
     schedule: Schedule = "constant"  # of lr over rounds
@@ -114,7 +114,7 @@ class Sgd(Stepping):
 
 @dataclass(frozen=True)
 class Adaptive(Stepping):
-    """What all adaptive ones have: two moments of the gaps, which differ in the second."""
+    """Base of the adaptive optimisers, which differ in their second moment."""
 
     lr: float = 0.01  # of the server; Reddi et al. tune it for each task
     beta1: float = 0.9  # how much of the first moment stays
@@ -126,12 +126,12 @@ class Adaptive(Stepping):
 
     @property
     def tau(self) -> float:
-        """What is added to the root."""
+        """The constant that is added to the root."""
         return 1e-3 if self.epsilon is None else self.epsilon
 
     @property
     def start(self) -> float:
-        """Where the second moment starts."""
+        """The initial value of the second moment."""
         return self.tau**2
 
     def second(self, moment: Tensor, square: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Adam(Adaptive):
 
     @property
     def tau(self) -> float:
-        """What is added to the root: the style's unless given."""
+        """The constant that is added to the root: the style's unless given."""
         return _STYLES[self.style][1] if self.epsilon is None else self.epsilon
 
     @property

@@ -1,4 +1,4 @@
-"""Privacy budgets: what an ask costs, which clients can still afford it, what was released."""
+"""Privacy budgets: the cost of an ask, the clients that can afford it, and their releases."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def affordable(
 ) -> list[ClientId]:
     """The clients whose privacy budget allows another ask for a step.
 
-    The account notes the others, so that the log names whom a plan goes on without.
+    The account records the others, so that the log can name them.
     """
     able = {client: _affords(method, server, step, client) for client in clients}
     if refused := {client for client, can in able.items() if not can}:
@@ -95,7 +95,7 @@ def check_budget(method: Method) -> None:
     for step, names in guarded.items():
         if not names <= {one.field for one in costs(method, step, 1000)}:
             raise ConfigError(
-                f"privacy.epsilon cannot be kept: {called(method)} does not say beforehand what "
+                f"privacy.epsilon cannot be enforced: {called(method)} does not declare what "
                 f"`{step}` releases. Its author must add that to `costs`."
             )
 
@@ -134,7 +134,7 @@ def _guarded_rows(method: Method) -> list[tuple[str, str]]:
 
 
 def _shared_influence(method: Method) -> str:
-    """What makes the features of an image depend on other images of its client, and a remedy."""
+    """Why features of an image depend on other images of its client, with a remedy; or empty."""
     parts = method.blueprint
     instead = "or choose norms without statistics (encoder.norm, objective.norm)"
     for key in (key for key, rule, _ in parts.tensors() if rule == "local"):
@@ -217,11 +217,11 @@ def notes_on_noise(
     if not any(costs(method, step, max(fewest, 1)) for step in method.exchanges()):
         return []
     notes = [
-        "noise comes from the operating system, so this run does not repeat to the bit; "
-        "privacy.noise=simulated does, for studies"
+        "noise comes from the operating system, so this run cannot be repeated bit by bit; use "
+        "privacy.noise=simulated for studies"
         if noise == "system"
-        else "noise follows from the seed: whoever knows the seed can subtract it, which is good "
-        "for studies and protects nobody"
+        else "noise follows from the seed: whoever knows the seed can subtract it, so it is for "
+        "studies only and protects nobody"
     ]
     if fewest and account.delta >= 1 / fewest and account.limit is not None:
         notes.append(
@@ -231,16 +231,16 @@ def notes_on_noise(
     return notes
 
 
-def fault(promised: Sequence[Release], made: Sequence[Mapping[str, Any]]) -> str:
+def fault(promised: Sequence[Release], actual: Sequence[Mapping[str, Any]]) -> str:
     """How a client's releases differ from those its method promised; empty if they do not.
 
     >>> fault([Release("corr", "gaussian", 0.5, 2.0)], [])
     'released nothing, not corr by gaussian (sensitivity=0.5, scale=2, count=1)'
     """
     wanted = records(promised)
-    if not wanted or len(wanted) == len(made) and all(map(_same, wanted, made)):
+    if not wanted or len(wanted) == len(actual) and all(map(_same, wanted, actual)):
         return ""
-    return f"released {_listed(made)}, not {_listed(wanted)}"
+    return f"released {_listed(actual)}, not {_listed(wanted)}"
 
 
 def records(releases: Sequence[Release]) -> list[Mapping[str, Any]]:
@@ -261,10 +261,10 @@ def _name(entry: Mapping[str, Any]) -> tuple[int, int, str, ClientId]:
     return entry["round"], entry["ask"], entry["step"], entry["client"]
 
 
-def _same(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> bool:
+def _same(wanted: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
     """Whether two records of a release agree, numbers up to rounding."""
     for key, value in wanted.items():
-        actual = made.get(key)
+        actual = recorded.get(key)
         if isinstance(value, float) and isinstance(actual, float | int):
             if not math.isclose(value, actual, rel_tol=1e-9):
                 return False

@@ -1,7 +1,7 @@
-"""What may cross between server and clients: declared fields, and the asks that carry them.
+"""The wire between server and clients: declared fields, and the asks that carry them.
 
-An exchange is declared directly above the client handler that answers it. What is not declared
-does not leave a client: both engines check every message against the declaration, both ways.
+An exchange is declared directly above the client handler that answers it. Undeclared values do not
+leave a client: both engines check every message against the declaration, in both directions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Size = int | range  # how long a tensor is along one axis: exactly, or any lengt
 Shape = Callable[[Any, int], tuple[Size, ...]]  # by the method and a client's number of examples
 
 STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, around a method's own
-MOST_GROWTH = 1e6  # a sent weight is at most so many times the largest of the model that it follows
-MOST_VALUE = 1e12  # any other number that is sent lies within so much of 0
+MOST_GROWTH = 1e6  # largest ratio of an uploaded weight to the largest of the received model
+MOST_VALUE = 1e12  # largest absolute value of any other number
 SCORE = "appraise"  # the ask for the tuning score
 MEASURING = (SCORE, "measure_objective", "measure_gradient", "measure_moments")  # no method's part
 CALIBRATE = "calibrate"  # the ask for BatchNorm's statistics
@@ -109,7 +109,7 @@ Fields = Mapping[str, Field | FromSettings] | FromSettings
 
 @dataclass(frozen=True)
 class Declaration:
-    """What `@exchange` says of a client handler; `resolved` gives the exchange of one method."""
+    """The declaration of a client handler; `resolved` gives the exchange of one method."""
 
     name: str
     down: Fields
@@ -164,7 +164,7 @@ def exchange(
     def mark(handler: Handler) -> Handler:
         if handler.__name__ in STEPS:
             raise WireError(
-                f"`{handler.__name__}` is a word of secure aggregation's own: choose another"
+                f"`{handler.__name__}` is reserved for secure aggregation: choose another name"
             )
         received, returned = ({} if side is None else side for side in (down, up))
         _check_fields(handler.__qualname__, received, returned)
@@ -227,7 +227,7 @@ def _check_fields(handler: str, down: Any, up: Any) -> None:
                     f"{handler}: `{name}` is weighted by `{declared.by}`, which is not in `up`"
                 )
     if isinstance(down, Mapping) and MASKS in down:
-        raise WireError(f"{handler}: `{MASKS}` is a word of secure aggregation's own")
+        raise WireError(f"{handler}: `{MASKS}` is reserved for secure aggregation")
 
 
 @dataclass(frozen=True)
@@ -256,9 +256,9 @@ def changes_model(declared: Exchange) -> bool:
 
 
 def is_measuring(step: str, round: int) -> bool:
-    """Whether an ask only measures, for the log, and is no part of what a method costs.
+    """Whether an ask only measures for the log, and does not count as traffic of the method.
 
-    Before round 1 no encoder is handed on, so statistics of BatchNorm are asked for to measure.
+    Before round 1 there is no encoder to export, so recalibration of BatchNorm is measuring, too.
 
     >>> is_measuring("measure_objective", 3), is_measuring("calibrate", 0), is_measuring("train", 1)
     (True, True, False)
@@ -271,7 +271,7 @@ class MissingField(WireError, AttributeError):
 
 
 class Folded(SimpleNamespace):
-    """A message by field: what a handler received, or what a plan's ask came to.
+    """A message by field: what a handler received, or the combined replies to a plan's ask.
 
     A plan gets `.ids`, who answered, in order, and one attribute per `up` field.
     """
@@ -313,7 +313,7 @@ def check(
                 f"{fields[name].kind}, which is {wanted[0]}."
             )
         if isinstance(value, dict) and not all(isinstance(t, Tensor) for t in value.values()):
-            raise WireError(f"{where} sends `{name}` {way} with something in it that is no tensor.")
+            raise WireError(f"{where} sends `{name}` {way} with a value that is not a tensor.")
 
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {

@@ -46,8 +46,8 @@ def words(local: Local) -> tuple[str, ...]:
     noise = "no noise, which hides nothing"
     if local.dp_noise:
         noise = f"noise of {local.dp_noise:g} deviations over its sensitivity"
-    said = f"Gradients of single images are shortened to {local.dp_clip:g} in every step"
-    return (f"{said}, and their sum gets {noise}.",)
+    sentence = f"Gradients of single images are shortened to {local.dp_clip:g} in every step"
+    return (f"{sentence}, and their sum gets {noise}.",)
 
 
 def costs(local: Local) -> tuple[Release, ...]:

@@ -24,7 +24,7 @@ class Figures:
     """The figures of a measure for one run."""
 
     plain: Mapping[str, Any]  # as JSON has it
-    notes: Sequence[str] = ()  # what a reader of the figures should know
+    notes: Sequence[str] = ()  # caveats for readers of the figures
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # to draw from
 
 

@@ -1,13 +1,13 @@
-"""Angles between local models: do clients' encoders point the same way for the same image?
+"""Angles between features of the same image under clients' local encoders.
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 4. Clients train once
 more from the committed model; then every test image has a unit feature under each of their
-encoders, and the angle between two of those says how far the two models have turned apart.
+encoders, and the angle between two of these features measures how far the two models differ.
 
 An angle alone can mislead: an encoder that gives all images the same feature has angles of 0, and
-features behind a ReLU lie in a narrow cone anyway. So the angle between different images under
-the same encoder is given beside it, and the ratio of the two: near 0, models agree; near 1, another
-model changes a feature as much as another image does.
+features after a ReLU lie in a narrow cone anyway. So the angle between different images under
+the same encoder is reported too, and the ratio of the two: near 0, the models agree; near 1, a
+change of model changes a feature as much as a change of image.
 """
 
 from __future__ import annotations

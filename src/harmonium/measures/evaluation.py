@@ -31,10 +31,10 @@ EVALUATION = FolderKind("evaluation", "evaluations")
 
 @dataclass(frozen=True, repr=False)
 class EvaluationResult(Tabular):
-    """What was measured, where it was written, and how to show it."""
+    """The figures of all measures and runs, the files written, and their tables."""
 
     folder: Path  # of eval.json and the plots
-    runs: Mapping[str, Mapping[str, Any]]  # by label: where it is, what it is, how far it went
+    runs: Mapping[str, Mapping[str, Any]]  # by label: folder, recipe, committed round
     figures: Mapping[str, Mapping[str, Any]]  # by measure, then by run's label
     pictures: Mapping[str, Path]  # by measure
     tables: Sequence[Shown]
@@ -42,7 +42,7 @@ class EvaluationResult(Tabular):
     features: Mapping[str, int] = field(default_factory=dict)  # images: found on disk, computed
     draws: Mapping[str, int] = field(default_factory=dict)  # trainings: found on disk, computed
     over_seeds: Sequence[Shown] = ()  # tables of runs that differ in their seed only
-    legends: Sequence[str] = ()  # what words of the tables mean
+    legends: Sequence[str] = ()  # explanations of the tables' words
     plots: Sequence[Path] = ()  # every file of the plots
 
     def panels(self) -> Sequence[Shown]:
@@ -50,7 +50,7 @@ class EvaluationResult(Tabular):
         return self.tables
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The result as plain values, for JSON."""
         return {
             "folder": str(self.folder),
             "runs": {label: dict(about) for label, about in self.runs.items()},
@@ -152,7 +152,7 @@ def _opened(
 ) -> dict[str, Run]:
     """The runs by label; those whose images cannot be read are refused before any is measured."""
     recipes = {label: changed_recipe(path, asked.engine) for label, path in asked.paths.items()}
-    shared: dict[str, Any] = {"sets": asked.sets, "kept": features, "finished": trainings}
+    shared: dict[str, Any] = {"sets": asked.sets, "feature_cache": features, "finished": trainings}
     runs = {
         label: open_run(asked.paths[label], label, recipes[label], note, **shared)
         for label in each("opening", list(asked.paths), "runs")
@@ -268,7 +268,7 @@ def _runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The ends of the paths, as long as it takes to tell them apart.
+    """The shortest ends of the paths that are unique.
 
     >>> _labels([Path("/runs/a/fedca"), Path("/runs/b/fedca")])
     ['a/fedca', 'b/fedca']
@@ -326,7 +326,7 @@ def _write(
     spared: Mapping[str, Mapping[str, int]],
     notes: Sequence[str],
 ) -> EvaluationResult:
-    """Draw and write what was measured; `spared` counts what was found on disk."""
+    """Draw and write the figures; `spared` counts results that were found on disk."""
     files = {
         name: write_plot(folder / f"{name}.png", measure.draw, measured.figures[name])
         for name, measure in measured.measures.items()
@@ -363,7 +363,7 @@ def _write(
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """What a run is, and how far it went."""
+    """A run's folder and settings, and its last committed round."""
     return {
         "folder": str(run.path),
         "recipe": run.recipe.digest,
@@ -374,7 +374,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _notes(runs: Mapping[str, Run], measured: _Measured) -> Iterator[str]:
-    """What a reader of the figures should know."""
+    """Notes for readers of the figures."""
     if len({run.dataset.digest for run in runs.values()}) > 1:
         yield "these runs are on different images: their figures cannot be compared"
     for figures in measured.figures.values():

@@ -5,8 +5,8 @@ stay out and every draw is the one that the run itself would make. It runs in a 
 the run keeps no trace of it.
 
 What differs from the run's own next round changes no client's training:
-- only the selected clients train, though the plan asks its whole cohort. Where a round asks more
-  than once and later asks depend on all answers, they depend on these alone.
+- only the selected clients train, though the plan asks its whole cohort. Where a round has several
+  asks and later ones depend on all answers, they depend on the answers of these clients only.
 - answers are neither masked nor dropped on purpose, and their average is thrown away.
 - after the last round of a schedule that ends at 0, the rate of the last round is kept.
 
@@ -44,10 +44,10 @@ from harmonium.storage.run_folder import RECIPE, SPLIT, RunFolder
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client has after a further round."""
+    """A client's model and state after a further round."""
 
-    model: Weights  # as it sent it; whatever it did not send is the federation's
-    state: Mapping[str, Any]  # what it keeps now
+    model: Weights  # as sent; parts that were not sent are the federation's
+    state: Mapping[str, Any]  # the client's new state
 
 
 @dataclass
@@ -111,7 +111,7 @@ def encoder_of(run: Run, one: Trained) -> nn.Module:
 def trained(
     run: Run, clients: Sequence[ClientId], epochs: int | None = None
 ) -> Iterator[tuple[ClientId, Trained]]:
-    """What these clients have after a further round, one after another.
+    """Models and states of these clients after a further round, one client after another.
 
     Those who cannot train are left out. `epochs` replaces the recipe's local epochs. Newcomers may
     be among the clients; they start without any state.

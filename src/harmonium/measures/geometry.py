@@ -1,12 +1,12 @@
-"""Geometry without labels: how features lie, and how far clients' models go from the federation's.
+"""Geometry without labels: the distribution of features, and the drift of clients' models.
 
 - Features of two views of each image: alignment, uniformity (Wang and Isola, 2020), effective
-  rank (Garrido et al., 2023), spread, and how many directions carry what differs.
+  rank (Garrido et al., 2023), spread, and the number of directions that carry the variance.
 - Clients train once more from the committed model, as a further round would. Angles between their
   features of the same images are those of `angles`.
 - Client drift: the distance of each client's model from the federation's, relative to the size of
-  the federation's, by part; and the angles between clients' updates. 90 degrees are updates that
-  have nothing in common, fewer are updates that agree.
+  the federation's, by part; and the angles between clients' updates. Orthogonal updates (90
+  degrees) have nothing in common; a smaller angle means that they agree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Geometry(ProbeMeasure):
         self.at_least(pictures=2, clients=0, seed=0)
 
     def evaluate(self, run: Run, data: EvalData) -> Figures:
-        """How features of one set lie; the mean over encoders where clients have their own."""
+        """Geometry of the features of one set; the mean over encoders if clients have their own."""
         images = self._images(data)
         pixels = torch.from_numpy(np.array(images.pixels))
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))

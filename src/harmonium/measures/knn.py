@@ -35,11 +35,11 @@ class NearestNeighbours(Frozen):
         self, run: Run, data: EvalData, encoder: nn.Module, test_images: Images, whose: str
     ) -> dict[str, Any]:
         """The accuracy of one encoder."""
-        known = run.kept_features(encoder, data.bank, whose)
+        known = run.cached_features(encoder, data.bank, whose)
         answers = knn_answers(
             known,
             labels_of(data.bank),
-            run.kept_features(encoder, test_images, whose),
+            run.cached_features(encoder, test_images, whose),
             labels_of(test_images),
             k=self._k(run),
             temperature=self.temperature or run.recipe.evaluate.temperature,

@@ -1,8 +1,8 @@
-"""The linear probe, by the best linear rule or by the schedule of a paper.
+"""The linear probe: a logistic regression, or a linear layer trained by a paper's schedule.
 
 `fast` fits a logistic regression with all images at once and chooses its penalty on validation
-images: with its defaults the figure is the one that a run reports at its end. The others train a
-linear layer as a paper did, and count the layer after the last epoch, never the best of several.
+images: with its defaults the figure is the one that a run reports at its end. The other protocols
+train a linear layer as a paper did, and evaluate it after the last epoch, not after the best one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harmonium.evaluation.metrics import answers
 from harmonium.measures import Headline, measures
 from harmonium.measures.eval_data import OWN, THEIRS, EvalData, labels_of
 from harmonium.measures.probing import Frozen, counted_right
-from harmonium.measures.result_cache import Drawn
+from harmonium.measures.result_cache import RandomPass
 from harmonium.measures.run_reader import Run
 
 Name = Literal[
@@ -39,8 +39,8 @@ class Linear(Frozen):
 
     protocol: Name = "fast"  # fast: penalty chosen on validation; others: a paper's schedule
     epochs: int | None = None  # of a paper's schedule; none: as published
-    passes: int = 10  # of augmented images with lp_orch, which its 50 epochs take in turn
-    seed: int = 0  # of the order of the images, and of what augments them
+    passes: int = 10  # of augmented images with lp_orch, reused in turn by its 50 epochs
+    seed: int = 0  # of the order of the images and their augmentation
 
     def __post_init__(self) -> None:
         self.at_least(epochs=1, passes=1, seed=0)
@@ -53,15 +53,15 @@ class Linear(Frozen):
     ) -> dict[str, Any]:
         """The accuracy of one encoder."""
         bank = self._bank(run, data)
-        tested, wanted = run.kept_features(encoder, test_images, whose), labels_of(test_images)
+        tested, wanted = run.cached_features(encoder, test_images, whose), labels_of(test_images)
         if self.protocol == "fast":
             validation_images = data.dataset.validation
             chosen = (
-                run.kept_features(encoder, validation_images, whose)
+                run.cached_features(encoder, validation_images, whose)
                 if len(validation_images)
                 else tested[:0]
             )
-            known = run.kept_features(encoder, bank, whose)
+            known = run.cached_features(encoder, bank, whose)
             probe = linear_probe(
                 known, labels_of(bank), chosen, labels_of(validation_images), tested, wanted
             )
@@ -74,7 +74,7 @@ class Linear(Frozen):
         if self.protocol == "lp_orch":
             features = Passes(run, encoder, bank, whose, self.seed, min(self.passes, how.epochs))
         else:
-            features = run.kept_features(encoder, bank, whose)
+            features = run.cached_features(encoder, bank, whose)
         model = train(features, labels_of(bank), how, rng)
         scores = (model.scores(tested).numpy(), model.classes.numpy())
         test_answers = answers([scores], wanted.numpy())
@@ -93,14 +93,14 @@ class Linear(Frozen):
         return seen.subset(np.flatnonzero(seen.labels != UNKNOWN))
 
     def remarks(self, run: Run, data: EvalData) -> list[str]:
-        """What a reader should know about a protocol."""
+        """Notes on the protocol."""
         remarks = []
         if self.protocol == "fast" and self.part == "validation":
             remarks.append("the penalty was chosen on the images that this accuracy is computed on")
         if self.protocol == "lp_orch" and self.passes < (self.epochs or ORCHESTRA.epochs):
             remarks.append(
-                f"lp_orch: images are augmented in {self.passes} passes that epochs take in "
-                "turn; linear.passes=50 is a new one for every epoch, as published"
+                f"lp_orch: epochs reuse {self.passes} passes of augmented images in turn; "
+                "linear.passes=50 makes a new one for every epoch, as published"
             )
         if self.protocol == "lp_000":
             remarks.append(
@@ -160,5 +160,5 @@ class Passes(Sequence[Tensor]):
             raise TypeError("passes are taken one by one")
         if not 0 <= number < self.total:
             raise IndexError(f"there are {self.total} passes")
-        drawn = Drawn(cropped(self.run), self.seed, number)
-        return self.run.kept_features(self.encoder, self.images, self.whose, drawn)
+        views = RandomPass(cropped(self.run), self.seed, number)
+        return self.run.cached_features(self.encoder, self.images, self.whose, views)

@@ -5,15 +5,15 @@ FedStyle (Yang et al., 2022) evaluates a federation in two ways, and so does thi
 - Generalisation: the federation's encoder stays as it is. For each style, a linear classifier is
   trained on all training images of that style and tested on its test images.
 - Personalisation: every client trains once more from the final model, by the same rule whatever the
-  method; of plain FedAvg that is local fine-tuning. Its own features (`Method.own`) stay as they
-  are; a linear classifier, and the method's adapter if it has one, is trained on the client's own
-  labelled training images, and tested on test images such as the client holds.
+  method; with plain FedAvg that is local fine-tuning. Its own features (`Method.own`) are frozen; a
+  linear classifier, and the method's adapter if it has one, is trained on the client's own labelled
+  training images, and tested on test images of the client's distribution.
 
 Newcomers, which never trained with the others, are evaluated in the same way, but separately: they
 start with the final model and without any state.
 
 A mean over clients can hide that some are served badly, so the spread, the worst client and the
-mean of the worst tenth are reported too. Test labels serve for counting right answers only.
+mean of the worst tenth are reported too. Test labels are used only to count correct predictions.
 
 Accuracy weighs test images by the shares that their groups have at the client
 (`ClientTests.weights`). Balanced accuracy is the mean recall over the classes of these images, and
@@ -65,25 +65,25 @@ LISTED = 12  # clients of a run, and styles, that tables show; all are in eval.j
 class ClientTests:
     """The images that a run's clients are evaluated with; labels -1 are not known."""
 
-    held: Images  # all training images as clients hold them
+    train: Images  # all training images as clients hold them
     seen: Integers  # their labels, as far as clients may see them
-    asked: Images  # test images, all labelled
+    test: Images  # all labelled
     by: str | None  # the column of the groups, or classes, or none
-    groups: Integers  # of `held`
-    asked_groups: Integers  # of `asked`
+    groups: Integers  # of `train`
+    test_groups: Integers  # of `test`
     names: Mapping[int, str]  # of groups that test images have; one for all without a column
 
     def weights(self, rows: Integers) -> np.ndarray:
-        """What each test image counts for a client with these training images.
+        """The weight of each test image for a client with these training images.
 
-        Groups count by their shares of the client's images, images of a group alike.
+        A group is weighted by its share of the client's images; images of a group weigh the same.
         """
         own = self.groups[rows]
-        size = 1 + max(self.groups.max(initial=0), self.asked_groups.max(initial=0))
+        size = 1 + max(self.groups.max(initial=0), self.test_groups.max(initial=0))
         shares = np.bincount(own[own >= 0], minlength=size)
-        tested = np.bincount(self.asked_groups[self.asked_groups >= 0], minlength=size)
+        tested = np.bincount(self.test_groups[self.test_groups >= 0], minlength=size)
         each = shares / np.maximum(tested, 1)
-        return np.where(self.asked_groups >= 0, each[self.asked_groups], 0.0)
+        return np.where(self.test_groups >= 0, each[self.test_groups], 0.0)
 
     def group(self, rows: Integers) -> str | None:
         """The group of more than half of these training images; none where groups are classes."""
@@ -99,19 +99,19 @@ class ClientTests:
         """
         whole = self.by in (None, CLASSES)
         for value, name in ({0: "all"} if whole else self.names).items():
-            mine = (self.held.labels != UNKNOWN) & (whole | (self.groups == value))
+            mine = (self.train.labels != UNKNOWN) & (whole | (self.groups == value))
             if mine.any():
-                yield value, name, mine, whole | (self.asked_groups == value)
+                yield value, name, mine, whole | (self.test_groups == value)
 
 
 @measures("personal")
 @dataclass(frozen=True)
 class Personal(Measure):
-    """Generalisation of the federation's encoder, and what each client's own features are worth."""
+    """Generalisation of the federation's encoder, and personalisation at each client."""
 
     legend = (
         "general: a classifier of all clients' labels on the federation's encoder; personal: each "
-        "client's own features and classifier, tested on images such as it holds, the mean over "
+        "client's own features and classifier, tested on images of its distribution, the mean over "
         f"clients; {BALANCED}; (!) its classifier diverged"
     )
 
@@ -188,7 +188,7 @@ class Personal(Measure):
         return ClientTests(train, seen, asked, by, train.factors[by], values, names)
 
     def _by(self, run: Run, asked: Images) -> str | None:
-        """What selects a client's test images: the column of the split, else the classes.
+        """The column by which a client's test images are selected: the split's, else the classes.
 
         A style column also serves where every client holds one style only.
         """
@@ -227,17 +227,17 @@ class Personal(Measure):
         self, run: Run, tests: ClientTests, encoder: nn.Module
     ) -> dict[str, dict[str, Any]]:
         """The figures of a classifier for each group."""
-        rows = np.flatnonzero(tests.held.labels != UNKNOWN)
+        rows = np.flatnonzero(tests.train.labels != UNKNOWN)
         whose = "the federation's encoder"
-        known = run.features(encoder, tests.held.subset(rows), whose)
-        asked = run.features(encoder, tests.asked, whose)
+        known = run.features(encoder, tests.train.subset(rows), whose)
+        asked = run.features(encoder, tests.test, whose)
         by_group = {}
         for value, name, mine, theirs in tests.parts():
             rng = seeds.torch_rng(self.seed, "measure", "general", value)
-            labels = torch.from_numpy(tests.held.labels[mine])
+            labels = torch.from_numpy(tests.train.labels[mine])
             model = train(known[mine[rows]], labels, self.how, rng)
             scores = model.scores(asked[theirs]).numpy(), model.classes.numpy()
-            by_group[name] = counted_right(answers([scores], tests.asked.labels[theirs]))
+            by_group[name] = counted_right(answers([scores], tests.test.labels[theirs]))
         return by_group
 
     # ---- personalisation ---------------------------------------------------------------------
@@ -270,14 +270,14 @@ class Personal(Measure):
     def _able(
         self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
     ) -> tuple[list[ClientId], dict[str, list[ClientId]]]:
-        """The clients that have images to learn from and to be tested on; the others by reason."""
+        """The clients with both training and test images; the others by reason."""
         able, left_out = [], dict[str, list[ClientId]]()
         for client in clients:
             rows = run.split.indices[client]
             if not (tests.seen[rows] != UNKNOWN).any():
                 left_out.setdefault("no labelled training image", []).append(client)
             elif not tests.weights(rows).any():
-                left_out.setdefault(f"no {self.part} image such as theirs", []).append(client)
+                left_out.setdefault(f"no {self.part} image of their kind", []).append(client)
             else:
                 able.append(client)
         return able, left_out
@@ -288,8 +288,8 @@ class Personal(Measure):
         known, tested = labels != UNKNOWN, np.flatnonzero(weights)
         unique, copies = np.unique(rows[known], return_inverse=True)
         whose = f"client {client}"
-        mine = run.features(own.encoder, tests.held.subset(unique), whose)[copies]
-        asked = run.features(own.encoder, tests.asked.subset(tested), whose)
+        mine = run.features(own.encoder, tests.train.subset(unique), whose)[copies]
+        asked = run.features(own.encoder, tests.test.subset(tested), whose)
         mine, asked, adapter = self._adapted(own, mine, asked, client)
         rng = seeds.torch_rng(self.seed, "measure", "classifier", client)
         model = train(mine, torch.from_numpy(labels[known]), self.how, rng, adapter=adapter)
@@ -298,7 +298,7 @@ class Personal(Measure):
         return {
             "client": client,
             "group": tests.group(rows),
-            **_weighted(answers([scores], tests.asked.labels[tested], shares), shares),
+            **_weighted(answers([scores], tests.test.labels[tested], shares), shares),
             "labels": int(known.sum()),
             "classes": len(model.classes),
             "tested": len(tested),
@@ -356,8 +356,8 @@ class Personal(Measure):
     def _commonest(
         self, run: Run, tests: ClientTests, clients: Sequence[ClientId]
     ) -> dict[str, Any]:
-        """Naming the commonest class: of all training images, and of each client's own."""
-        wanted, own = tests.asked.labels, []
+        """Always predicting the commonest class: of all training images, and of each client's."""
+        wanted, own = tests.test.labels, []
         for client in clients:
             rows = run.split.indices[client]
             labels, weights = tests.seen[rows], tests.weights(rows)
@@ -365,7 +365,7 @@ class Personal(Measure):
             shares = weights[tested]
             own.append(_weighted(commonest_class(known, wanted[tested], shares), shares))
         general = [
-            counted_right(commonest_class(tests.held.labels[mine], wanted[theirs]))
+            counted_right(commonest_class(tests.train.labels[mine], wanted[theirs]))
             for _, _, mine, theirs in tests.parts()
         ]
         return _both(general, own)
@@ -414,7 +414,7 @@ class Personal(Measure):
         """One strip per run, with one dot per client."""
         from harmonium.report.measure_plots import strips
 
-        title = "What clients' own features are worth to them"
+        title = "Personal accuracy of clients' own features"
         meaning = "accuracy in percent; one dot per client, a line at their mean"
         strips(
             path, {k: _strip(one.plain) for k, one in results.items()}, meaning, title, "newcomer"
@@ -429,10 +429,10 @@ _KINDS = {"generalisation": "general", "personalisation": "personal", "newcomers
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures over clients, and the mean of each group that any client is of.
+    """Figures over clients, and the mean of each group of clients.
 
     The worst tenth is rounded up to whole clients. AUROC is the mean over the clients that have
-    one, and stands beside their number.
+    one, reported with their number.
 
     >>> summary([{"accuracy": k / 10, "group": None} for k in range(11)])["worst_tenth"]
     0.05
@@ -456,11 +456,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _notes_on(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What to know of the clients that were evaluated."""
+    """Notes on the clients that were evaluated."""
     if single := [row["client"] for row in rows if row["classes"] == 1]:
-        yield f"{_who(single)} with labels of one class: the classifier names no other"
+        yield f"{_who(single)} with labels of one class: the classifier predicts no other"
     if diverged := [row["client"] for row in rows if not row["finite"]]:
-        yield f"{_who(diverged)} whose classifier diverged, and names any class"
+        yield f"{_who(diverged)} whose classifier diverged, so its predictions are arbitrary"
     having = sum(row["auroc"] is not None for row in rows)
     if 0 < having < len(rows):
         yield (

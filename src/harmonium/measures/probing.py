@@ -101,9 +101,9 @@ class ProbeMeasure(Measure):
 
 @dataclass(frozen=True)
 class Frozen(ProbeMeasure):
-    """A probe of frozen features that gives an accuracy, beside its references.
+    """A probe of frozen features, reported with its references.
 
-    Those are an untrained encoder, pixels as they are and whitened, and the commonest class.
+    These are an untrained encoder, raw and whitened pixels, and the commonest class.
     """
 
     legend = BESIDE
@@ -113,11 +113,11 @@ class Frozen(ProbeMeasure):
     def accuracy(
         self, run: Run, data: EvalData, encoder: nn.Module, test_images: Images, whose: str
     ) -> dict[str, Any]:
-        """The accuracy of one encoder, and what was chosen for it."""
+        """The accuracy of one encoder, and the hyperparameters chosen for it."""
         raise TypeError(f"{type(self).__name__} must define `accuracy`")
 
     def remarks(self, run: Run, data: EvalData) -> list[str]:
-        """What a reader of the figures should know."""
+        """Notes for readers of the figures."""
         return []
 
     def evaluate(self, run: Run, data: EvalData) -> Figures:
@@ -152,7 +152,10 @@ class Frozen(ProbeMeasure):
         broken = [
             whose for whose, one in zip(encoders, each, strict=True) if not one.get("finite", True)
         ]
-        notes = [f"the classifier of {whose} diverged, and names any class" for whose in broken]
+        notes = [
+            f"the classifier of {whose} diverged, so its predictions are arbitrary"
+            for whose in broken
+        ]
         return Figures(plain, [*self.remarks(run, data), *notes])
 
     def check_whiten(self) -> None:
@@ -163,7 +166,7 @@ class Frozen(ProbeMeasure):
     def _whitened(
         self, run: Run, data: EvalData, test_images: Images, each: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """The same encoders with whitened features, and what that changes."""
+        """The same encoders with whitened features, and the differences."""
         if self.whiten is False:
             return {}
         encoders = {
@@ -182,11 +185,11 @@ class Frozen(ProbeMeasure):
         return {"whitened": {**mean, "change": gain, "encoders": accuracies}}
 
     def depends(self, run: Run) -> dict[str, Any]:
-        """What figures of pixels depend on beside images, labels and the measure's settings."""
+        """Further inputs of the pixels' figures, besides images, labels and settings."""
         return {}
 
     def _references(self, run: Run, data: EvalData, test_images: Images) -> dict[str, Any]:
-        """The figures of pixels, which are those of all runs on the same images: kept on disk."""
+        """The figures of pixels, cached on disk: they are the same for all runs on these images."""
         finished = ResultCache(run.finished.folder)  # its counts are of trainings that a call names
         references = {}
         for name, encoder in run.pixels(data).items():
@@ -247,7 +250,7 @@ def counted_right(answers: Answers) -> dict[str, Any]:
 def identity(run: Run, images: Images) -> list[str]:
     """Digests of images and of their labels."""
     labels = hashlib.sha256(images.labels.astype("<i8").tobytes()).hexdigest()
-    return [run.kept.images_digest(images), labels]
+    return [run.feature_cache.images_digest(images), labels]
 
 
 def by_set(results: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -260,12 +263,12 @@ def by_set(results: Mapping[str, Figures]) -> list[tuple[str, str, Mapping[str, 
 
 
 def called(label: str, name: str, results: Mapping[str, Figures]) -> str:
-    """What plots call a run on a set: only the run where all are on their own images."""
+    """The name of a run on a set in plots: the run alone if all are on their own images."""
     return label if _alone(results) else f"{label} on {name}"
 
 
 def columns(label: str, name: str, results: Mapping[str, Figures]) -> dict[str, str]:
-    """What tables call a run on a set: only the run where all are on their own images."""
+    """The columns that name a run on a set: the run alone if all are on their own images."""
     return {"run": label} if _alone(results) else {"run": label, "on": name}
 
 

@@ -19,8 +19,8 @@ from harmonium.data.cache import digest_of
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One pass of random views over images, which do not depend on the order of batches."""
+class RandomPass:
+    """One pass of random views over images."""
 
     view: View
     seed: int
@@ -38,7 +38,7 @@ class ResultCache:
     A result is identified by everything that it depends on. Any file may be deleted at any time.
     """
 
-    folder: Path | None = None  # none: nothing is kept
+    folder: Path | None = None  # none: nothing is stored
     found: int = 0
     computed: int = 0
 

@@ -55,15 +55,17 @@ class Retrieving(ProbeMeasure):
         rng = seeds.numpy_rng(self.seed, "measure", "queries")
         queries = torch.from_numpy(rng.permutation(len(test_images))[: self.queries])
         features = {
-            whose: run.kept_features(encoder, test_images, whose)
+            whose: run.cached_features(encoder, test_images, whose)
             for whose, encoder in run.final_encoders.items()
         }
-        untrained = run.kept_features(run.untrained, test_images, "the untrained encoder")
+        untrained = run.cached_features(run.untrained, test_images, "the untrained encoder")
         mean = average([self._figures(rows, test_images, queries) for rows in features.values()])
         run.note(f"{run.label}: retrieval on {data.name}: mAP {100 * mean['map']:.1f} %")
         first = next(iter(features.values()))
         pixels = {
-            name: self._figures(run.kept_features(encoder, test_images, name), test_images, queries)
+            name: self._figures(
+                run.cached_features(encoder, test_images, name), test_images, queries
+            )
             for name, encoder in run.pixels(data).items()
         }
         plain = {
@@ -75,7 +77,7 @@ class Retrieving(ProbeMeasure):
             encoders = {
                 k: run.whitened(one, data, self.whiten) for k, one in run.final_encoders.items()
             }
-            features = {k: run.kept_features(one, test_images, k) for k, one in encoders.items()}
+            features = {k: run.cached_features(one, test_images, k) for k, one in encoders.items()}
             whitened = [self._figures(rows, test_images, queries) for rows in features.values()]
             plain["whitened"] = average(whitened)
         beyond = [f"P@{k}" for k in self.at if k >= mean["gallery"]]

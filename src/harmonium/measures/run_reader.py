@@ -1,4 +1,4 @@
-"""A run's folder, opened to be measured: its last commit, its images, its clients' encoders.
+"""A run's folder, opened for evaluation: its last commit, its images, its clients' encoders.
 
 Nothing here writes to the folder, so a complete run stays as it is, and a run that is still going
 can be measured too.
@@ -31,7 +31,7 @@ from harmonium.evaluation.whitening import DIRECTIONS, WhitenedEncoder, moments_
 from harmonium.federation.method import Method, Server
 from harmonium.federation.personal import Own
 from harmonium.measures.eval_data import OWN, THEIRS, UPRIGHT, EvalData, EvalSets
-from harmonium.measures.result_cache import Drawn, ResultCache
+from harmonium.measures.result_cache import RandomPass, ResultCache
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import load_encoder
 from harmonium.runs.loop import initial_encoder
@@ -55,7 +55,7 @@ class Run:
     commit: Commit
     note: Callable[[str], None] = field(default=lambda text: None, repr=False)  # while it works
     sets: EvalSets = field(default_factory=EvalSets, repr=False)  # to evaluate on
-    kept: FeatureCache = field(default_factory=FeatureCache, repr=False)  # features on disk
+    feature_cache: FeatureCache = field(default_factory=FeatureCache, repr=False)  # on disk
     finished: ResultCache = field(default_factory=ResultCache, repr=False)  # of earlier calls
 
     @cached_property
@@ -96,12 +96,12 @@ class Run:
         return self._eval_data[name]
 
     def overlap(self, name: str) -> list[str]:
-        """A warning where the run has learnt from a set that it is evaluated on."""
+        """A warning if the run was trained on a set that it is evaluated on."""
         own, public = self.recipe.data.name, self.recipe.public
         if name != own and (public is None or name != public.name):
             return []
         return [
-            f"the run learnt from {name} itself: training images may be among those it is "
+            f"the run was trained on {name} itself: training images may be among those it is "
             f"tested on" + (f"; on={OWN} keeps them apart" if name == own else "")
         ]
 
@@ -126,10 +126,10 @@ class Run:
     @cached_property
     def untrained(self) -> nn.Module:
         """The encoder at initialisation."""
-        return initial_encoder(self.method, self._held)
+        return initial_encoder(self.method, self._own_data)
 
     @property
-    def _held(self) -> Dataset:
+    def _own_data(self) -> Dataset:
         return self.eval_data().dataset
 
     def pixels(self, data: EvalData) -> dict[str, nn.Module]:
@@ -151,7 +151,7 @@ class Run:
     def whitened(self, encoder: nn.Module, data: EvalData, whiten: bool | int) -> nn.Module:
         """An encoder with its features whitened by those of the training part of a set."""
         directions = DIRECTIONS if isinstance(whiten, bool) else whiten
-        features = self.kept_features(encoder, data.dataset.train, "the encoder to whiten")
+        features = self.cached_features(encoder, data.dataset.train, "the encoder to whiten")
         return WhitenedEncoder(encoder, whitening(moments_of(features), directions))
 
     def clients(self, count: int, seed: int, measure: str, least: int = 1) -> list[ClientId]:
@@ -189,8 +189,8 @@ class Run:
             from harmonium.measures.extra_round import further
 
             return further(self, clients)
-        kept = {client: self.state(client) for client in clients}
-        return {client: self.method.represent(self.server, kept[client]) for client in kept}
+        states = {client: self.state(client) for client in clients}
+        return {client: self.method.represent(self.server, states[client]) for client in states}
 
     def owns(
         self, clients: Sequence[ClientId], epochs: int | None = None
@@ -245,20 +245,22 @@ class Run:
         rng = seeds.numpy_rng(seed, "measure", "pictures")
         return test.subset(np.sort(rng.choice(len(test), count, replace=False)))
 
-    def kept_features(
-        self, encoder: nn.Module, images: Images, whose: str, drawn: Drawn | None = None
+    def cached_features(
+        self, encoder: nn.Module, images: Images, whose: str, views: RandomPass | None = None
     ) -> Tensor:
-        """Features from the cache on disk; of random views where `drawn` is given."""
-        if isinstance(encoder, WhitenedEncoder):  # plain features are kept, and serve both
-            white: Tensor = encoder.white(self.kept_features(encoder.encoder, images, whose, drawn))
+        """Features from the cache on disk; of random views where `views` is given."""
+        if isinstance(encoder, WhitenedEncoder):  # plain features are cached, and serve both
+            white: Tensor = encoder.white(
+                self.cached_features(encoder.encoder, images, whose, views)
+            )
             return white
         first = self.method.views.pipelines[0]
         how = {
             "encoder": plain(self.recipe.encoder),
             "prepared": [first.mean, first.std, first.size],
-            **({"drawn": plain(drawn)} if drawn else {}),
+            **({"drawn": plain(views)} if views else {}),
         }
-        features = self.kept.features(encoder, images, self.method.views.plain, how, drawn)
+        features = self.feature_cache.features(encoder, images, self.method.views.plain, how, views)
         return self._sound(features, whose)
 
     def features(self, encoder: nn.Module, images: Images, whose: str) -> Tensor:
@@ -293,11 +295,11 @@ class Federated(Run):
         return method_of(self.recipe)
 
     @property
-    def _held(self) -> Dataset:
+    def _own_data(self) -> Dataset:
         return self.dataset
 
     def overlap(self, name: str) -> list[str]:
-        """A warning where it is evaluated on the public set; what sites hold is unknown."""
+        """A warning if it is evaluated on the public set; the sites' images are unknown."""
         public = self.recipe.public
         return super().overlap(name) if public is not None and name == public.name else []
 
@@ -359,7 +361,7 @@ def open_run(
     at_site = (path / SITE_REPORT).exists()
     of_federation = at_site or bool(read_about(path)["federation"])
     if at_site:
-        commit = Commit(_told_round(path), {}, {}, {})
+        commit = Commit(_reported_round(path), {}, {}, {})
     else:
         commit = _newest_commit(path, with_states=not of_federation)
     if of_federation:
@@ -375,7 +377,7 @@ def _newest_commit(path: Path, *, with_states: bool) -> Commit:
     return commit
 
 
-def _told_round(path: Path) -> int:
+def _reported_round(path: Path) -> int:
     remedy = "take part in a new run"
     with files.reading(path / SITE_REPORT, remedy):
         return int(files.read_sealed(path / SITE_REPORT, remedy)["round"])

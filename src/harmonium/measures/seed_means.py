@@ -14,7 +14,7 @@ from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate
 
 Groups = Mapping[str, Sequence[str]]
-"""Labels of runs by what tables call them together."""
+"""Labels of runs, by the common name that tables show."""
 
 
 def repeats(runs: Mapping[str, tuple[Recipe, int]]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Semi-supervised fine-tuning: the whole network is trained on with a few percent of the labels.
+"""Semi-supervised fine-tuning of the whole network with a few percent of the labels.
 
 FedCA (Zhang et al., 2020, Table 2) with `semi.head=mlp`, Orchestra (Lubana et al., 2022, Table 1)
 with `semi.head=linear`. Which labels are known is drawn from the training part, the same share of

@@ -1,21 +1,21 @@
-"""Style and content of a FedStyle run: what do neighbouring images have in common?
+"""Style and content of a FedStyle run: the groups of neighbouring images.
 
 Yang et al., More Generalized and Personalized Unsupervised Representation Learning in a Distributed
-System, 2022, Figure 4: a t-SNE map of style features, each client's training images seen by its
-own style network. Beside it, the same images seen by the federation's encoder.
+System, 2022, Figure 4: a t-SNE map of style features, where each client's training images are
+embedded by its own style network. A second map embeds them with the federation's encoder.
 
 Clients' style networks are different networks, so their features may be separated by client
 whatever the images look like. Therefore a third map, the control, embeds all images with the style
-network of one client: what is separated there differs in the images.
+network of one client: groups that are separated there differ in their images.
 
 For each of the three, and with images grouped by client, by style and by class:
 
 - purity: the share of an image's 10 nearest neighbours that are of its group; `chance` is what it
-  would be if features knew nothing of groups. In a group of fewer, as many neighbours count as it
-  has other images
-- silhouette of the groups, from -1 to 1; about 0 where features know nothing of them
+  would be if features did not depend on groups. In a smaller group, the number of neighbours is
+  that of its other images
+- silhouette of the groups, from -1 to 1; about 0 where features do not depend on them
 
-Labels and styles serve these numbers only: no client's task sees them.
+Labels and styles are used for these numbers only: no client's task sees them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ CHUNK = 1024  # rows whose neighbours are searched at once
 class StyleMeasure(Measure):
     """Maps of style features and of content features, and how well they separate groups."""
 
-    legend = "chance: the purity of features that know nothing of the groups"
+    legend = "chance: the purity of features that do not depend on the groups"
 
-    clients: int = 30  # whose images are looked at, at most
+    clients: int = 30  # whose images are used, at most
     pictures: int = 100  # of each client's training part, at most
     control: int | None = None  # client whose style network sees all; none: the first of them
-    column: str = "style"  # what the data call an image's style
+    column: str = "style"  # the name of the style factor in the data
     perplexity: float = 30.0  # of t-SNE; at most a third of the images
     seed: int = 0  # of the choice of clients and images, and of t-SNE
 
@@ -110,8 +110,8 @@ class StyleMeasure(Measure):
                 f"choose one of {', '.join(map(str, styled))}"
             )
         rng = seeds.numpy_rng(self.seed, "measure", "clients")
-        drawn = rng.permutation(styled)[: self.clients]
-        clients = sorted(int(client) for client in drawn)
+        chosen = rng.permutation(styled)[: self.clients]
+        clients = sorted(int(client) for client in chosen)
         return clients, clients[0] if self.control is None else self.control
 
     def _rows(self, run: Run, client: int) -> Integers:
@@ -124,8 +124,8 @@ class StyleMeasure(Measure):
         """Unit features of all images by each kind of network."""
 
         def style(client: int) -> nn.Module:
-            kept = run.state(client)["parts"]
-            return run.method.blueprint.copy_from(run.server.model, kept).eval()["style"]
+            local = run.state(client)["parts"]
+            return run.method.blueprint.copy_from(run.server.model, local).eval()["style"]
 
         one, encoder = style(control), run.method.represent(run.server)
         by_kind: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
@@ -167,7 +167,7 @@ class StyleMeasure(Measure):
             for by, numbers in one.plain["apart"][kind].items()
             if numbers["purity"] is not None
         ]
-        return [Shown("What near images have in common, by style and by content", rows, 3)]
+        return [Shown("Groups among nearest neighbours, by style and by content", rows, 3)]
 
     def draw(self, path: Path, results: Mapping[str, Figures]) -> bool:
         """Three maps per run, side by side, coloured by client."""

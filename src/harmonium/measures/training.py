@@ -154,10 +154,10 @@ class Tunes(ProbeMeasure):
         test_images = data.part(self.part)
         references = {}
         for name, encoder in run.pixels(data).items():
-            tested = run.kept_features(encoder, test_images, name)
+            tested = run.cached_features(encoder, test_images, name)
             draws = []
             for images in labelled:
-                known = run.kept_features(encoder, images, name)
+                known = run.cached_features(encoder, images, name)
                 probe = linear_probe(
                     known,
                     labels_of(images),
@@ -179,8 +179,8 @@ class Tunes(ProbeMeasure):
 
         Args:
             title: of the first table.
-            each: what was trained on, as columns of the first table and of the second, and the
-                figures of `both`.
+            each: the columns that identify a training in the first table and in the second, and
+                the figures of `both`.
             before: the name of the untrained encoder in tables.
         """
         runs = [

@@ -1,10 +1,10 @@
-"""Transfer: the whole network is trained on another data set, and compared with one from scratch.
+"""Transfer: the whole network is fine-tuned on another data set, and compared with scratch.
 
 FedCA (Zhang et al., 2020, Table 3): an encoder that learnt from one data set without labels is the
 start for another with all its labels. With a head of one hidden layer, everything is trained for
 100 epochs by Adam. The difference to a network from scratch is the gain from the federation.
-Images are brought to the shape of the run's, as FedCA enlarges CIFAR's for encoders of larger
-ones.
+Images are resized to the shape of the run's images, as FedCA enlarges CIFAR images for encoders of
+larger ones.
 """
 
 from __future__ import annotations

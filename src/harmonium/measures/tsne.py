@@ -1,17 +1,17 @@
-"""A map of features of one client's local model: are its own classes separated from all others?
+"""A t-SNE map of one client's local model: are its own classes separated from all others?
 
 Zhang et al., Federated Unsupervised Representation Learning, 2020, Figure 3. One client trains once
 more from the committed model; t-SNE draws features of test images in two dimensions. Maps cannot
 be compared by eye alone, and t-SNE distorts, so three numbers are computed from the features:
 
 - purity: the share of an image's 10 nearest neighbours that are of the client's own classes, over
-  images of these classes; `chance` is what it would be if features knew nothing of classes
+  images of these classes; `chance` is what it would be if features did not depend on classes
 - silhouette of own classes against the rest, from -1 to 1
 - extent: the mean distance between images of own classes over that between all; FedCA's claim is
   that own classes keep to a small part of the space
 
-A client's own classes are those of which it has at least half again its fair share. Labels serve
-the map and the numbers only: no client's task sees them.
+A client's own classes are those of which it has at least 1.5 times its fair share. Labels are used
+for the map and the numbers only: no client's task sees them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FEWEST = 10  # images of which a map can be drawn
 class TSNE(Measure):
     """A t-SNE map of test images under one client's local encoder."""
 
-    legend = "chance: the purity of features that know nothing of the classes"
+    legend = "chance: the purity of features that do not depend on the classes"
 
     client: int = 0  # whose encoder
     pictures: int = 1000  # of the test part, at most
@@ -149,7 +149,7 @@ def laid_out(features: Tensor, perplexity: float, seed: int) -> np.ndarray:
 
 
 def own_classes(own_labels: Integers, everyone: Integers) -> list[int]:
-    """The classes of which a client has at least half again the share that all have.
+    """The classes whose share at a client is at least 1.5 times their share overall.
 
     >>> own_classes(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 2, 3, 4] * 4))
     [0, 1]

@@ -86,8 +86,10 @@ class OwnTargets(Method):
         done = self.fit(parts, client, context=Context(me=client.id, anchor=got.model))
         sent = self.push(client, parts)
         # Parameters only: BatchNorm's statistics are always the average's.
-        parameters, kept = self.blueprint.layouts()["parameters"], self.remembered()
-        client.state["online"] = {k: sent[k] for k in parameters if k.partition(".")[0] in kept}
+        parameters, remembered = self.blueprint.layouts()["parameters"], self.remembered()
+        client.state["online"] = {
+            k: sent[k] for k in parameters if k.partition(".")[0] in remembered
+        }
         client.state |= {"divergence": distance(start, sent), "round": client.round}
         return {"model": sent, "loss": done.loss}
 

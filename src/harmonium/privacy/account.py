@@ -29,16 +29,16 @@ class Account:
         self.limit = limit
         self.delta = delta
         self.refused: dict[str, set[int]] = {}  # step -> who could not afford it in this round
-        self._made: dict[int, Counter[Release]] = {}
+        self._releases: dict[int, Counter[Release]] = {}
 
     def charge(self, client: int, releases: Sequence[Release]) -> None:
         """Count what a client releases, or may have released."""
-        self._made.setdefault(client, Counter()).update(map(_cost, releases))
+        self._releases.setdefault(client, Counter()).update(map(_cost, releases))
 
     def spent(self, client: int, more: Sequence[Release] = ()) -> float:
         """Epsilon of all that a client has released, and of `more` on top."""
-        made = self._made.get(client, Counter[Release]()) + Counter(map(_cost, more))
-        return _epsilon(frozenset(made.items()), self.delta)
+        releases = self._releases.get(client, Counter[Release]()) + Counter(map(_cost, more))
+        return _epsilon(frozenset(releases.items()), self.delta)
 
     def affords(self, client: int, more: Sequence[Release]) -> bool:
         """Whether a client may release this as well."""
@@ -51,8 +51,8 @@ def _cost(release: Release) -> Release:
 
 
 @lru_cache(maxsize=10_000)
-def _epsilon(made: frozenset[tuple[Release, int]], delta: float) -> float:
+def _epsilon(releases: frozenset[tuple[Release, int]], delta: float) -> float:
     """Epsilon of counted releases; many clients of a run have the same."""
-    ordered = sorted(made, key=repr)  # sums of floats depend on the order
+    ordered = sorted(releases, key=repr)  # sums of floats depend on the order
     counted = (replace(one, count=times * one.count) for one, times in ordered)
     return epsilon(map(asdict, counted), delta)

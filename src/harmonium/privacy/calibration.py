@@ -37,7 +37,7 @@ def _largest_shift(epsilon: float, delta: float) -> float:
     low = high
     while needed(epsilon, low) >= delta:
         low /= 2
-    found = scipy.optimize.brentq(
+    root = scipy.optimize.brentq(
         lambda mu: needed(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14
     )
-    return float(found) * (1 - 1e-12)  # on the safe side of rounding
+    return float(root) * (1 - 1e-12)  # on the safe side of rounding

@@ -182,9 +182,9 @@ def tree(
         counted = _counted(halves, COUNTS * a, noise)
         waiting = []
         for part, left, right in zip(branching, counted[::2], counted[1::2], strict=True):
-            kept = [half for half in (left, right) if half.count >= least]
-            waiting += kept
-            leaves += [] if kept else [part]
+            large = [half for half in (left, right) if half.count >= least]
+            waiting += large
+            leaves += [] if large else [part]
     return leaves + waiting
 
 

@@ -20,10 +20,10 @@ def epsilon_pld(releases: Iterable[Mapping[str, Any]], delta: float) -> float | 
 
     Losses are rounded up on a grid, so it may be a little above `budget.epsilon`, which is exact.
     """
-    told = list(releases)
-    neighbours = together(told)
+    records = list(releases)
+    neighbours = together(records)
     counts: dict[Kind, int] = {}
-    for one in told:
+    for one in records:
         twice = 2 if one.get("neighbours") == "add-remove" != neighbours else 1
         scale = float(one["scale"] if "scale" in one else one["sigma"])
         kind = (str(one["mechanism"]), twice * float(one["sensitivity"]), scale)

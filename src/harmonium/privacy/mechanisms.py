@@ -88,8 +88,8 @@ class Noise:
             draws = geometric[0] - geometric[1]  # a difference of two geometric draws
         else:
             one = Fraction(scale)
-            drawn = [_system_laplace(one) for _ in range(value.numel())]
-            draws = torch.tensor(drawn, dtype=torch.int64).reshape(value.shape)
+            integers = [_system_laplace(one) for _ in range(value.numel())]
+            draws = torch.tensor(integers, dtype=torch.int64).reshape(value.shape)
         return value + draws
 
 

@@ -1,16 +1,15 @@
 """Given weights: a run starts from them instead of a random initialisation (`init=FILE`).
 
 `init` names a safetensors file (such as a run's `encoder.safetensors`), a run's folder, or a
-function of one's own by `module:function` that returns a state dict; from Python also a state dict
-or an `nn.Module`, which are stored by their digest. It holds an encoder, or a whole model with the
-names of its parts before those of their tensors (`encoder.`, `projector.`).
-The encoder must fit; other parts are taken where all of a part fits.
+user's function by `module:function` that returns a state dict; from Python also a state dict or an
+`nn.Module`, which are stored by their digest. The tensors are those of an encoder, or of a whole
+model with the name of a part as prefix (`encoder.`, `projector.`). The encoder must fit; any other
+part is loaded only if all of its tensors fit.
 
 The weights' SHA-256 is part of the recipe and of its digest; the path of their file is not. A run
-keeps a copy in its folder (`init.safetensors`), for a file may change and a run may be trained
-further.
-Whoever builds the model of a run, on resuming it or in another process, gets the weights that it
-began with or an error. Nothing is unpickled.
+keeps a copy in its folder (`init.safetensors`), because a file may change and a run may be trained
+further. Every process that builds the run's model gets the weights that the run began with, or an
+error. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Init:
             )
 
     def resolved(self) -> Init:
-        """With an absolute path and the digest of what is there."""
+        """The same weights with an absolute path and the digest of the file's content."""
         if self.file is None:
             return self
         file = self.file
@@ -70,7 +69,7 @@ class Init:
         return Init(file, self.digest or digest_of(_read(file)))
 
     def weights(self) -> Weights:
-        """The weights, provided they are those that the recipe was made with."""
+        """The weights; refused if their digest is not the recipe's."""
         if self.file is None:
             raise DataError(
                 Key("init"), f": the weights {self.digest[:8]}… are known by their digest only"
@@ -79,17 +78,17 @@ class Init:
 
     def keep(self, folder: Path) -> None:
         """Copy the weights to a run's folder."""
-        held = {name: tensor.contiguous().clone() for name, tensor in self.weights().items()}
-        files.write_atomic(folder / COPY, safetensors.torch.save(held))
+        tensors = {name: tensor.contiguous().clone() for name, tensor in self.weights().items()}
+        files.write_atomic(folder / COPY, safetensors.torch.save(tensors))
 
     def kept_in(self, folder: Path) -> Init:
-        """The same weights as a run's folder has them; itself where the folder has no copy."""
+        """The same weights, read from the copy in a run's folder if there is one."""
         file = folder.absolute() / COPY
         return Init(str(file), self.digest) if file.is_file() else self
 
 
 def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
-    """Store a state dict, or that of a module, by its digest; the settings that name it."""
+    """Store a state dict, or that of a module, by its digest; return the settings that name it."""
     called = f"<{type(given).__name__}>"
     if isinstance(given, nn.Module):
         if any(map(nn.parameter.is_lazy, (*given.parameters(), *given.buffers()))):
@@ -99,9 +98,9 @@ def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
                 "an image through it first",
             )
         given = given.state_dict()
-    held = {name: value for name, value in given.items() if not str(name).startswith(STORED)}
+    wanted = {name: value for name, value in given.items() if not str(name).startswith(STORED)}
     state = {
-        name: tensor.cpu().contiguous().clone() for name, tensor in _tensors(held, called).items()
+        name: tensor.cpu().contiguous().clone() for name, tensor in _tensors(wanted, called).items()
     }
     digest = digest_of(state)
     path = home() / "data" / "weights" / f"{digest}.safetensors"
@@ -111,7 +110,7 @@ def keep_weights(given: Mapping[str, Any] | nn.Module) -> dict[str, Any]:
 
 
 def is_function(file: str) -> bool:
-    """Whether a word names a function; a file of that name goes first.
+    """Whether a word names a function; an existing file of that name takes precedence.
 
     >>> is_function("mine.weights:pretrained"), is_function("runs/first"), is_function("C:/x")
     (True, False, False)
@@ -162,17 +161,17 @@ def _stamp(file: str) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=2)
 def _checked(file: str, digest: str, stamp: tuple[tuple[str, int, int], ...]) -> Weights:
     given = _read(file)
-    if (found := digest_of(given)) != digest:
+    if (actual := digest_of(given)) != digest:
         raise DataError(
             Key("init"),
             f"={file}: the weights have changed since the recipe was made: their SHA-256 is "
-            f"{found[:8]}…, not {digest[:8]}…. Bring them back, or start a new run",
+            f"{actual[:8]}…, not {digest[:8]}…. Restore them, or start a new run",
         )
     return given
 
 
 def _read(file: str) -> Weights:
-    """The tensors that a word names."""
+    """The tensors of a file, a run's folder or a function."""
     if is_function(file):
         return _called(file)
     path = Path(file)
@@ -181,9 +180,9 @@ def _read(file: str) -> Weights:
     if not path.is_file():
         raise DataError(Key("init"), f"={file}: there is no such file or run")
     try:
-        with safetensors.safe_open(path, "pt") as held:
-            found = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
-            about = (held.metadata() or {}).get("harmonium")
+        with safetensors.safe_open(path, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            about = (opened.metadata() or {}).get("harmonium")
     except (safetensors.SafetensorError, OSError, ValueError, MemoryError):
         raise DataError(
             Key("init"),
@@ -193,10 +192,10 @@ def _read(file: str) -> Weights:
         ) from None
     if about is not None:
         try:
-            checked_seal(found, about)
+            checked_seal(tensors, about)
         except ValueError as error:
             raise DataError(Key("init"), f"={file} is damaged: {error}") from None
-    return _tensors({k: v for k, v in found.items() if not k.startswith(STORED)}, file)
+    return _tensors({k: v for k, v in tensors.items() if not k.startswith(STORED)}, file)
 
 
 def _of_run(path: Path) -> Weights:
@@ -234,18 +233,18 @@ def _called(file: str) -> Weights:
             Key("init"), f"={file}: `{name}` of module {path} is of type {kind}: {wanted}"
         )
     try:
-        found = function()
+        returned = function()
     except Exception as error:  # noqa: BLE001  (someone else's code may raise anything)
         raise ConfigError(
             Key("init"), f"={file} failed: {type(error).__name__}: {_line(error)}"
         ) from None
-    if not isinstance(found, Mapping):
+    if not isinstance(returned, Mapping):
         raise ConfigError(
             Key("init"),
-            f"={file} returned a {type(found).__name__}: it must return a state dict, name to "
+            f"={file} returned a {type(returned).__name__}: it must return a state dict, name to "
             "tensor, e.g. module.state_dict()",
         )
-    return _tensors(found, file)
+    return _tensors(returned, file)
 
 
 def _line(error: Exception) -> str:
@@ -254,7 +253,7 @@ def _line(error: Exception) -> str:
 
 def _tensors(given: Mapping[str, Any], file: str) -> Weights:
     """Names and tensors, all of them finite."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in given.items():
         value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         if not isinstance(name, str) or not isinstance(value, Tensor):
@@ -263,7 +262,7 @@ def _tensors(given: Mapping[str, Any], file: str) -> Weights:
             )
         if value.is_floating_point() and not value.isfinite().all():
             raise DataError(Key("init"), f"={file}: `{name}` has values that are not finite")
-        made[name] = value.detach()
-    if not made:
+        tensors[name] = value.detach()
+    if not tensors:
         raise DataError(Key("init"), f"={file} holds no tensors")
-    return made
+    return tensors

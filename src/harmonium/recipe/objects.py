@@ -1,4 +1,4 @@
-"""Python objects that stand for settings: arrays, networks and functions, weights to start from.
+"""Python objects given as settings: arrays, networks and functions, initial weights.
 
 Each becomes plain settings before anything else sees it, so that a recipe stays a tree of plain
 values which another process can read. Arrays and weights are stored by their digest.

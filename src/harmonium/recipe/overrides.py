@@ -20,7 +20,7 @@ from harmonium.core.errors import ConfigError, Key, UnknownSetting
 from harmonium.core.registry import recipe_name
 from harmonium.core.settings import plain, unknown
 
-DEFAULTS = {  # the choice that a section's settings belong to if none is named
+DEFAULTS = {  # the default choice of each section
     "method": "fedavg",
     "objective": "simclr",
     "encoder": "cnn-small",
@@ -62,15 +62,15 @@ def changes_of(words: Iterable[str | Change], settings: Mapping[str, Any] = {}) 
     """
     given: dict[tuple[str, ...], Change] = {}
     for change in (*(c for word in words for c in _read(word)), *_keywords(settings)):
-        held = given.get(change.path)
-        if held is None:
+        before = given.get(change.path)
+        if before is None:
             given[change.path] = change
-        elif held.word and change.word:
-            both = "" if _same(held.value, change.value) else _both(held.value, change.value)
+        elif before.word and change.word:
+            both = "" if _same(before.value, change.value) else _both(before.value, change.value)
             raise ConfigError(f"{change.key} is given twice{both}: leave one out")
-        elif not _same(held.value, change.value):
+        elif not _same(before.value, change.value):
             raise ConfigError(
-                f"{change.key} is given twice{_both(held.value, change.value)}: leave one out"
+                f"{change.key} is given twice{_both(before.value, change.value)}: leave one out"
             )
     _check_participation({path[1]: one.value for path, one in given.items() if _is_either(path)})
     return [one for one in given.values() if not _within_object(one, given)]
@@ -81,15 +81,15 @@ def _is_either(path: tuple[str, ...]) -> bool:
 
 
 def _check_participation(given: Mapping[str, Any]) -> None:
-    """Refuse a share and a number of clients beside each other, for only one can hold."""
+    """Refuse a fraction together with a number of clients."""
     fraction, number = given.get("fraction"), given.get("number")
     if _normal(fraction) is not None and _normal(number) is not None:
         raise ConfigError(
             Key("participation", "fraction"),
             f"={shown(fraction)} and ",
             Key("participation", "number"),
-            f"={shown(number)} exclude each other: leave out participation.number to have a share "
-            "of the clients in a round, or participation.fraction to have a fixed number of them",
+            f"={shown(number)} exclude each other: leave out participation.number to sample a "
+            "fraction of the clients in a round, or participation.fraction for a fixed number",
         )
 
 
@@ -172,25 +172,25 @@ def _full_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
 
 
 def _within_object(change: Change, given: Mapping[tuple[str, ...], Change]) -> bool:
-    """Whether a settings object says the same already; one that says otherwise is refused."""
+    """Whether a settings object already has this value; one with another value is refused."""
     for length in range(1, len(change.path)):
         above = given.get(change.path[:length])
         if above is None or _is_plain(above.value) or isinstance(above.value, type):
             continue
-        held, name = above.value, change.path[length]
-        if not dataclasses.is_dataclass(held):
+        settings, name = above.value, change.path[length]
+        if not dataclasses.is_dataclass(settings):
             raise ConfigError(
-                f"{above.key} is {shown(held)}, so {change.key}={shown(change.value)} cannot be "
-                "set beside it: leave one out"
+                f"{above.key} is {shown(settings)}, so {change.key}={shown(change.value)} cannot "
+                "be set beside it: leave one out"
             )
-        names = [field.name for field in dataclasses.fields(held) if field.init]
+        names = [field.name for field in dataclasses.fields(settings) if field.init]
         if name not in names:
             raise UnknownSetting(unknown(change.key, [f"{above.key}.{one}" for one in names]))
-        value: Any = getattr(held, name)
+        value: Any = getattr(settings, name)
         if len(change.path) > length + 1 or not _same(value, change.value):
             raise ConfigError(
                 f"{change.key} is given twice{_both(value, change.value)}: {above.key} is given as "
-                f"{shown(held)}, so leave one out"
+                f"{shown(settings)}, so leave one out"
             )
         return True
     return False
@@ -291,7 +291,7 @@ def _apply(change: Change, tree: dict[str, Any]) -> None:
 
 
 def _without_whole(participation: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without a share of 1, which a resolved recipe states beside a number."""
+    """Settings without a fraction of 1, which a resolved recipe has beside a number."""
     return {k: v for k, v in participation.items() if k != "fraction" or _normal(v) != 1}
 
 
@@ -319,7 +319,7 @@ def _terms_by_name(value: Any) -> dict[str, Any] | None:
 
 
 def as_words(changes: Iterable[Change]) -> list[str]:
-    """Changes as a command line has them; an object that no word can name stands in <brackets>.
+    """Changes as words of a command; an object that no word can name is shown in <brackets>.
 
     >>> as_words(changes_of([], {"seeds": 3, "local.lr": None, "compare": {"up": 5}}))
     ['seeds=3', 'local.lr=null', 'compare.up=5']

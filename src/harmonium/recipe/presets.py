@@ -26,7 +26,7 @@ def changed_tree(
     settings: Mapping[str, Any] = {},
     defaults: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """Plain values of a method, recipe or file with changes, over `defaults` of the caller's.
+    """Plain values of a method, recipe or file with changes, on top of the caller's `defaults`.
 
     The name or class of a method is a source of `method` like any other: a second one that
     disagrees is refused. The method of a recipe or a file may be changed.
@@ -84,7 +84,7 @@ def shipped_recipes() -> dict[str, Any]:
 
 
 def baselines() -> dict[str, Any]:
-    """Short cuts: the recipes that stand for a method of some paper, by name."""
+    """Recipes of papers' baseline methods, by name."""
     return _yaml_files("baselines")
 
 
@@ -122,7 +122,7 @@ def entry(name: str) -> paper_tables.TableRecipe | None:
 
 
 def row_note(name: str) -> str:
-    """How the paper's own code of a row differs from what is run here; empty where it does not."""
+    """How the paper's code differs from this row's recipe; empty where it does not."""
     row = entry(name)
     return row.note if row else ""
 
@@ -166,8 +166,8 @@ def _parsed(text: str) -> Any:
 def load_yaml(text: str) -> Any:
     """Plain values in YAML; whatever is wrong with it is a `yaml.YAMLError`.
 
-    What a text amounts to is counted before anything is made of it, for a few lines of aliases can
-    stand for more than fits into memory.
+    The number of values is counted before any is constructed, because a few lines of aliases can
+    expand to more than fits into memory.
 
     >>> load_yaml("{rounds: 5, views: [a, b]}")
     {'rounds': 5, 'views': ['a', 'b']}
@@ -188,10 +188,10 @@ def load_yaml(text: str) -> Any:
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values a node stands for and how deep they are, with aliases written out."""
+    """The number and the depth of a node's values, with aliases expanded."""
     if id(node) in known:
         return known[id(node)]
-    known[id(node)] = LARGEST, 0  # until it is known, for one that contains itself has no end
+    known[id(node)] = LARGEST, 0  # meanwhile: a node that contains itself has no end
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         inside = [part for pair in node.value for part in pair]
@@ -204,7 +204,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
         problem = (
             f"nested deeper than {DEEPEST}"
             if depth > DEEPEST
-            else (f"with its aliases written out it has more than {LARGEST:,} values")
+            else (f"with its aliases expanded it has more than {LARGEST:,} values")
         )
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     known[id(node)] = count, depth
@@ -212,7 +212,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain values only, keys that are words, and none twice: YAML would silently take the last."""
+    """Loads plain values with text keys; duplicate keys, which YAML overwrites, are refused."""
 
     depth = 0  # of the value that is being read
 
@@ -231,7 +231,7 @@ class _StrictLoader(yaml.SafeLoader):
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
                 word = key.value if isinstance(key, yaml.ScalarNode) else "a list or a table"
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{word} is no key: keys are words", key.start_mark
+                    None, None, f"{word} is not a valid key: keys are text", key.start_mark
                 )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(

@@ -14,7 +14,7 @@ from harmonium.privacy.mechanisms import Randomness
 
 @dataclass(frozen=True)
 class Privacy:
-    """Protection of what clients release."""
+    """Privacy of clients' releases."""
 
     epsilon: float | None = None  # most that a client's noisy releases may spend; none: no limit
     delta: float = 1e-5  # at which epsilon is counted; below 1 / examples of a client

@@ -59,13 +59,13 @@ from harmonium.recipe.overrides import Change, apply_changes, changes_of
 from harmonium.recipe.presets import changed_tree
 from harmonium.recipe.privacy import Privacy
 
-_PLAIN = ("batch_norm", "clients", "rounds", "seed")  # settings of their own, not sections
-SUPPLIED = tuple(field.name for field in fields(Method))  # what other sections give a method
+_PLAIN = ("batch_norm", "clients", "rounds", "seed")  # single settings, not sections
+SUPPLIED = tuple(field.name for field in fields(Method))  # set by other sections
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method's name and the settings that are its own."""
+    """A method's name and its own settings."""
 
     name: str  # registered, or `package.module:Class` of the user's own
     options: Mapping[str, Any]
@@ -87,12 +87,12 @@ class ViewsChoice:
 def _method(value: Any) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
-    found, options = named("method", methods, value)
-    return _choice(found, check_fields(found, options, "method", SUPPLIED))
+    cls, options = named("method", methods, value)
+    return _choice(cls, check_fields(cls, options, "method", SUPPLIED))
 
 
 def _choice(cls: type[Method], given: Mapping[str, Any]) -> MethodChoice:
-    """A method with all of its settings: those that are given, and the others' defaults."""
+    """A method with all of its settings: the given ones, and defaults for the others."""
     check_class(cls)
     own = [field for field in fields(cls) if field.init and field.name not in SUPPLIED]
     defaults = {field.name: field.default for field in own if field.default is not MISSING}
@@ -118,14 +118,14 @@ def _terms(value: Any) -> tuple[Term, ...]:
     if isinstance(value, str):
         value = [name for name in value.split(",") if name and value != "none"]
     if isinstance(value, Mapping):
-        found = tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
+        chosen = tuple(make(terms[k], v or {}, f"terms.{k}") for k, v in value.items())
     elif isinstance(value, list | tuple | None):
-        found = tuple(choose("terms", terms, item) for item in value or ())
+        chosen = tuple(choose("terms", terms, item) for item in value or ())
     else:
         raise ConfigError(f"terms is {value!r}; give one of these: {', '.join(terms.table())}")
-    if len({type(term) for term in found}) < len(found):
+    if len({type(term) for term in chosen}) < len(chosen):
         raise ConfigError("terms name one term twice; give it once, with the settings you want")
-    return found
+    return chosen
 
 
 def _one_of(section: str, registry: Registry[Any]) -> PlainValidator:
@@ -145,7 +145,7 @@ def _engine(value: Any) -> EngineSettings:
 
 
 def _with_files(section: str, registry: Registry[Any], value: Any) -> Any:
-    """A choice whose relative paths become absolute, for the run may be resumed from elsewhere."""
+    """A choice with absolute paths, because a run may be resumed from another directory."""
     name = value.get("name") if isinstance(value, Mapping) else value
     if isinstance(name, str) and name not in registry.table() and Path(name).expanduser().is_dir():
         raise ConfigError(
@@ -184,9 +184,9 @@ def _split(value: Any) -> Any:
 
 
 class Recipe(BaseModel):
-    """All of a run. Two recipes with the same `digest` and the same files end with the same bits.
+    """All settings of a run. The same `digest` and the same files give the same bits.
 
-    The exception is `privacy.noise=system`, whose noise nobody can repeat.
+    The exception is `privacy.noise=system`, whose noise cannot be reproduced.
 
     >>> Recipe.of("fedavg", "clients=3", "local.lr=0.1").local.lr
     0.1
@@ -220,14 +220,14 @@ class Recipe(BaseModel):
 
     @classmethod
     def of(cls, base: Recipe | str | type[Method], *words: str | Change, **settings: Any) -> Recipe:
-        """A recipe with changes: what every command and function resolves its settings with.
+        """A recipe with changes. Every command and function resolves its settings with it.
 
         Args:
             base: a recipe, a method's name or class, a shipped recipe's name, or a YAML file.
             words: `key=value`, as on the command line.
-            settings: the same by name. `split="dirichlet"` chooses, `evaluate={"every": 1}` changes
-                the keys that it names, `**{"split.alpha": 0.5}` one. Settings objects and classes
-                may stand for a choice: `objective=SimCLR(temperature=0.2)`.
+            settings: the same by name. `split="dirichlet"` makes a choice, `evaluate={"every": 1}`
+                changes the keys of the mapping, `**{"split.alpha": 0.5}` changes one key. A choice
+                may also be a settings object or a class: `objective=SimCLR(temperature=0.2)`.
 
         A key that is given twice, with different values, is refused. The name or class of a method
         counts: `Recipe.of("fedavg", method="fedprox")` gives `method` twice.
@@ -237,7 +237,7 @@ class Recipe(BaseModel):
         return cls.from_tree(changed_tree(base, words, settings))
 
     def with_changes(self, changes: Sequence[Change]) -> Recipe:
-        """This recipe with changes; sections that they leave alone stay the objects they are."""
+        """This recipe with changes; sections without a change stay the same objects."""
         if not changes:
             return self
         touched, plainly = {change.section for change in changes}, self.given()
@@ -258,14 +258,14 @@ class Recipe(BaseModel):
             checked[key] = coerce(key, kind, value) if key in _PLAIN else value
         try:
             recipe = cls(**checked)
-        except ValidationError as error:  # what is left: numbers below their least
+        except ValidationError as error:  # only numbers below their minimum remain
             first = error.errors()[0]
             key, least = str(first["loc"][0]), first["ctx"]["ge"]
             text = f" is {tree.get(key)}; it must be at least {least}"
             raise ConfigError(Key(key), text) from None
         recipe.aggregation.check(recipe.participation.check(recipe.training))
         recipe = recipe._merged() if recipe.method.cls is Centralised else recipe
-        method = recipe.any_method()  # refuses what does not go together
+        method = recipe.any_method()  # refuses incompatible settings
         recipe._check_method(method)
         recipe._check_privacy(method)
         if recipe.encoder.in_process:
@@ -273,7 +273,7 @@ class Recipe(BaseModel):
         return recipe
 
     def _check_method(self, method: Method) -> None:
-        """Refuse sections that the method cannot work with."""
+        """Refuse sections that are incompatible with the method."""
         method.suits(self.participation.size(self.training))
         if self.public is None and method.needs_public:
             raise ConfigError(
@@ -285,7 +285,7 @@ class Recipe(BaseModel):
             raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
 
     def _check_privacy(self, method: Method) -> None:
-        """Refuse protection that the method's messages cannot have."""
+        """Refuse privacy settings that the method's messages do not support."""
         privacy = self.privacy
         if privacy.masks is not None:
             privacy.masks.check(method, self.participation.size(self.training))
@@ -309,11 +309,11 @@ class Recipe(BaseModel):
             return self
         if self.split.newcomers and self.split.merge > 1:
             raise ConfigError(
-                "split.newcomers and split.merge: where all are merged, leave one out"
+                "split.newcomers and split.merge exclude each other here: leave one out"
             )
         split = {**plain(self.split), "merge": self.split.merge * self.clients}
         local = plain(self.scaled_local())
-        alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # nobody to choose among
+        alone = {"clients": 1, "participation": {}, "aggregation": "mean"}  # there is one client
         return self.changed(split=split, local=local, **alone)
 
     def _appraisal(self) -> Appraisal | None:
@@ -330,34 +330,34 @@ class Recipe(BaseModel):
         return GlobalObjective(by_client=self.privacy.masks is None)
 
     def scaled_local(self) -> Local:
-        """Local training as Orchestra's rules scale it to these clients."""
+        """Local training, with epochs scaled to the number of clients by Orchestra's rule."""
         fraction = self.participation.size(self.training) / self.training
         return self.local.scaled(self.clients, fraction)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its settings should know: where one is scaled or has no effect."""
-        found = []
-        made, given = self.scaled_local().epochs, self.local
-        if made != given.epochs:
-            found.append(
+        """Notes on settings that are scaled or have no effect."""
+        notes = []
+        epochs, given = self.scaled_local().epochs, self.local
+        if epochs != given.epochs:
+            notes.append(
                 f"local.epochs={given.epochs} is for {counted(given.for_clients or 1, 'client')} "
-                f"(local.for_clients): {counted(made, 'epoch')} with "
+                f"(local.for_clients): {counted(epochs, 'epoch')} with "
                 f"{counted(self.clients, 'client')}"
             )
         sends_nothing = self.method.cls.share.get("*") == "local"
         if sends_nothing and not (isinstance(self.server, Average) and self.transport.is_plain):
-            found.append(f"{self.method.name} sends no model: server and transport have no effect")
-        return found
+            notes.append(f"{self.method.name} sends no model: server and transport have no effect")
+        return notes
 
     @property
     def joint_views(self) -> bool:
-        """Whether views share a BatchNorm pass: as set, or as the method's or objective's code."""
+        """Whether views share a BatchNorm pass: as set, else as in the authors' code."""
         given = self.local.joint_views
         return self.method.cls.joins_views(self.objective) if given is None else given
 
     def check(self) -> None:
-        """Refuse data whose settings or files cannot be right, without reading them.
+        """Refuse invalid settings of data, and missing files, without reading the images.
 
         Given weights are read, and must fit where the shape of the images is known.
         """
@@ -379,7 +379,7 @@ class Recipe(BaseModel):
         return tree
 
     def given(self) -> dict[str, Any]:
-        """The same, but what follows from the method or objective stays open unless it was set."""
+        """The same, but defaults of the method or objective are left out unless they were set."""
         tree = {key: plain(getattr(self, key)) for key in type(self).model_fields}
         tree["method"] = {"name": self.method.name, **plain(dict(self.method.options))}
         tree["views"] = {"name": self.views.name, **plain(dict(self.views.changes))}
@@ -387,7 +387,7 @@ class Recipe(BaseModel):
         return tree
 
     def yaml(self) -> str:
-        """The resolved recipe as YAML; what the chosen views amount to stands in comments."""
+        """The resolved recipe as YAML, with the augmentations of the views in comments."""
         lines = [yaml.safe_dump(self.tree(), sort_keys=False)]
         for number, view in enumerate(self.views.build().pipelines, 1):
             words = " ".join(f"{k}={v}" for k, v in plain(view).items())
@@ -405,18 +405,18 @@ class Recipe(BaseModel):
     def digest(self) -> str:
         """SHA-256 of everything that can change a result: all but the engine."""
         tree = {key: value for key, value in self.tree().items() if key not in ("engine", "init")}
-        if self.init is not None:  # what it holds, not where it lies
+        if self.init is not None:  # the digest of the weights, not their path
             tree["init"] = self.init.digest
-        tree["views"] = plain(self.views.build().pipelines)  # a preset is only a name for these
+        tree["views"] = plain(self.views.build().pipelines)  # a preset only names pipelines
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:
         """The same recipe with some top-level sections replaced."""
-        held = {key: getattr(self, key) for key in type(self).model_fields}
-        return type(self).from_tree({**held, **sections})
+        current = {key: getattr(self, key) for key in type(self).model_fields}
+        return type(self).from_tree({**current, **sections})
 
     def build_method(self, dataset: Dataset) -> Method:
-        """The method with everything the other sections give it."""
+        """The method, with the settings of all other sections."""
         return self.method_for(dataset.train.shape, len(dataset.classes), start=self.init)
 
     def known_method(self) -> Method:
@@ -427,7 +427,7 @@ class Recipe(BaseModel):
         return self.method_for(shape, about.classes, start=self.init)
 
     def any_method(self) -> Method:
-        """The method for checks that hold for any images; some, if the encoder takes only those."""
+        """The method for checks that do not depend on the shape of the images."""
         shape = (32, 32, 3)
         if not self.encoder.any_shape:
             shape = self._known_shape() or self.data.load().train.shape
@@ -437,7 +437,7 @@ class Recipe(BaseModel):
         """The shape of the images, where it is known without reading them."""
         about, size, channels = self.data.about, self.data.size, self.data.channels
         shape = about.shape if about else None
-        if shape is None and size:  # images of many sizes, brought to one; in colour by default
+        if shape is None and size:  # images are resized to one size; in colour by default
             shape = (size, size, 3)
         if shape is None:
             return None
@@ -447,9 +447,9 @@ class Recipe(BaseModel):
     def method_for(
         self, shape: tuple[int, int, int], classes: int, *, start: Init | None = None
     ) -> Method:
-        """The method for images of some shape; without `start` at a random initialisation.
+        """The method for images of this shape; without `start` at a random initialisation.
 
-        Given weights fit one shape only, so that whoever asks for another does without them.
+        Given weights fit one shape only, so they are left out for any other.
         """
         height, _, channels = shape
         views = self.views.build()
@@ -489,7 +489,7 @@ class Recipe(BaseModel):
 
 
 def known_keys() -> list[str]:
-    """Every key that some choice allows, for naming the nearest one."""
+    """Every key that some choice allows, to suggest the nearest one in errors."""
     keys = list(Recipe.model_fields)
     sections: dict[str, list[type[Any]]] = {
         "local": [Local],

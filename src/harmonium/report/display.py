@@ -73,7 +73,7 @@ def bar(share: float, length: int) -> str:
     return "━" * full + "─" * (length - full)
 
 
-def drawn(line: str) -> Text:
+def coloured(line: str) -> Text:
     """A line of the live display, with coloured bars."""
     text = Text(line, no_wrap=True, overflow="crop")
     text.highlight_regex("━+", "bar.complete")
@@ -211,7 +211,7 @@ class Display:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """The lines of the live display, as wide as the terminal is now."""
         with self._lock:
-            yield from map(drawn, self.lines(options.max_width))
+            yield from map(coloured, self.lines(options.max_width))
 
     def lines(self, width: int) -> list[str]:
         """The line of the run, and one of the work under way if that takes long."""

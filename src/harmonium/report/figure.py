@@ -72,7 +72,7 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator[Any]
         "font.family": "DejaVu Sans",
         "text.parse_math": False,
     }
-    drawn: dict[Path, bytes] = {}
+    contents: dict[Path, bytes] = {}
     with matplotlib.rc_context(settings):
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
         dpi = max(140.0, PIXELS / width)
@@ -87,8 +87,8 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator[Any]
                     text.set_in_layout(kind != "pdf")
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=dpi, metadata=dict.fromkeys(UNDATED[kind]))
-            drawn[one] = buffer.getvalue()
-    for one, content in drawn.items():
+            contents[one] = buffer.getvalue()
+    for one, content in contents.items():
         write_atomic(one, content)
 
 

@@ -64,25 +64,25 @@ def curves(
         ticks: names of the places 0, 1, ... on the x axis, where those are no numbers.
         interval: what the intervals are, e.g. `mean and 95 % interval over 5 seeds`.
     """
-    drawn = {name: points for name, points in series.items() if any(map(_finite, points))}
+    shown = {name: points for name, points in series.items() if any(map(_finite, points))}
     levels = {k: level for k, level in (references or {}).items() if math.isfinite(level)}
-    names = brief_names([*drawn, *levels])
+    names = brief_names([*shown, *levels])
     percent = "(%)" in ylabel
-    below = [names[k] for k in drawn] + [f"{names[k]} (00.0 %), below" for k in levels]
+    below = [names[k] for k in shown] + [f"{names[k]} (00.0 %), below" for k in levels]
     rows = legend_rows([*below, interval], COLUMN)
-    has_bars = any(len(point) > 2 and point[2] > 0 for points in drawn.values() for point in points)
-    few = len(drawn) <= BANDS
+    has_bars = any(len(point) > 2 and point[2] > 0 for points in shown.values() for point in points)
+    few = len(shown) <= BANDS
     beside = has_bars and not few  # so many bands would hide each other
     with saved_figure(path, COLUMN, 2.9 + 0.17 * rows) as figure:
         axes, *side = figure.subplots(
             1, 1 + beside, squeeze=False, sharey=True, width_ratios=[1, 0.2][: 1 + beside]
         )[0]
-        for index, (name, points) in enumerate(drawn.items()):
+        for index, (name, points) in enumerate(shown.items()):
             _line(axes, index, wrapped(names[name]), points, band=few, percent=percent)
             for panel in side:
                 _end(panel, index, points)
         named = {names[name]: level for name, level in levels.items()}
-        _levels((axes, *side), named, percent, alone=not drawn)
+        _levels((axes, *side), named, percent, alone=not shown)
         headline(figure, title)
         dress(axes, xlabel, ylabel)
         whole_numbers(axes)
@@ -318,22 +318,22 @@ def _line(
     percent: bool = False,
 ) -> None:
     """Draw one series, with its intervals as a band."""
-    kept = [point for point in points if math.isfinite(point[0])]
-    if not any(map(_finite, kept)):
+    placed = [point for point in points if math.isfinite(point[0])]
+    if not any(map(_finite, placed)):
         return
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    x = [point[0] for point in kept]
-    y = [point[1] if math.isfinite(point[1]) else math.nan for point in kept]
-    whole = len(list(filter(_finite, kept))) == len(kept)
-    step = max(1, len(kept) // 12) if whole else 1  # too many markers hide the line
-    marked = sorted({*range(0, len(kept), step), len(kept) - 1})
-    size = size or (4.0 if len(kept) == 1 else 0.0)
+    x = [point[0] for point in placed]
+    y = [point[1] if math.isfinite(point[1]) else math.nan for point in placed]
+    whole = len(list(filter(_finite, placed))) == len(placed)
+    step = max(1, len(placed) // 12) if whole else 1  # too many markers hide the line
+    marked = sorted({*range(0, len(placed), step), len(placed) - 1})
+    size = size or (4.0 if len(placed) == 1 else 0.0)
     axes.plot(
         x, y, color=colour, marker=marker, markersize=size, markevery=marked, linewidth=1.6,
         linestyle=DASHES[index // 4 % len(DASHES)], label=name, zorder=3 + 0.01 * index,
         markeredgecolor="white", markeredgewidth=0.5,
     )  # fmt: skip
-    halves = [point[2] if len(point) > 2 else 0.0 for point in kept]
+    halves = [point[2] if len(point) > 2 else 0.0 for point in placed]
     if band and any(half > 0 for half in halves):
         _band(axes, x, y, halves, colour, percent=percent)
 

@@ -20,7 +20,7 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import counted
 from harmonium.core.progress import SETUP
 from harmonium.evaluation.geometry import tuning_score
-from harmonium.report.display import Piece, bar, display_of, drawn, fitted
+from harmonium.report.display import Piece, bar, coloured, display_of, fitted
 from harmonium.report.display import clock as clock
 from harmonium.report.display import long_work as long_work
 
@@ -213,7 +213,7 @@ class LiveWatcher(LineWatcher):
         if self.display.run is self:
             line = self.line(self.display.console.width)
             self.close()
-            self.display.console.print(drawn(line))
+            self.display.console.print(coloured(line))
 
 
 class _Clock:

@@ -129,10 +129,10 @@ def html(rows: Sequence[Row], columns: Columns | None = None, *, digits: int | N
     """
     names = _headings(rows, columns)
     lines = [(list(names.values()), "th"), *((line, "td") for line in _cells(rows, names, digits))]
-    drawn = (
+    markup_rows = (
         "".join(f"<{tag}>{markup.escape(cell)}</{tag}>" for cell in cells) for cells, tag in lines
     )
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in drawn)}</table>" if names else ""
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in markup_rows)}</table>" if names else ""
 
 
 class Tabular:

@@ -122,8 +122,8 @@ class Fitting:
         texts = [self.headings[column], *([] if self.whole[column] else cells)]
         briefly = (_FEW.sub(r"\1/class", text) for text in texts)
         words = [min(len(word), LONG) for text in briefly for word in text.split()]
-        kept = [_longest(cell) for cell in cells] if self.whole[column] else []
-        return max(1, *words, *kept, 1)
+        widths = [_longest(cell) for cell in cells] if self.whole[column] else []
+        return max(1, *words, *widths, 1)
 
     def _lines(self, widths: list[int], shortened: dict[str, str]) -> Iterator[str]:
         """The lines of the table, the heading and its rule before all others."""

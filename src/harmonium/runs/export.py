@@ -1,4 +1,4 @@
-"""Export of encoders: a safetensors file with all that is needed to rebuild and to feed one."""
+"""Export of encoders: a safetensors file with the weights and all that is needed to use them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LoadedEncoder(nn.Module):
         size: height and width of the images it was trained on; others are resized to it.
         channels: 1 (grey) or 3 (colour).
         features: length of a feature vector.
-        whitening: what whitens its features, if it was loaded with `whiten`; else none.
+        whitening: the whitening of its features, if it was loaded with `whiten`; else none.
         mean: subtracted from values between 0 and 1; one number or one for each channel.
         std: divided by, likewise.
         method: the method that trained it.
@@ -68,7 +68,7 @@ class LoadedEncoder(nn.Module):
         recipe: the digest of its recipe.
         digest: SHA-256 of the file it comes from.
         network: the network itself, for prepared images `(n, channels, height, width)`.
-        about: everything that its file says of it.
+        about: the metadata of its file.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LoadedEncoder(nn.Module):
         value_range: tuple[float, float] | None = None,
         whitening: Whitening | None = None,
     ) -> None:
-        """Wrap a network; `about` says what it was trained on and how to prepare images."""
+        """Wrap a network; `about` has its training data and the preprocessing of images."""
         super().__init__()
         self.network, self.about, self.digest = network, about, digest
         self.layout, self.strict, self.value_range = layout, strict, value_range
@@ -142,24 +142,24 @@ class LoadedEncoder(nn.Module):
             pixels = channels_last(images, layout, "images", LAYOUT)
             if tuple(pixels.shape[1:]) == shape:  # stays where it is, e.g. on a GPU
                 return plain_images(pixels.contiguous(), self.mean, self.std, self._side)
-        # Copied into the usual strides, for kernels are chosen by them and round differently.
-        made = np.array(read_images(images, shape, layout, self.strict, self.depth), order="C")
-        return plain_images(torch.from_numpy(made), self.mean, self.std, self._side)
+        # Copied into contiguous memory, because kernels depend on strides and round differently.
+        array = np.array(read_images(images, shape, layout, self.strict, self.depth), order="C")
+        return plain_images(torch.from_numpy(array), self.mean, self.std, self._side)
 
     def _scaled(self, images: Tensor, layout: Layout | None) -> Tensor:
         """Floating-point images of a stated range, which are never resized."""
         if self.value_range is None:
             raise DataError(
                 f"images are a {kind(images)}, but should be uint8 from 0 to 255: convert them, or "
-                "name their range, e.g. load_encoder(..., value_range=(0, 1))"
+                "give their range, e.g. load_encoder(..., value_range=(0, 1))"
             )
         pixels = channels_last(images, layout, "images", LAYOUT).float()
         side = (self._side, self._side) if self._side else self.size
         if tuple(pixels.shape[1:]) != (*side, self.channels):
             raise DataError(
-                f"images are a {kind(images)}, but floats are taken only as {side[0]} x {side[1]} "
-                f"with {counted(self.channels, 'channel')}: bring them to that shape, or give "
-                "uint8 images, which are brought to it as in training"
+                f"images are a {kind(images)}, but floats must be {side[0]} x {side[1]} with "
+                f"{counted(self.channels, 'channel')}: resize them, or give uint8 images, which "
+                "are resized as in training"
             )
         low, high = self.value_range
         seen = pixels.detach()
@@ -169,13 +169,13 @@ class LoadedEncoder(nn.Module):
             raise DataError(
                 f"images run from {least:g} to {most:g}, but value_range is {low:g} to {high:g}"
             )
-        made = (pixels - low) / (high - low)
-        normalise(made, self.mean, self.std)
-        prepared: Tensor = made.permute(0, 3, 1, 2)
+        scaled = (pixels - low) / (high - low)
+        normalise(scaled, self.mean, self.std)
+        prepared: Tensor = scaled.permute(0, 3, 1, 2)
         return prepared
 
     def embed(self, images: Any, batch: int = 256) -> Tensor:
-        """Features of many images, a batch at a time, in evaluation mode and without gradients.
+        """Features of many images, computed in batches, in evaluation mode without gradients.
 
         Args:
             images: what `forward` takes, of any length; also a memory-mapped array, an iterable of
@@ -193,10 +193,10 @@ class LoadedEncoder(nn.Module):
         try:
             with torch.inference_mode():
                 pieces = self._batches(images, batch)
-                found = [self._features(some, layout).float().cpu() for some, layout in pieces]
+                features = [self._features(some, layout).float().cpu() for some, layout in pieces]
         finally:
             self.train(was)
-        return torch.cat(found) if found else torch.empty(0, self.features)
+        return torch.cat(features) if features else torch.empty(0, self.features)
 
     def _batches(self, images: Any, batch: int) -> Iterator[tuple[Any, Layout | None]]:
         """Some images at a time, and the order of their axes."""
@@ -241,10 +241,10 @@ def image_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: there is no such file or folder")
     if folder.is_file():
         return [folder]
-    found = sorted(path for path in folder.rglob("*") if is_image_file(path))
-    if not found:
+    paths = sorted(path for path in folder.rglob("*") if is_image_file(path))
+    if not paths:
         raise DataError(f"{folder} holds no images ({' '.join(ENDINGS)})")
-    return found
+    return paths
 
 
 def save_encoder(
@@ -256,13 +256,13 @@ def save_encoder(
     shape: tuple[int, int, int],
     whitening: Whitening | None = None,
 ) -> str:
-    """Write an encoder with all that `load_encoder` needs to rebuild and to feed it.
+    """Write an encoder with all that `load_encoder` needs.
 
     Args:
         path: the file.
         encoder: the trained network.
-        recipe: what it was trained by.
-        method: the method with the facts of the run.
+        recipe: the recipe that it was trained with.
+        method: the method of the run.
         data: the name of the data.
         shape: height, width and channels of the images before any view.
         whitening: of its features, where the run has fitted one.
@@ -290,8 +290,8 @@ def save_encoder(
     weights = {key: value.contiguous().clone() for key, value in encoder.state_dict().items()}
     if whitening is not None:
         about["whitening"] = {"directions": whitening.directions}
-        held = whitening.state_dict()
-        weights |= {f"{STORED}{key}": value.contiguous() for key, value in held.items()}
+        tensors = whitening.state_dict()
+        weights |= {f"{STORED}{key}": value.contiguous() for key, value in tensors.items()}
     about = json.loads(json.dumps(about))  # as it will be read
     metadata = json.dumps({**about, files.SEAL: seal_of(weights, about)})
     return files.write_atomic(path, safetensors.torch.save(weights, {"harmonium": metadata}))
@@ -319,23 +319,23 @@ def load_encoder(
     Args:
         path: a run's folder, its `Result`, or an `encoder.safetensors`.
         layout: the order of the axes of arrays and tensors, "NHWC" or "NCHW". Without it channels
-            are last, and an array that could be read otherwise is refused.
+            are last, and an ambiguous array is refused.
         strict: refuse images of another size or with other channels than those of training,
             instead of resizing them as in training.
         value_range: least and greatest value of floating-point images, e.g. `(0, 1)`; without it
             they are refused.
-        network: the network itself, or a function of channels and side that makes it, where the
-            file does not name one: for encoders that were given as an `nn.Module`. A copy of it
-            gets the weights of the file.
-        whiten: whitened features, which kNN is often better with, of a run with
-            `evaluate.whiten=true`; a number keeps so many leading directions.
+        network: the network, or a function of channels and side that returns it, for encoders that
+            were given as an `nn.Module`, which their files do not name. A copy of it gets the
+            weights of the file.
+        whiten: return whitened features, which often improve kNN, of a run with
+            `evaluate.whiten=true`; a number keeps that many leading directions.
 
     Returns:
         The encoder in evaluation mode. `encoder(images)` are features with gradients, for
         fine-tuning; `encoder.embed(images)` are those of many images, of a folder or of files.
 
-    An encoder that is not Harmonium's own needs its module to be imported already, or `network`,
-    for a file must not choose what runs.
+    An encoder that is not part of Harmonium needs its module to be imported already, or `network`,
+    because a file must not decide which code runs.
 
     >>> import harmonium, numpy as np
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
@@ -384,18 +384,18 @@ def _read_encoder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
 
 def _why_none(path: Path) -> str:
-    """Why there is no encoder, as far as one can see."""
+    """The probable reason why there is no encoder."""
     if not path.parent.exists():
         return "its folder does not exist"
     if not (path.parent / RESULT).exists():
         return "has the run finished?"
-    held = RunFolder(path.parent)
-    lost = (path.parent / ABOUT).exists() and ENCODER in held.about().get("files", {})
-    return held.remedy if lost else "each client has its own"
+    run = RunFolder(path.parent)
+    lost = (path.parent / ABOUT).exists() and ENCODER in run.about().get("files", {})
+    return run.remedy if lost else "each client has its own"
 
 
 def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
-    """What a file says of its encoder; ValueError where numbers cannot be those of images."""
+    """The metadata of an encoder's file; ValueError if its sizes are not those of images."""
     view = about.get("prepare", {}).get("size")
     sides = [about["side"], *about.get("size", ()), *([] if view is None else [view])]
     for number in (about["channels"], *sides):
@@ -407,17 +407,17 @@ def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
 def _network(
     path: Path, name: str, about: dict[str, Any], given: Any, weights: dict[str, Tensor]
 ) -> nn.Module:
-    """The network that a file is of, with its weights; a file must not choose what runs."""
+    """The network of a file, with its weights; a file must not decide which code runs."""
     if isinstance(given, nn.Module):
         return _loaded(copy.deepcopy(given), weights)
     if given is not None:
-        made = given(about["channels"], about["side"]) if callable(given) else given
-        if not isinstance(made, nn.Module):
+        network = given(about["channels"], about["side"]) if callable(given) else given
+        if not isinstance(network, nn.Module):
             raise ConfigError(
                 f"network is {_kind(given)}; give an nn.Module, or a function of channels and side "
                 "that returns one"
             )
-        return _loaded(made, weights)
+        return _loaded(network, weights)
     if name == recipe_name(Given):
         raise StoreError(
             f"{path} is of a {about['encoder']['network']} that was given as an nn.Module: pass "
@@ -442,7 +442,7 @@ def _network(
 
 @contextmanager
 def _shaped(shapes: set[torch.Size]) -> Iterator[None]:
-    """Let networks of this thread have parameters of these shapes only.
+    """Allow networks built in this thread only parameters of these shapes.
 
     A file may state any width. Parameters of other shapes are refused when they are registered,
     before they are initialised: until then their memory is not touched.

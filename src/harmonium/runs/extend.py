@@ -27,27 +27,27 @@ from harmonium.storage.run_folder import ENCODER, RECIPE, RESULT, RunFolder
 
 EARLIER = "earlier"  # folder of the results that a run had before it was trained further
 ENDS = (RESULT, ENCODER, "run.png", "run.pdf", "run.svg")
-# Moved in this order: without the first, the run is not complete, and missing files are made again
+# Moved in this order: without the first, the run is incomplete, and missing files are rewritten
 
 
 def check_more_rounds(folder: Path, recipe: Recipe, longer: Recipe) -> None:
-    """Refuse a recipe that does more than give a run more rounds."""
+    """Refuse a recipe that changes more than the number of rounds."""
     if longer.rounds == recipe.rounds:
         raise ConfigError(
             Key("rounds"),
-            f"={longer.rounds}: {folder} has so many already. To continue it, leave rounds out; to "
+            f"={longer.rounds}: {folder} already has as many. To continue it, leave rounds out; to "
             "train it further, give more",
         )
     if longer.rounds < recipe.rounds:
         raise ConfigError(
             Key("rounds"),
-            f"={longer.rounds}: {folder} has {recipe.rounds}, and rounds are not taken back: give "
+            f"={longer.rounds}: {folder} has {recipe.rounds}, and rounds cannot be removed: give "
             "more, or start a new run",
         )
     rows = RunFolder(folder).read_log("metrics.jsonl")
     if rows and (why := rows[-1].get("stopped")):
         raise ConfigError(
-            Key("rounds"), f"={longer.rounds}: {folder} stopped for its privacy budget: {why}"
+            Key("rounds"), f"={longer.rounds}: {folder} stopped at its privacy budget: {why}"
         )
     before, after = (_noise(one.any_method()) for one in (recipe, longer))
     if any(releases != after.get(step) for step, releases in before.items()):
@@ -64,7 +64,7 @@ def _noise(method: Method) -> Mapping[str, Any]:
 
 
 def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
-    """Give a run more rounds; killed at any instant, it is the old run or the new one."""
+    """Give a run more rounds; if killed at any instant, it is either the old run or the new one."""
     run = RunFolder(folder)
     commit, _ = run.newest_readable(with_states=False)
     part: dict[str, Any] = {
@@ -88,8 +88,8 @@ def extend(folder: Path, recipe: Recipe, longer: Recipe) -> None:
     _move_results(folder, part["round"])
     files.write_atomic(folder / RECIPE, text)
     if digests:
-        kept = {name: digest for name, digest in digests.items() if name not in ENDS}
-        run.write_about({**about, "files": {**kept, RECIPE: files.digest_of(text)}})
+        unchanged = {name: digest for name, digest in digests.items() if name not in ENDS}
+        run.write_about({**about, "files": {**unchanged, RECIPE: files.digest_of(text)}})
 
 
 def _move_results(folder: Path, number: int) -> None:

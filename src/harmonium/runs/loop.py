@@ -53,7 +53,7 @@ class Result:
     untrained: Mapping[str, Any]  # of the encoder at initialisation, on the same
     rounds: tuple[Mapping[str, Any], ...] = field(repr=False)  # the lines of metrics.jsonl
     notes: tuple[str, ...] = ()  # on the data, e.g. files that were left out
-    batch_norm: str = ""  # what became of BatchNorm; empty where there is none
+    batch_norm: str = ""  # the treatment of BatchNorm; empty where there is none
     references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """Figures by the same probes of the commonest class, raw pixels and whitened pixels."""
     against: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Probable reasons where it is not better, from figures that need no labels."""
+        """Probable reasons if it is not better, from figures that need no labels."""
         return tuple(self.against.get("reasons", ()))
 
     @property
@@ -176,7 +176,7 @@ def _draw(
 
 
 class RunLoop:
-    """One process's work on a run: the rounds that are left, the test, and the files at the end."""
+    """Runs the remaining rounds of a run, tests the encoder, and writes the final files."""
 
     def __init__(self, folder: Path, recipe: Recipe, watcher: Callback) -> None:
         self.folder, self.recipe, self.watcher = RunFolder(folder), recipe, watcher
@@ -199,12 +199,12 @@ class RunLoop:
         return True
 
     def run(self, inputs: RunInputs, engine: RunEngine, *, simulate: bool = True) -> Result:
-        """Do all rounds that are left, on any engine, then test the encoder."""
+        """Run the remaining rounds on any engine, then test the encoder."""
         check_recipe(self.path)
         if "files" not in self.folder.about():
             self.watcher.note(
-                f"{self.path} was begun by an earlier version, which kept no digests of its files: "
-                "damage to them may go unnoticed"
+                f"{self.path} was begun by an earlier version, which recorded no digests of its "
+                "files: damage to them may go unnoticed"
             )
         evaluator = self._evaluator(inputs)
         rounds = Rounds(
@@ -274,7 +274,7 @@ class RunLoop:
         untrained = evaluator.test(evaluator.untrained)
         figures = average([test.figures for test in tests]) if tests else {}
         tested: dict[str, Any] = {"figures": figures, "untrained": untrained.figures}
-        if method.train is None:  # nothing was to be learnt
+        if method.train is None:  # the method does not train
             return tested
         beside = references(evaluator)
         if beside and method.initial is not None:

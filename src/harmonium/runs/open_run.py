@@ -34,7 +34,7 @@ def read_recipe(folder: Path) -> Recipe:
     about = run_folder.about()
     command = "server start" if about.get("federation") else "run"
     remedy = (
-        "bring the run's own recipe back, or start a new run with this one: "
+        "restore the run's own recipe, or start a new run with this one: "
         f"harmonium {command} {path}"
     )
     run_folder.check(RECIPE, remedy)
@@ -77,7 +77,7 @@ def check_recipe(folder: Path, remedy: str = "") -> None:
             "new run"
         )
     raise StoreError(
-        f"{path} is not the recipe that the run began with: {remedy or 'bring that back'}, or "
+        f"{path} is not the recipe that the run began with: {remedy or 'restore it'}, or "
         "start a new run"
     )
 
@@ -160,7 +160,7 @@ def opened(recipe: Recipe, folder: Path) -> tuple[Dataset, Dataset | None, Split
     for what, digest in digests.items():
         if about[what] != digest:
             raise DataError(
-                f"the {words[what]} of {folder} have changed since the run began: bring them back, "
+                f"the {words[what]} of {folder} have changed since the run began: restore them, "
                 "or start a new run"
             )
     split.validate(len(dataset.train))

@@ -1,4 +1,4 @@
-"""The privacy report of a run, from its ledger: noisy releases and their epsilon, and the rest."""
+"""The privacy report of a run, from its ledger: epsilon of noisy releases, and open fields."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class _Released(NamedTuple):
     """The noisy releases that a ledger has."""
 
     by_client: ByClient  # of clients with at least one
-    lost: Mapping[ClientId, int]  # how many of a client's were in answers that never came
-    unknown: int  # answers that never came and may have held releases nobody can list
+    lost: Mapping[ClientId, int]  # how many of a client's were in answers that never arrived
+    unknown: int  # lost answers whose releases the method does not declare in advance
 
 
 class Open(NamedTuple):
@@ -70,21 +70,21 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Spent:
-    """What one client released with noise."""
+    """The noisy releases of one client."""
 
     client: ClientId
     name: str
     examples: int
     releases: Mapping[str, int]  # field and mechanism -> how many
-    lost: int  # of them, those whose answers never came
+    lost: int  # of them, those whose answers never arrived
     epsilon: float  # exact
     rdp: float  # by Renyi divergences
-    pld: float | None  # by dp-accounting; none where it was not asked
+    pld: float | None  # by dp-accounting; none where that was not used
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run's ledger says."""
+    """The privacy report of a run."""
 
     folder: Path
     rounds: int  # until now
@@ -101,22 +101,22 @@ class Report:
     _everyone: int = field(default=0, repr=False)
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain values, for JSON; what is infinite is none."""
+        """The report as plain values, for JSON; infinite values become none."""
         tree = {k: v for k, v in asdict(self).items() if not k.startswith("_")}
         tree |= {"folder": str(self.folder), "unprotected": [u._asdict() for u in self.unprotected]}
         tree["refused"] = [one._asdict() for one in self.refused]
-        found: dict[str, Any] = _finite(tree)
-        return found
+        finite: dict[str, Any] = _finite(tree)
+        return finite
 
     def lines(self) -> list[str]:
         """The report in plain words."""
         if not self.clients:
-            said = [
+            lines = [
                 "nothing was sent with noise, so there is no epsilon: see the open fields below"
             ]
         else:
             worst = self.clients[0]
-            said = [
+            lines = [
                 f"epsilon  {worst.epsilon:.4g} at {self._at} for the worst client, "
                 f"{median(one.epsilon for one in self.clients):.4g} for the median of "
                 f"{len(self.clients)}, after {self.rounds} rounds"
@@ -125,14 +125,14 @@ class Report:
             ]
         for step, clients, everyone, since in self.refused:
             who = f"{clients} of {everyone} clients"
-            said.append(f"budget   {who} could afford no further `{step}` from round {since} on")
+            lines.append(f"budget   {who} could afford no further `{step}` from round {since} on")
         hidden = " (the server saw sums over clients only)" if self.masked else ""
         for one in self.unprotected:
-            said.append(
+            lines.append(
                 f"open     {one.field} of `{one.step}`, {one.kind}: left clients {one.times:,} "
                 f"times, {size_of(one.bytes)}, without noise{hidden}"
             )
-        return [*said, *(f"warning  {text}" for text in self.warnings)]
+        return [*lines, *(f"warning  {text}" for text in self.warnings)]
 
     @property
     def _at(self) -> str:
@@ -154,7 +154,7 @@ class Report:
 
 
 def report(folder: str | Path, delta: float | None = None) -> Report:
-    """Read a run's ledger and report what it amounts to, also while the run goes on.
+    """Report on a run from its ledger, also while it is running.
 
     Args:
         folder: of a run on this machine, of a rehearsal, or of a server.
@@ -173,7 +173,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     released = _released(method, entries, examples)
     left = left_out(run.read_log("metrics.jsonl"))
     every = [release for some in released.by_client.values() for _, release in some]
-    made = Report(
+    result = Report(
         path,
         max((entry["round"] for entry in entries), default=0),
         delta,
@@ -191,45 +191,45 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     sources = {str(release.get("noise", "")) for release in every}
     trusting = any(paid_at_server(method, step) for step in method.exchanges())
     warnings = [
-        *_warnings_on_epsilon(made, sources, trusting),
-        *_warnings_on_the_rest(made, released.unknown),
+        *_warnings_on_epsilon(result, sources, trusting),
+        *_warnings_on_the_rest(result, released.unknown),
     ]
-    return replace(made, warnings=tuple(warnings))
+    return replace(result, warnings=tuple(warnings))
 
 
 def summary(folder: str | Path) -> str:
     """One line on a run's noisy releases; empty where there are none."""
     if not any("releases" in line for line in RunFolder(Path(folder)).lines("ledger.jsonl")):
         return ""
-    found = report(folder)
-    if not found.clients:
+    result = report(folder)
+    if not result.clients:
         return ""
-    worst = found.clients[0]
+    worst = result.clients[0]
     return (
-        f"epsilon {worst.epsilon:.4g} at {found._at} for the worst client, of noisy "
+        f"epsilon {worst.epsilon:.4g} at {result._at} for the worst client, of noisy "
         f"releases alone: harmonium privacy {folder}"
     )
 
 
-def plot(found: Report, path: Path) -> Path | None:
-    """Plot epsilon over rounds, of the worst and the median client; none where there is none."""
+def plot(report: Report, path: Path) -> Path | None:
+    """Plot epsilon of the worst and the median client over rounds; none if there is nothing."""
     from harmonium.report.plots import curves
 
-    points = [point for point in found.curve if math.isfinite(point[1])]
+    points = [point for point in report.curve if math.isfinite(point[1])]
     if not points:
         return None
     series = {
         "worst": [(float(number), worst) for number, worst, _ in points],
         "median": [(float(number), middle) for number, _, middle in points],
     }
-    budget = {"budget": found.limit} if found.limit is not None else None
-    title = f"Epsilon of noisy releases at delta {found.delta:g}, {found.folder.name}"
+    budget = {"budget": report.limit} if report.limit is not None else None
+    title = f"Epsilon of noisy releases at delta {report.delta:g}, {report.folder.name}"
     curves(path, series, "round", "epsilon", title, budget)
     return path
 
 
 def _delta(recipe: Recipe) -> tuple[float, str]:
-    """That of the budget, and its setting: the recipe's, or where it has none, the method's own."""
+    """The delta of the budget, and its setting: the recipe's, else the method's."""
     own = recipe.method.options
     if recipe.privacy.epsilon is None and own.get("epsilon") is not None and "delta" in own:
         return float(own["delta"]), "method.delta"
@@ -285,10 +285,10 @@ def _spent(
 
 
 def _by_field(releases: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    found = Counter[str]()
+    counts = Counter[str]()
     for one in releases:
-        found[f"{one['field']} by {one['mechanism']}"] += one.get("count", 1)
-    return found
+        counts[f"{one['field']} by {one['mechanism']}"] += one.get("count", 1)
+    return counts
 
 
 def _guards(method: Method, step: str) -> bool:
@@ -354,69 +354,69 @@ def _curve(by_client: ByClient, delta: float) -> list[tuple[int, float, float]]:
     return points
 
 
-def _warnings_on_epsilon(made: Report, sources: set[str], trusting: bool) -> Iterator[str]:
-    """What to know before epsilon is quoted; nothing where there is none.
+def _warnings_on_epsilon(report: Report, sources: set[str], trusting: bool) -> Iterator[str]:
+    """Caveats on epsilon; none where there is no epsilon.
 
     `sources` are those of the noise; with `trusting`, the server adds it.
     """
-    if not made.clients:
+    if not report.clients:
         return
     if trusting:
-        seen = "sums of" if made.masked else "all"
+        seen = "sums of" if report.masked else "all"
         yield (
-            f"the server added the noise: it saw {seen} changes of the model without it, and "
-            "epsilon holds against everyone but the server"
+            f"the server added the noise: it saw {seen} model updates without it, and epsilon "
+            "holds against everyone but the server"
         )
-    yield from _warnings_on_delta(made)
+    yield from _warnings_on_delta(report)
     if "simulated" in sources:
         yield (
             "noise was simulated: whoever knows the run's seed can subtract it, so epsilon is what "
             "the same noise from the operating system would give"
         )
-    if lost := sum(client.lost for client in made.clients):
+    if lost := sum(client.lost for client in report.clients):
         yield (
-            f"releases in answers that never came: {lost}; they count, for they may have left "
-            "their clients"
+            f"releases in answers that never arrived: {lost}; they count, because they may have "
+            "left their clients"
         )
-    if made.unprotected:
+    if report.unprotected:
         yield (
             "epsilon covers the noisy fields only: the fields listed as open were computed from "
             "the same images and are not included in it"
         )
 
 
-def _warnings_on_delta(made: Report) -> Iterator[str]:
-    """Where delta is so large that epsilon means nothing."""
-    if made.neighbours == "client":
-        if made.delta >= 1 / made._everyone:
+def _warnings_on_delta(report: Report) -> Iterator[str]:
+    """Warnings that delta is so large that epsilon means nothing."""
+    if report.neighbours == "client":
+        if report.delta >= 1 / report._everyone:
             yield (
-                f"delta {made.delta:g} is not below 1 / {made._everyone} clients: publishing all "
-                "data of one client would be within it, so epsilon is not meaningful"
+                f"delta {report.delta:g} is not below 1 / {report._everyone} clients: it would "
+                "allow publishing all data of one client, so epsilon is not meaningful"
             )
         return
-    small = [one.examples for one in made.clients if made.delta >= 1 / max(one.examples, 1)]
+    small = [one.examples for one in report.clients if report.delta >= 1 / max(one.examples, 1)]
     if small:
         yield (
-            f"delta {made.delta:g} is not below 1 / examples for {len(small)} of "
-            f"{len(made.clients)} clients, the smallest with {min(small)}: publishing one image as "
-            "it is would be within it, so epsilon is not meaningful for them"
+            f"delta {report.delta:g} is not below 1 / examples for {len(small)} of "
+            f"{len(report.clients)} clients, the smallest with {min(small)}: it would allow "
+            "publishing one image as it is, so epsilon is not meaningful for them"
         )
 
 
-def _warnings_on_the_rest(made: Report, unknown: int) -> Iterator[str]:
+def _warnings_on_the_rest(report: Report, unknown: int) -> Iterator[str]:
     """What epsilon does not cover, and what the server could see."""
     if unknown:
         yield (
-            f"{unknown} answers that never came may have held releases that this method does not "
+            f"{unknown} answers that never arrived may have had releases that this method does not "
             "declare in advance; they are not counted"
         )
-    if rows := [field for field in made.unprotected if field.kind == "per-example"]:
+    if rows := [field for field in report.unprotected if field.kind == "per-example"]:
         names = ", ".join(sorted({field.field for field in rows}))
         yield f"rows of single images left clients without noise: {names}"
     yield (
         "secure aggregation was on: the server saw sums over clients, which can still reveal "
         "whether an image was trained on"
-        if made.masked
+        if report.masked
         else "secure aggregation was off: the server saw the answer of every client"
     )
 

@@ -32,11 +32,11 @@ from harmonium.storage.run_folder import ASKED, Commit, RunFolder
 
 
 class RunEngine(Engine, Protocol):
-    """An engine with what a run needs besides delivering asks."""
+    """An engine with everything else that a run needs."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether clients may really be absent, and come back."""
+        """Whether clients can actually go offline and reconnect."""
 
     @property
     def shows_states(self) -> bool:
@@ -54,7 +54,7 @@ class RunEngine(Engine, Protocol):
     def finish(
         self, model: Weights, statistics: Mapping[str, Any], results: Mapping[str, Any]
     ) -> None:
-        """The run is over: clients may keep the final model and its `results`."""
+        """Hand the final model and the run's `results` to the clients."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class RunInputs:
 
 
 class Rounds:
-    """The rounds of one run that are left to do, from its last committed round on.
+    """The remaining rounds of one run, after its last committed round.
 
-    Each round is trained, validated where that is due, and committed. A process that is killed
-    loses at most the round that it was in.
+    Each round is trained, validated if that is due, and committed. A process that is killed loses
+    at most its current round.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Rounds:
         self._driver = self._make_driver()
 
     def run(self) -> Server:
-        """Do all rounds that are left, and return the server's final state."""
+        """Run the remaining rounds, and return the server's final state."""
         examples, commit = self.inputs.examples, self._commit
         about: dict[str, Any] = {"public": self.inputs.public, "account": self._account}
         server = Server(examples, self.method.blueprint.shared(), **about)
@@ -183,7 +183,7 @@ class Rounds:
         self.folder.log(ASKED, lines, sync=True)
 
     def _announce_run(self, done: int) -> None:
-        """Call the watcher's `begin`, then note everything that a reader of the run should know."""
+        """Call the watcher's `begin`, then its `note` with remarks on the run."""
         recipe, method, inputs = self.recipe, self.method, self.inputs
         cohort_size = recipe.participation.asked(len(inputs.examples))
         self.watcher.begin(recipe, self.folder.path, done, cohort_size)
@@ -211,7 +211,7 @@ class Rounds:
     # ---- one round -----------------------------------------------------------------------------
 
     def _round(self, server: Server, number: int) -> tuple[Server, str]:
-        """One round, and why the run stops with it; empty if it does not."""
+        """Run one round; also returns why the run stops after it, empty if it does not."""
         started = time.perf_counter()
         if new := self.engine.joined(number):
             server = replace(server, examples=dict(sorted({**server.examples, **new}.items())))
@@ -219,7 +219,7 @@ class Rounds:
         server, marks = self._train(replace(server, round=number))
         if reason := fault(server.model):
             raise ConfigError(
-                f"round {number}: the model broke: {reason}. Lower server.lr or local.lr."
+                f"round {number}: the model diverged: {reason}. Lower server.lr or local.lr."
             )
         figures, stopped = dict(marks), marks.get("stopped", "")
         if self._is_evaluated(number, last=number if stopped else self.recipe.rounds):
@@ -228,12 +228,12 @@ class Rounds:
         return self._finish(server, started, figures), stopped
 
     def _train(self, server: Server) -> tuple[Server, dict[str, Any]]:
-        """Do the plan of a round; also its marks in the log, if it changes nothing.
+        """Run the plan of a round; also returns marks for the log if it changes nothing.
 
         Where failures are simulated, a round with too few answers is part of the study. Where they
-        are real, it is tried again, and in the end the run stops and can be resumed: never is the
-        average taken of fewer answers than the quorum. A round that the privacy budget forbids is
-        the last one.
+        are real, it is tried again, and finally the run stops and can be resumed. Fewer answers
+        than the quorum are never averaged. The run ends before a round that the privacy budget
+        does not allow.
         """
         recipe, engine, driver = self.recipe, self.engine, self._driver
         before = engine.snapshot()
@@ -251,7 +251,7 @@ class Rounds:
                 self.watcher.note(f"the run ends before round {server.round}: {error}")
                 return server, {"stopped": str(error)}
             except NotEnoughReplies as error:
-                engine.restore(before)  # clients that answered have trained for nothing
+                engine.restore(before)  # discard the training of clients that answered
                 driver.reported.clear()
                 if simulated:
                     self.watcher.note(f"round {server.round} changes nothing. {error}")
@@ -270,9 +270,9 @@ class Rounds:
         )
 
     def _validate(self, server: Server) -> tuple[Server, dict[str, Any]]:
-        """The figures of the encoders of a round, and the server with what was measured for them.
+        """The figures of a round's encoders, and the server with the measured statistics.
 
-        The encoder is prepared first (BatchNorm statistics, whitening, what clients measure).
+        The encoder is prepared first (BatchNorm statistics, whitening, clients' measurements).
         """
         method, evaluator = self.method, self.evaluator
         server = self._driver.drive(method.before_evaluation(server, self._cohort(server)), server)
@@ -342,6 +342,6 @@ class Rounds:
                 self.watcher.note(
                     f"{len(clients)} of {len(server.examples)} clients can afford no further "
                     f"`{step}` from round {server.round} on: "
-                    f"privacy.epsilon={server.account.limit:g}. The run goes on without it"
+                    f"privacy.epsilon={server.account.limit:g}. The run continues without it"
                 )
         return refused

@@ -1,4 +1,4 @@
-"""Runs on this machine: begin one in its folder, resume it, play it to its end."""
+"""Runs on this machine: start one in its folder, resume it, run it to its end."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def run(
     callbacks: Callbacks = (),
     **settings: Any,
 ) -> Result:
-    """Run a recipe to its end and return what it has to show.
+    """Run a recipe to its end and return its result.
 
     Args:
         recipe: a method's name or class, a recipe's name or file, or a `Recipe`.
         words: settings as on the command line, e.g. `"rounds=5"`.
-        out: the run's folder; a new one under `HARMONIUM_HOME` if left out. If it holds this very
-            run already, that is continued, or simply returned when it is complete.
-        callbacks: one or several `Callback` objects, which see the run while it goes;
+        out: the run's folder; a new one under `HARMONIUM_HOME` if left out. If it already holds
+            this run, the run is continued, or its result returned if it is complete.
+        callbacks: one or several `Callback` objects, which follow the run;
             `harmonium.progress` shows it as the commands do.
         settings: settings by name: `rounds=5`, `evaluate={"every": 1}`, `**{"encoder.width": 8}`.
             `data` may be arrays, `encoder` an `nn.Module` or a function that makes one, `init` a
@@ -105,13 +105,13 @@ def resume(
         words: settings as on the command line.
         callbacks: as for `run`.
         settings: settings by name. Those that cannot change the result, `engine.*`, may change.
-            `rounds`, above what the run has, starts a new part of its history; `extending` says
-            what becomes of schedules. A run whose encoder was given as an `nn.Module` needs it
-            again in another process, as `encoder=module`: its layers count, and its weights are
-            those of the run. Arrays can be given again as `data=images`.
+            More `rounds` train the run further; `harmonium.runs.extend` describes the effect on
+            schedules. A run whose encoder was given as an `nn.Module` needs it again in another
+            process, as `encoder=module`: only its layers are used, the weights are those of the
+            run. Arrays can be given again as `data=images`.
 
     Returns:
-        What the run has to show at its end; of a complete run, what it had.
+        The result of the run; that of a complete run is unchanged.
 
     >>> import harmonium
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
@@ -138,21 +138,21 @@ def resume(
 
 def add_rounds(folder: Path, changed: Recipe) -> None:
     """Give a run the rounds that its changed recipe has, if those are more."""
-    held = read_recipe(folder)
-    if changed.rounds != held.rounds:
+    current = read_recipe(folder)
+    if changed.rounds != current.rounds:
         check_recipe(folder)
-        extend(folder, held, changed.changed(engine=held.engine))
+        extend(folder, current, changed.changed(engine=current.engine))
 
 
 def of_many(folder: Path) -> str:
-    """How to go on with a folder of several runs; empty where it holds one, or none."""
+    """How to continue a folder of several runs; empty where it holds one, or none."""
     if (folder / "recipe.yaml").exists():
         return ""
     if (folder / COMMAND).exists():
         command = (folder / COMMAND).read_text(encoding="utf-8").strip()
         if "=<" in command:  # an object from Python, which no word can name
-            return f"{folder} holds several runs; they go on with the same call and out='{folder}'"
-        return f"{folder} holds several runs; they go on with: {command} --out {folder}"
+            return f"{folder} holds several runs: continue with the same call and out='{folder}'"
+        return f"{folder} holds several runs: continue with {command} --out {folder}"
     inside = sorted(path.parent for path in folder.rglob("recipe.yaml"))
     if not inside:
         return ""
@@ -165,7 +165,7 @@ def of_many(folder: Path) -> str:
 def changed_recipe(
     folder: Path, changes: Sequence[str | Change], *, further: bool = False
 ) -> Recipe:
-    """The recipe of a run that goes on, with changes that cannot change its result.
+    """The recipe of a resumed run, with changes that cannot change its result.
 
     With `further`, its rounds may grow.
     """
@@ -186,7 +186,7 @@ def changed_recipe(
 
 
 def _complete(loop: RunLoop) -> Result:
-    """Do whatever is left of a run whose images are here."""
+    """Complete a run whose images are on this machine."""
     if loop.is_complete():
         return loop.result()
     recipe, path = loop.recipe, loop.path
@@ -204,12 +204,12 @@ def _complete(loop: RunLoop) -> Result:
 
 
 def evaluation_data(dataset: Dataset, split: Split) -> Dataset:
-    """What encoders are judged with: images as held, and those whose labels clients may see."""
-    held = with_split_angles(dataset, split)
-    if split.labelled is None or held.labelled is not None:
-        return held
-    seen = split.seen(held.train)
-    return replace(held, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
+    """The data for evaluation: images as clients hold them, and those with visible labels."""
+    data = with_split_angles(dataset, split)
+    if split.labelled is None or data.labelled is not None:
+        return data
+    seen = split.seen(data.train)
+    return replace(data, labelled=seen.subset(np.flatnonzero(seen.labels != UNKNOWN)))
 
 
 def reference_figures(recipe: Recipe, folder: Path) -> dict[str, dict[str, Any]]:
@@ -240,7 +240,7 @@ def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[Run
     workers = loop.recipe.workers
     if settings.kind == "local":
         return LocalEngine(runtime, loop.path, workers)
-    # A rehearsal runs a whole federation on this machine, on top of runs: it is found by name.
+    # A rehearsal runs a whole federation on this machine. It is a higher layer, imported by name.
     rehearsal = importlib.import_module("harmonium.sites.rehearsal").rehearsal
     engine: AbstractContextManager[RunEngine] = rehearsal(
         loop.path, loop.recipe, runtime, workers, loop.watcher.note
@@ -249,11 +249,11 @@ def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[Run
 
 
 def _begin(folder: Path, recipe: Recipe) -> None:
-    """Read the images, share them out, and write down what the run begins with."""
+    """Read the images, split them, and write the files that a run begins with."""
     if holds(folder, recipe):
         return
     if recipe.init is not None:
-        recipe.init.weights()  # refused before anything is read if they are not at hand
+        recipe.init.weights()  # missing weights are refused before any image is read
     dataset = recipe.data.load()
     split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
     public = load_public(recipe, dataset.train.shape)
@@ -283,29 +283,29 @@ def new_folder(recipe: Recipe) -> Path:
 
 
 def holds(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder holds this very run already; refuse one that holds anything else."""
+    """Whether a folder already holds this run; refuse one that holds anything else."""
 
     def difference() -> str:
-        held = read_recipe(folder)
-        if held.digest == recipe.digest:
+        stored = read_recipe(folder)
+        if stored.digest == recipe.digest:
             return ""
-        apart = [*_apart(held.tree(), recipe.tree())]
+        apart = [*_apart(stored.tree(), recipe.tree())]
         return ", ".join(apart[:3]) + (", ..." if len(apart) > 3 else "")
 
-    held = RUN.holds(folder, difference)
-    if held:
+    present = RUN.holds(folder, difference)
+    if present:
         check_recipe(folder)
-    return held
+    return present
 
 
-def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """What a recipe has otherwise than another one.
+def _apart(stored: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings in which two recipes differ.
 
     >>> list(_apart({"rounds": 5, "data": {"name": "a"}}, {"rounds": 5, "data": {"name": "b"}}))
     ['data=a, not b']
     """
-    for key in {**held, **asked}:
-        one, two = held.get(key), asked.get(key)
+    for key in {**stored, **asked}:
+        one, two = stored.get(key), asked.get(key)
         if f"{above}{key}" in ("engine", "init.file") or one == two:  # neither changes a result
             continue
         if isinstance(one, Mapping) and isinstance(two, Mapping):
@@ -315,7 +315,7 @@ def _apart(held: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -
 
 
 def register(folder: Path, recipe: Recipe, method: Method, **facts: Any) -> None:
-    """Write what a run needs to be resumable; the recipe last, for then the run exists."""
+    """Write the files from which a run can be resumed; the recipe last, which creates the run."""
     explained = card(method, recipe.privacy.masks, recipe.participation.asked(recipe.training))
     for partial in folder.glob(f"*{PARTIAL}"):
         files.remove(partial)

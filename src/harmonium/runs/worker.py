@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
-    """Answer tasks until there are no more; what goes wrong is an answer as well.
+    """Answer tasks until there are no more; an error is also sent as an answer.
 
-    Progress events of a task that lasts go out before its answer.
+    Progress events of a long task are sent before its answer.
     """
     from harmonium.core import codec
     from harmonium.engines.local import read_frame, write_frame
@@ -40,14 +40,14 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
                 answer = _perform(_runtime(folder), codec.decode(frame))
         except HarmoniumError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
-        except Exception:  # a fault in a method: its traceback is sent, the worker lives on
+        except Exception:  # a bug in a method: its traceback is sent, and the worker continues
             answer = {"error": "", "message": traceback.format_exc()}
         write_frame(results, codec.encode(answer))
 
 
 @cache
 def _runtime(folder: Path) -> ClientRuntime:
-    """Made for the first task, so that what prevents it is reported like any other fault."""
+    """The runtime, built at the first task, so that its errors are reported like others."""
     from harmonium.runs.open_run import open_runtime
 
     return open_runtime(folder)
@@ -73,9 +73,9 @@ def leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Take the standard streams for frames; whatever a method prints goes to standard error.
+    """Use the standard streams for frames; anything a method prints goes to standard error.
 
-    Torch is imported later: a process whose parent is gone must not even begin with that.
+    Torch is imported later, so that a process whose parent is gone ends before that.
     """
     threading.Thread(target=leave_with, args=(int(sys.argv[2]),), daemon=True).start()
     results = os.fdopen(os.dup(1), "wb")

@@ -69,9 +69,9 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
     if plan.init is not None:
         plan.init.weights()
     method = method_of(plan)
-    if method.initial is not None and (kept := _kept_at_sites(method)):
+    if method.initial is not None and (unsent := _kept_at_sites(method)):
         raise ConfigError(
-            Key("init"), f": {kept} is not sent, so sites would never get its given values"
+            Key("init"), f": {unsent} is not sent, so sites would never get its given values"
         )
     if method.reads_labels and not classes_of(plan):
         raise ConfigError(

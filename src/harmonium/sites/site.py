@@ -387,10 +387,10 @@ class Site:
         """The kept answer, if it belongs to this ask; none if it is damaged."""
         path = self._run(header) / f"answer-{header['client']}.safetensors"
         try:
-            kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            if kept["to"] != _ask_digest(header, bodies):
+            record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if record["to"] != _ask_digest(header, bodies):
                 return None
-            return files.read_checked(path, kept["answer"])
+            return files.read_checked(path, record["answer"])
         except (OSError, ValueError, TypeError, LookupError, StoreError):
             return None
 

@@ -92,15 +92,15 @@ class Removal:
     what: str
 
 
-def removable_at_site(kept: Path, days: float) -> list[Removal]:
+def removable_at_site(folder: Path, days: float) -> list[Removal]:
     """Answers and states of a site's runs in which nothing was written for this many days.
 
     If the site's client is running, its newest run stays whatever its age.
     """
     if not days >= 0:
         raise ConfigError(f"{days:g} days are not valid: use 0 or more")
-    runs = sorted((path for path in (kept / "runs").glob("*") if path.is_dir()), key=_newest)
-    if is_locked(kept, RUNNING):
+    runs = sorted((path for path in (folder / "runs").glob("*") if path.is_dir()), key=_newest)
+    if is_locked(folder, RUNNING):
         runs = runs[:-1]
     limit = time.time() - days * DAY
     removals = []

@@ -203,12 +203,12 @@ class RunFolder:
 
     def rewind(self, commit: Commit | None) -> None:
         """Truncate the logs to a commit and delete everything after it."""
-        kept = commit.round if commit else -1
+        last = commit.round if commit else -1
         for round in self._rounds():
-            if round > kept:
+            if round > last:
                 files.remove(self._commits / f"{round:06d}.json")
         for round in self._rounds("safetensors"):
-            if round > kept:
+            if round > last:
                 files.remove(self._commits / f"{round:06d}.safetensors")
         for log in LOGS:
             path, size = self.path / log, commit.sizes[log] if commit else 0

@@ -1,11 +1,11 @@
-"""From the clients' sums to advice: does content or style tell clients apart?
+"""Diagnosis of a split from clients' sums: do clients differ in content or in style?
 
 If clients differ only by changes that content descriptors ignore (rotation, mirroring, colour,
 brightness, contrast), their content has the same distribution. So clients are compared twice, by
-all descriptors and by content alone, and content's share of the distance decides. A style that does
-change content can still be recognised: clients with different shares of the same classes
-lie apart along directions in which the images of one client vary, too. A style does not vary within
-a client.
+all descriptors and by content alone, and content's share of the distance decides. A style that
+also changes content can still be recognised: clients with different shares of the same classes
+differ along directions in which the images of one client vary, too. A style does not vary within a
+client.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from harmonium.runs.open_run import make_runtime, read_recipe
 from harmonium.storage.run_folder import RunFolder
 
 CHANCE = 4.0  # scores below it may be chance
-SHARE = 0.1  # of the distance that content must hold; see docs/results/diagnosis.md
-SEEN = 0.5  # squared distance that would have been beyond chance, else the verdict is not "alike"
-WIDTH = 1.0  # content must lie apart along directions at least as wide as all are on the mean
+SHARE = 0.1  # least share of the distance that is due to content; see docs/results/diagnosis.md
+SEEN = 0.5  # squared distance that must be detectable for the verdict "alike"
+WIDTH = 1.0  # least width of the directions along which content differs, relative to the mean
 SECTIONS = ("data", "split", "clients", "seed", "privacy")  # of a recipe; others do not matter
 
 Verdict = Literal["alike", "content", "style", "unclear"]
@@ -42,7 +42,7 @@ Verdict = Literal["alike", "content", "style", "unclear"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What tells the clients of a split apart, and what follows for user verification."""
+    """The difference between the clients of a split, and the advice on user verification."""
 
     verdict: Verdict
     clients: int  # that answered
@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def share(self) -> float | None:
-        """Content's share of the distance; none where there is no distance to speak of."""
+        """Content's share of the distance; none where the distance is within chance."""
         return share(self.whole, self.content)
 
     @property
@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to do, in a line."""
+        """The advice in one line."""
         if self.refused and self.verdict == "content":
             return f"clients differ in content, but terms=uv cannot be used here: {self.refused}"
         if self.refused and self.verdict == "unclear":
@@ -84,7 +84,7 @@ class Finding:
         }
 
     def sentences(self) -> list[str]:
-        """The evidence in plain words."""
+        """The evidence in sentences."""
         apart, left = (max(one.distance, 0.0) ** 0.5 for one in (self.whole, self.content))
         if self.share is None:
             least = (CHANCE * max(self.whole.error, self.content.error)) ** 0.5
@@ -92,18 +92,18 @@ class Finding:
             if self.verdict == "unclear":
                 lines.append(
                     "But images are few: clients would have to lie "
-                    f"{least:.1f} standard deviations apart to be told from chance."
+                    f"{least:.1f} standard deviations apart to be distinguished from chance."
                 )
             return lines
         lines = [
-            f"As they are, a client's images lie {apart:.2f} standard deviations from the mean "
-            f"of all; with turns, mirrors, colour, brightness and contrast taken off, {left:.2f}."
+            f"A client's images lie {apart:.2f} standard deviations from the mean of all; without "
+            f"rotation, mirroring, colour, brightness and contrast, {left:.2f}."
         ]
-        lines.append(f"Content holds {self.share:.0%} of the squared distance. {self._why()}")
+        lines.append(f"Content is {self.share:.0%} of the squared distance. {self._why()}")
         return lines
 
     def _why(self) -> str:
-        some = "content differs, too, but style drowns it" if self.content.score > CHANCE else ""
+        some = "content differs, too, but style dominates" if self.content.score > CHANCE else ""
         if self.verdict == "unclear" and (self.share or 0) >= SHARE:
             return (
                 f"But clients lie apart where the images of one client vary little (width below "
@@ -111,9 +111,9 @@ class Finding:
             )
         return {
             "alike": "",
-            "content": f"At least {SHARE:.0%} is taken as a sign that content tells them apart.",
-            "style": f"Below {SHARE:.0%}, style tells them apart{some and f'; {some}'}.",
-            "unclear": "It may be more or less than it seems: images are too few for so little.",
+            "content": f"At least {SHARE:.0%} means that clients differ in content.",
+            "style": f"Below {SHARE:.0%}, clients differ in style{some and f'; {some}'}.",
+            "unclear": "There are too few images to measure so small a share.",
         }[self.verdict]
 
 
@@ -128,7 +128,8 @@ ADVICE: Mapping[Verdict, str] = {
 def share(whole: Spread, content: Spread) -> float | None:
     """Content's share of the distance, between 0 and 1; none where nothing is beyond chance.
 
-    What content shows is also in the images as they are, so the larger distance is the whole.
+    Differences in content are also differences in all descriptors, so the larger of the two
+    distances is the whole.
     """
     if max(whole.score, content.score) < CHANCE:
         return None
@@ -136,7 +137,7 @@ def share(whole: Spread, content: Spread) -> float | None:
 
 
 def verdict_of(whole: Spread, content: Spread, least: float = SHARE) -> Verdict:
-    """The verdict from both comparisons; `least` is the share that content must hold.
+    """The verdict from both comparisons; `least` is the least share of content.
 
     >>> apart, alike = Spread(1.0, 0.02, 90.0, 60), Spread(0.0, 0.01, 0.3, 60)
     >>> verdict_of(alike, alike), verdict_of(apart, alike), verdict_of(apart, apart)
@@ -160,7 +161,7 @@ def finding(sums: Sums, **facts: Any) -> Finding:
 
 
 def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -> Finding:
-    """Ask the clients of a recipe for sums, and say what tells them apart. No label is used.
+    """Ask the clients of a recipe for sums, and determine how they differ. No label is used.
 
     Args:
         recipe: a recipe, its name or file, of which only data, split, clients, seed and privacy
@@ -169,7 +170,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
         settings: settings by name, e.g. `clients=5`; `data` may be arrays.
 
     Returns:
-        What tells the clients apart, content or style, and the advice that follows.
+        Whether clients differ in content or in style, and the advice that follows.
 
     >>> import harmonium
     >>> finding = harmonium.diagnose("data=digits", "split=rotation", clients=3)
@@ -181,9 +182,9 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
     asked = Recipe.of(recipe or Recipe.from_tree({}), *words, **settings)
     if asked.training < 2:
         raise ConfigError(f"clients is {asked.training}; to compare clients, at least 2 are needed")
-    kept = {key: getattr(asked, key) for key in SECTIONS}
-    kept["privacy"] = replace(asked.privacy, epsilon=None)  # its sums have no noise
-    plain = Recipe.from_tree({**kept, "method": Diagnosis, "rounds": 1})
+    sections = {key: getattr(asked, key) for key in SECTIONS}
+    sections["privacy"] = replace(asked.privacy, epsilon=None)  # its sums have no noise
+    plain = Recipe.from_tree({**sections, "method": Diagnosis, "rounds": 1})
     dataset = plain.data.load()
     split = make_split(plain.split, dataset, None, plain.clients, plain.seed)
     ledger = Ledger()
@@ -204,7 +205,7 @@ def diagnose_run(folder: str | Path) -> Finding:
     commit = run_folder.newest(with_states=False)
     if commit is None or "sums" not in commit.server["memory"]:
         raise ConfigError(
-            f"{folder} holds no diagnosis: make one, e.g. with harmonium server start diagnosis "
+            f"{folder} holds no diagnosis: run one, e.g. with harmonium server start diagnosis "
             "rounds=1"
         )
     server = Server({}, **commit.server)
@@ -225,7 +226,7 @@ def _refused(recipe: Recipe | dict[str, Any]) -> str:
 
 
 def _traffic(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the ledger says: how much each client sent, and which did not answer."""
+    """From the ledger: how much each client sent, and which did not answer."""
     sent, silent = Counter[int](), dict[int, str]()
     for entry in entries:
         sent[entry["client"]] += sum(entry.get("up", {}).values())

@@ -540,9 +540,9 @@ def test_the_card_says_how_weights_travel() -> None:
     full = text("transport.up=int8", "transport.down=fp16")
     assert "client    keeps unsent (weights) between rounds" in full and "(cross-silo)" in full
     assert "transport weights go down in 16 bits; changes of weights go up in 8 bits" in full
-    assert "what rounding takes is kept and added to the next answer" in full
+    assert "the rounding error is kept and added to the next answer" in full
     assert "cannot hide model: transport.up=int8" in full
     lost = text("transport.up=fp16", "transport.error_feedback=false")
-    assert "what rounding takes is lost" in lost and "(cross-device)" in lost
+    assert "the rounding error is lost" in lost and "(cross-device)" in lost
     assert "transport" not in text() and "unsent" not in text("transport.down=fp16")
     assert "unsent" not in card(Recipe.of("alone", "transport.up=int8").known_method()).text()

@@ -1081,7 +1081,7 @@ def test_a_sum_that_honest_clients_cannot_have_fails_the_round_by_name(
     model |= federation.method.blueprint.shared()
     federation.wrap = changing("collect", 3, lie)
     said = rf"round 1, `collect`: the sum over clients \[0, 1, 2, 3, 4\] is out of range: {words}"
-    with pytest.raises(NotEnoughReplies, match=f"{said}.* cannot tell which"):
+    with pytest.raises(NotEnoughReplies, match=said):
         federation.ask()
     assert federation.engine.snapshot() == {}
     federation.wrap = Wrapped

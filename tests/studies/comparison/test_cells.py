@@ -242,7 +242,7 @@ def test_published_figures_say_why_ours_are_others():
     assert same is not None and same.gap == ("classifier=fast, not lp_fedca",)
     words = ("local.lr=0.5", "split=dirichlet", "encoder.norm=group", "participation.number=2")
     other = published(full, Recipe.of(full, *words))
-    told = "also other: encoder.norm, split, local.lr, participation.number"
+    told = "also different: encoder.norm, split, local.lr, participation.number"
     assert other is not None and other.gap == (told, "classifier=fast, not lp_fedca")
     assert published("fedavg", Recipe.of("fedavg")) is None
     assert published("fedca/c10-iid-r50/alignment", Recipe.of("fedavg")) is None
@@ -304,7 +304,7 @@ def test_notes_call_rows_by_their_names():
     assert "in one place, supervised: trained on all" in said
     assert "in one place has local.lr=0.3 of its own" in said
     assert not {"fedavg", "ditto", "centralised"} & set(said.replace(",", "").split())
-    assert "Average, fedbyol, Ditto (ours), in one place" in made.said
+    assert "Average, fedbyol, Ditto (ours), in one place" in made.headline
     unfair = plan([*words, "fedprox,rounds=3"], allow_unfair=True).unfair
     assert unfair[0].startswith("Average and fedprox rounds=3 differ in rounds")
     with pytest.raises(ConfigError, match="fedavg and fedprox rounds=3 differ in rounds"):

@@ -127,7 +127,7 @@ def test_a_sweep_is_a_table_and_an_image(
         lost,
         {**lost, "encoder": "fedprox"},
     ]
-    assert "left out: local.epochs=2: no run of any method came to its end: gone" in some.notes
+    assert "left out: local.epochs=2: no run of any method finished: gone" in some.notes
     with pytest.raises(HarmoniumError, match="no run"):
         harmonium.sweep("fedavg", "sweep.local.epochs=2,3", *words, out=tmp_path / "t")
     monkeypatch.undo()

@@ -311,7 +311,7 @@ def test_means_of_other_seeds_are_told(tmp_path: Path):
     assert "ended early: fedavg, seed 0: after 3 of 20 rounds: the budget is spent" in made.notes
     assert "diverged: fedbyol, seed 2: left out of its mean" in made.notes
     assert not any("diverged: fedprox" in note for note in made.notes)
-    short = [note.partition(":")[0] for note in made.notes if "means are of 2 of 3 seeds" in note]
+    short = [note.partition(":")[0] for note in made.notes if "2 of 3 seeds" in note]
     assert short == ["fedprox", "fedbyol"]
     assert {row["method"]: row.get("seeds") for row in made.beside()} == {
         "fedavg": None, "fedprox": 2, "fedbyol": 2,
@@ -352,7 +352,7 @@ def test_cost_and_published_figures_stand_beside(tmp_path: Path):
         "Against",
         "Megabytes",
         "Megabytes",
-        "Published,",
+        "Published",
     ]
     assert made.sent() == [
         {"method": "fedavg", "encoder": "3 / 1", "centroids": "–"},

@@ -123,8 +123,8 @@ class View:
         count, height, width, channels = check_pixels(pixels)
         new = self._new_sides(height, width)
         needs = self._needs(channels)
-        drawn = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
-        chance = drawn.cpu().numpy()
+        uniform = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
+        chance = uniform.cpu().numpy()
         views = torch.empty(count, *new, channels, device=pixels.device)
         piece = max(1, PIECE_PIXELS // max(height * width, new[0] * new[1]))
         for begin in range(0, count, piece):
@@ -325,8 +325,8 @@ class View:
             return planes
         neutral = np.array((1, 1, 1, 0), np.float32)
         if jitter.shape[1]:
-            drawn = draw.factors(jitter[:, 3:], self._strengths(planes.shape[0]))
-            factors = np.where(jitter[:, :1] < self.jitter, drawn, neutral)
+            factors = draw.factors(jitter[:, 3:], self._strengths(planes.shape[0]))
+            factors = np.where(jitter[:, :1] < self.jitter, factors, neutral)
         else:
             factors = np.tile(neutral, (planes.shape[1], 1))
         if gray.shape[1]:

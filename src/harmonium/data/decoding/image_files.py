@@ -282,14 +282,14 @@ class _Task:
         if not odd:
             return files
         named = _named([(file, _words(getattr(head, what))) for file, head in odd])
-        said = f"{len(odd)} of {self.count} images differ in {_SAID[what]} from most, which are "
-        said += f"{_words(usual)}: {named}"
+        note = f"{len(odd)} of {self.count} images differ in {_SAID[what]} from most, which are "
+        note += f"{_words(usual)}: {named}"
         if self.spec.mixed == "skip":
-            self.writer.notes.append(f"left out: {said}")
+            self.writer.notes.append(f"left out: {note}")
         elif what == "size":
             problems.append(
                 [
-                    f"{said}. Set ",
+                    f"{note}. Set ",
                     Key("data", "size"),
                     f"={min(usual)} to scale all to one size, or leave the odd ones out with ",
                     Key("data", "mixed"),
@@ -299,7 +299,7 @@ class _Task:
         else:
             problems.append(
                 [
-                    f"{said}. Bring them to one mode with ",
+                    f"{note}. Bring them to one mode with ",
                     Key("data", "mixed"),
                     "=convert, or leave the odd ones out with ",
                     Key("data", "mixed"),

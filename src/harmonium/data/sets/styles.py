@@ -117,8 +117,8 @@ class StyledImages(DataSpec):
                 f"={count}, but {name} has {len(images)} {kind} images: use {len(images)} or less",
             )
         pools = pools_by_class(images.labels, numpy_rng(self.seed, "data", setting, name))
-        kept = levelled(np.array([len(pool) for pool in pools]), count)
-        return np.sort(np.concatenate([pool[:n] for pool, n in zip(pools, kept, strict=True)]))
+        counts = levelled(np.array([len(pool) for pool in pools]), count)
+        return np.sort(np.concatenate([pool[:n] for pool, n in zip(pools, counts, strict=True)]))
 
 
 def _as_member(key: Key) -> Key:

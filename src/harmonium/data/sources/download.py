@@ -94,8 +94,10 @@ class _Download:
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()
                 if attempt == self.patience.attempts or not _may_succeed_later(error):
-                    kept = ", the part received is kept for next time" if _size(self.part) else ""
-                    raise DataError(f"{self.url}: {_reason(error)}{kept}") from error
+                    partial = (
+                        ", the part received is kept for next time" if _size(self.part) else ""
+                    )
+                    raise DataError(f"{self.url}: {_reason(error)}{partial}") from error
                 time.sleep(self.patience.pause_seconds * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 

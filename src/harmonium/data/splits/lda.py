@@ -77,12 +77,12 @@ def _topped_up(indices: Sequence[Integers], least: int, rng: np.random.Generator
     """The split after moving images from the largest clients to those below `least`."""
     sizes = np.array([len(own) for own in indices])
     short = np.maximum(least - sizes, 0)
-    kept = levelled(sizes, int(sizes.sum() - short.sum()))
+    reduced = levelled(sizes, int(sizes.sum() - short.sum()))
     filled, surplus = list(indices), []
-    for client in np.flatnonzero(kept < sizes).tolist():
+    for client in np.flatnonzero(reduced < sizes).tolist():
         own = rng.permutation(indices[client])
-        filled[client] = np.sort(own[: kept[client]])
-        surplus.append(own[kept[client] :])
+        filled[client] = np.sort(own[: reduced[client]])
+        surplus.append(own[reduced[client] :])
     takers = np.flatnonzero(short).tolist()
     additions = np.split(np.concatenate(surplus), np.cumsum(short[takers])[:-1])
     for client, added in zip(takers, additions, strict=True):

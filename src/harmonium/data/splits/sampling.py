@@ -137,9 +137,9 @@ def draw_counts(
         room = left[rows] - taken[rows]
         missing = wanted[rows] - taken[rows].sum(1)
         shares = shares_of(np.where(room > 0, logs[rows], -np.inf))
-        drawn = np.minimum(rng.multinomial(missing, shares), room)
-        taken[rows] += drawn
-        rows = rows[drawn.sum(1) < missing]
+        counts = np.minimum(rng.multinomial(missing, shares), room)
+        taken[rows] += counts
+        rows = rows[counts.sum(1) < missing]
     return taken
 
 

@@ -100,8 +100,8 @@ class StyleSplit(SplitRule):
             concentration = np.full(len(pools), self.beta)
             return assign_from_pools(pools, draw_clients(concentration, sizes, clients, each, rng))
         # The largest classes give way first; then the clients take turns, class after class.
-        kept = levelled(sizes, clients * each)
-        row = np.concatenate([pool[:size] for pool, size in zip(pools, kept, strict=True)])
+        counts = levelled(sizes, clients * each)
+        row = np.concatenate([pool[:size] for pool, size in zip(pools, counts, strict=True)])
         return list(row.reshape(each, clients).T)
 
     def _repeating(

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from harmonium.federation.method import Method
 
 WIDEST = 16  # most bytes that one number takes in a message, also under masks
-ALLOWANCE = 2**16  # bytes for what surrounds the fields of a reply: names, reasons, releases
+ALLOWANCE = 2**16  # bytes of a reply besides its fields: names, reasons, releases
 NAMED = 512  # bytes for the name and shape of one tensor
-PER_CLIENT = 2**12  # bytes for what secure aggregation says to one client of another
+PER_CLIENT = 2**12  # bytes that secure aggregation sends to one client about another
 
 
 class ValueChecks(Filter):
@@ -71,7 +71,7 @@ def limits(method: Method, step: str, examples: int, clients: int) -> Limits:
         more_tensors, more_numbers = _extent(method, field, examples)
         tensors, numbers = tensors + more_tensors, numbers + more_numbers
     around = ALLOWANCE + PER_CLIENT * clients
-    if declared is None and step not in STEPS:  # a greeting or a farewell
+    if declared is None and step not in STEPS:  # the handshake, or the end of a run
         around = ALLOWANCE
     header = around + NAMED * tensors
     return Limits(header + WIDEST * numbers, header)

@@ -28,5 +28,5 @@ class GuardedFields(Filter):
                 )
         expected = spending.paid_here(self.method, self.exchange.name, len(client.examples))
         if why := spending.fault(expected, [asdict(release) for release in client.releases]):
-            raise WireError(f"{where} {why}. Let `costs` say what client.release does.")
+            raise WireError(f"{where} {why}. Declare in `costs` what client.release does.")
         return up

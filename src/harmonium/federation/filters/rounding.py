@@ -7,9 +7,9 @@ own model, which it never rounds, so small steps add up over rounds. Plans, fold
 see models in full precision.
 
 Rounding is to the nearest number, which has the least error in a single reply. By itself it would
-lose the same small numbers again and again, so the client keeps what rounding took and adds it to
+lose the same small numbers in every round, so the client keeps the rounding error and adds it to
 its next reply (error feedback; Karimireddy et al., Error Feedback Fixes SignSGD, 2019). Over all
-rounds only the last rounding is lost.
+rounds only the last error is lost.
 
 Integers and BatchNorm's statistics are not rounded: they are few, and a rounded variance could fall
 below 0.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from harmonium.recipe.privacy import Privacy
 
 How = Literal["none", "fp16", "int8"]
-UNSENT = "unsent"  # key in a client's state: what rounding took, by exchange and field
+UNSENT = "unsent"  # key in a client's state: rounding errors, by exchange and field
 SCALE = " scale"  # suffix to the name of a tensor in 8 bits: the size of a step, by row
 MOST = torch.finfo(torch.float16).max
 STEPS = 127  # of 8 bits, either way from 0
@@ -49,11 +49,11 @@ class Transport:
 
     up: How = "none"  # what changes of weights are rounded to on their way to the server
     down: Literal["none", "fp16"] = "none"  # what weights are rounded to on their way to clients
-    error_feedback: bool = True  # clients add what rounding took to their next answer
+    error_feedback: bool = True  # clients add the rounding error to their next answer
 
     @property
     def is_plain(self) -> bool:
-        """Whether everything goes as it is."""
+        """Whether nothing is rounded."""
         return self.up == self.down == "none"
 
     def check(self, privacy: Privacy) -> None:
@@ -82,14 +82,14 @@ class Transport:
         return {UNSENT: "weights"} if sent and self.up != "none" and self.error_feedback else {}
 
     def words(self) -> str:
-        """What it does, in plain words; empty where it does nothing."""
+        """A description in plain words; empty where nothing is rounded."""
         if self.is_plain:
             return ""
         coding = {"none": "as they are", "fp16": "in 16 bits", "int8": "in 8 bits, a scale a row"}
         up = f"changes of weights go up {coding[self.up]}"
         if self.up != "none":
             lost = "kept and added to the next answer" if self.error_feedback else "lost"
-            up += f", and what rounding takes is {lost}"
+            up += f", and the rounding error is {lost}"
         return f"weights go down {coding[self.down]}; {up}"
 
 
@@ -183,14 +183,14 @@ class Rounding(Filter):
         return {k: _restored(v) if k in names else v for k, v in down.items()}
 
     def reply(self, client: Client, down: Message, up: Message) -> Message:
-        """Round changes of weights; the client keeps what rounding took for its next reply."""
-        how, kept = self.method.transport, client.state.get(UNSENT, {})
+        """Round changes of weights; the client keeps the error for its next reply."""
+        how, residuals = self.method.transport, client.state.get(UNSENT, {})
         if how.up == "none":
             return up
         sent, unsent = dict(up), {}
         for name in self._sent_up:
             before = self._weights_before(name, down, client.id)
-            left = kept.get(self.exchange.name, {}).get(name, {})
+            left = residuals.get(self.exchange.name, {}).get(name, {})
             change = {
                 key: value - before[key] if key in before else value
                 for key, value in up[name].items()
@@ -203,7 +203,7 @@ class Rounding(Filter):
                 arrives = unpack(packed, how.up)
                 unsent[name] = {key: value - arrives[key] for key, value in change.items()}
         if unsent:
-            client.state[UNSENT] = {**kept, self.exchange.name: unsent}
+            client.state[UNSENT] = {**residuals, self.exchange.name: unsent}
         return sent
 
     def arrived(self, asked: Asked, up: Message) -> Message:
@@ -236,7 +236,7 @@ class Rounding(Filter):
         return {k: after.get(k, v) for k, v in value.items() if k not in scales}
 
     def _weights_before(self, name: str, down: Message, client: ClientId) -> Weights:
-        """What a client was sent of the tensors that a field brings back; of tables its row."""
+        """The tensors of a field as the client received them; of tables its row."""
         if name != "model" or not changes_model(self.exchange):
             return {}
         return {

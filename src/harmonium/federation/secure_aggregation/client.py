@@ -161,14 +161,14 @@ class Keyring:
 
     def _offer(self) -> dict[str, Tensor]:
         """New secrets, in place of those of any ask before."""
-        held = {name: secrets.token_hex(SECRET) for name in ("sealing", "masking", "seed", "deal")}
-        self._write({"run": list(self.run), "opened": self._held().get("opened", {}), **held})
-        keys = [public_of(bytes.fromhex(held[name])) for name in ("sealing", "masking")]
+        new = {name: secrets.token_hex(SECRET) for name in ("sealing", "masking", "seed", "deal")}
+        self._write({"run": list(self.run), "opened": self._stored().get("opened", {}), **new})
+        keys = [public_of(bytes.fromhex(new[name])) for name in ("sealing", "masking")]
         return {"keys": bytes_of(b"".join(keys))}
 
     def _deal(self, down: Mapping[str, Any], examples: int) -> dict[str, Tensor]:
         """Shares of the seed and of the masking key, sealed to every client of the roster."""
-        held = self._read("sealing")
+        stored = self._read("sealing")
         roster = Roster.read(down, self.run, self.masks)
         own = roster.place(self.client)
         if len(roster.clients) < self.masks.answers(len(roster.clients)):
@@ -177,11 +177,11 @@ class Keyring:
         if registered != examples or examples > roster.total:
             raise Decline(f"it has {examples} examples, not {registered} of {roster.total}")
         sealing, masking, seed, deal = (
-            bytes.fromhex(held[name]) for name in ("sealing", "masking", "seed", "deal")
+            bytes.fromhex(stored[name]) for name in ("sealing", "masking", "seed", "deal")
         )
         if roster.keys[own].numpy().tobytes() != public_of(sealing) + public_of(masking):
             raise Decline("its keys are not the ones it sent: another ask has begun since")
-        self._must_be_same(held, "roster", roster.tree())
+        self._must_be_same(stored, "roster", roster.tree())
         count, me = len(roster.clients), self.client
         chance = stream(deal, 2 * shamir.WIDTH * roster.threshold)
         halves = chance[: len(chance) // 2], chance[len(chance) // 2 :]
@@ -195,7 +195,7 @@ class Keyring:
             for peer, pair in zip(roster.clients, dealt, strict=True)
         ]
         digests = b"".join(digest_of(share) for pair in dealt for share in pair)
-        self._write({**held, "roster": roster.tree(), "examples": examples})
+        self._write({**stored, "roster": roster.tree(), "examples": examples})
         return {
             "shares": bytes_of(b"".join(rows)).reshape(count, SEALED),
             "digests": bytes_of(digests).reshape(count, 2, DIGEST),
@@ -210,8 +210,8 @@ class Keyring:
         """
         if not isinstance(given, Mapping):
             raise Decline("it answers only under secure aggregation, and this ask has no masks")
-        held = self._read("roster")
-        roster = Roster.read(held["roster"], self.run, self.masks)
+        stored = self._read("roster")
+        roster = Roster.read(stored["roster"], self.run, self.masks)
         peers = whole_numbers(given, "clients")
         rows = tensor_of(given, "shares", torch.uint8, (len(peers), SEALED))
         if self.client not in peers or len(set(peers)) != len(peers):
@@ -220,9 +220,9 @@ class Keyring:
             )
         if len(peers) < self.masks.answers(len(roster.clients)):
             raise Decline(
-                f"only {len(peers)} of {len(roster.clients)} clients are left: too few to hide in"
+                f"only {len(peers)} of {len(roster.clients)} clients are left: too few for privacy"
             )
-        sealing = bytes.fromhex(held["sealing"])
+        sealing = bytes.fromhex(stored["sealing"])
         shares, shut = dict[ClientId, str](), list[ClientId]()
         for peer, row in zip(peers, rows, strict=True):
             box = _box(sealing, roster, self.client, peer, self.client)
@@ -233,64 +233,64 @@ class Keyring:
                 pair = bytes(2 * shamir.WIDTH)
             shares[peer] = pair.hex()
         if len(shut) > roster.liars:
-            raise Decline(f"the shares of clients {shut} do not open: its keys are others, or lost")
-        self._must_be_same(held, "message", [asked, list(peers)])
-        self._write({**held, "message": [asked, list(peers)], "shares": shares})
-        masking, seed = bytes.fromhex(held["masking"]), bytes.fromhex(held["seed"])
-        return Opened(self.client, roster, held["examples"], peers, masking, seed)
+            raise Decline(f"the shares of clients {shut} do not open: its keys changed or are lost")
+        self._must_be_same(stored, "message", [asked, list(peers)])
+        self._write({**stored, "message": [asked, list(peers)], "shares": shares})
+        masking, seed = bytes.fromhex(stored["masking"]), bytes.fromhex(stored["seed"])
+        return Opened(self.client, roster, stored["examples"], peers, masking, seed)
 
     def _reveal(self, down: Mapping[str, Any]) -> dict[str, Tensor]:
         """Shares of the seeds of those who answered, and of the masking keys of the others."""
         counted = whole_numbers(down, "counted")
-        held = self._read("shares", "told")
-        if "told" in held:
-            if held["counted"] != list(counted):
-                raise Decline("it has revealed its shares for others already, and does so once")
-            return {"shares": held["told"]}
-        shares: dict[ClientId, str] = held["shares"]
-        began = len(held["roster"]["clients"])
+        stored = self._read("shares", "told")
+        if "told" in stored:
+            if stored["counted"] != list(counted):
+                raise Decline("it has already revealed its shares for other clients")
+            return {"shares": stored["told"]}
+        shares: dict[ClientId, str] = stored["shares"]
+        began = len(stored["roster"]["clients"])
         strangers = set(counted) - set(shares)
         few = len(set(counted)) < max(len(counted), self.masks.answers(began))
         if strangers or self.client not in counted or few:
             raise Decline(f"it reveals nothing for a sum over clients {sorted(counted)}")
-        opened: dict[str, list[ClientId]] = held["opened"]
-        over = opened.setdefault(held["message"][0], sorted(counted))
+        opened: dict[str, list[ClientId]] = stored["opened"]
+        over = opened.setdefault(stored["message"][0], sorted(counted))
         if over != sorted(counted):
             raise Decline(
                 f"this answer is in a sum over clients {over} already: one over "
                 f"{sorted(counted)} would show the difference"
             )
-        told = b""
+        revealed = b""
         for peer, both in shares.items():
             pair = bytes.fromhex(both)
-            told += pair[: shamir.WIDTH] if peer in counted else pair[shamir.WIDTH :]
-        rows = bytes_of(told).reshape(len(shares), shamir.WIDTH)
+            revealed += pair[: shamir.WIDTH] if peer in counted else pair[shamir.WIDTH :]
+        rows = bytes_of(revealed).reshape(len(shares), shamir.WIDTH)
         latest = dict(list(opened.items())[-_SUMS:])
-        held = {"run": list(self.run), "opened": latest, "counted": list(counted), "told": rows}
-        self._write(held)
+        stored = {"run": list(self.run), "opened": latest, "counted": list(counted), "told": rows}
+        self._write(stored)
         return {"shares": rows}
 
-    def _must_be_same(self, held: Mapping[str, Any], name: str, value: Any) -> None:
-        """Decline what differs from what was received before."""
-        if name in held and codec.encode(held[name]) != codec.encode(value):
-            raise Decline(f"it has had another {name} for this ask, and masks serve only once")
+    def _must_be_same(self, stored: Mapping[str, Any], name: str, value: Any) -> None:
+        """Decline a value that differs from the one received before."""
+        if name in stored and codec.encode(stored[name]) != codec.encode(value):
+            raise Decline(f"it has received another {name} for this ask, and masks are used once")
 
-    def _held(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, Any]:
         """The contents of the file; empty if it is lost or damaged."""
         try:
-            held: dict[str, Any] = codec.decode(self.path.read_bytes())
+            content: dict[str, Any] = codec.decode(self.path.read_bytes())
         except (OSError, WireError):
             return {}
-        return held
+        return content
 
     def _read(self, *any_of: str) -> dict[str, Any]:
-        held = self._held()
-        if held.get("run") != list(self.run) or not set(any_of) & set(held):
+        stored = self._stored()
+        if stored.get("run") != list(self.run) or not set(any_of) & set(stored):
             raise Decline("it has no keys for this step: it lost them, or missed the step before")
-        return held
+        return stored
 
-    def _write(self, held: Mapping[str, Any]) -> None:
-        files.write_tree(self.path, held, private=True)
+    def _write(self, content: Mapping[str, Any]) -> None:
+        files.write_tree(self.path, content, private=True)
 
 
 @dataclass(frozen=True)
@@ -373,12 +373,12 @@ def _box(
 
 
 def sign(client: ClientId, peer: ClientId) -> int:
-    """Of two clients the first adds their mask and the second takes it away."""
+    """The sign of a pair's mask: the first client adds it and the second subtracts it."""
     return 1 if client < peer else -1
 
 
 def add_stream(vector: np.ndarray, key: bytes, way: int) -> None:
-    """Add the mask of a key to a vector modulo 2**64, or take it away."""
+    """Add the mask of a key to a vector modulo 2**64, or subtract it."""
     cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     chunk = np.empty(_CHUNK + 2, dtype="<u8")
     for start in range(0, len(vector), _CHUNK):
@@ -393,7 +393,7 @@ def stream(key: bytes, count: int) -> bytes:
 
 
 def marked(seed: bytes) -> bytes:
-    """A seed as it is shared out: with a digest, by which shares are known to belong together."""
+    """A seed as it is shared: with a digest, which shows that shares belong together."""
     return seed + hashlib.sha256(b"harmonium seed" + seed).digest()
 
 
@@ -406,7 +406,7 @@ def digest_of(share: bytes) -> bytes:
 
 
 def traffic(clients: int) -> dict[str, dict[str, int]]:
-    """Bytes that secure aggregation adds for each of so many clients, by ask and way."""
+    """Bytes that secure aggregation adds for each of `clients` clients, by ask and direction."""
     return {
         "mask_keys": {"down": 0, "up": 2 * SECRET},
         "mask_shares": {

@@ -1,4 +1,4 @@
-"""What a sum over clients can express, and numbers as whole numbers that add up exactly.
+"""Fields that a sum over clients can express, and fixed-point numbers that add up exactly.
 
 Under secure aggregation the server learns sums and nothing else. A mean is a sum of weighted
 values; values become whole numbers modulo 2**64 (fixed point), so that masks cancel to the bit and
@@ -29,7 +29,7 @@ FEWEST = 3  # in a sum of two, each of them learns the other's
 FAR = 10.0  # longest change of what is trained, in lengths of the model that was sent
 WIDE = 1e4  # largest number in the rest of a model, in sizes of the largest one that was sent
 ROOM = 62  # bits that a sum may fill; with more its sign would be lost
-UNREAD = "num_batches_tracked"  # BatchNorm's counter, which no step reads: its mean will do
+UNREAD = "num_batches_tracked"  # BatchNorm's counter, which nothing reads: its mean suffices
 _SUMMED = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
 KINDS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _SUMMED}
 
@@ -122,12 +122,12 @@ def most(part: Field, clients: int) -> float:
 
 @dataclass(frozen=True)
 class Weighing:
-    """What weighs each client in a masked ask: shares of the whole, so that sums stay in range."""
+    """Weights of clients in a masked ask: shares of the whole, so that sums stay in range."""
 
     examples: Mapping[ClientId, int]  # registered numbers; a client knows its own alone
     total: int  # examples of all who began
     began: int  # how many those are
-    uniform: bool  # every client counts alike wherever its number of examples would weigh it
+    uniform: bool  # weight clients uniformly instead of by examples
 
     def share(self, part: Field, client: ClientId, up: Mapping[str, Any]) -> float:
         """A client's share in a field: what its value is multiplied by."""
@@ -149,10 +149,10 @@ class Weighing:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far training may move a model. It bounds each client, and so the mean over clients.
+    """The largest plausible change of a model, for each client and so for their mean.
 
-    A mean is at most as far from the model that was sent as its furthest client, so the server can
-    tell from the mean alone that some client went further, but not which.
+    A mean is at most as far from the sent model as its furthest client, so the server can detect
+    from the mean alone that some client exceeded the bound, but not which.
     """
 
     sent: Mapping[str, Tensor]  # the model that clients began with; none: nothing is known
@@ -255,7 +255,7 @@ def to_whole(
 
 
 def from_whole(vector: np.ndarray, part: Field) -> Tensor:
-    """The weighted sums that a piece of an opened vector stands for."""
+    """The weighted sums that a piece of an opened vector encodes."""
     return torch.from_numpy(vector.view(np.int64) / 2.0 ** bits(part))
 
 

@@ -1,7 +1,7 @@
 """Secure aggregation at the server: four asks in place of one, and the sum of masked answers.
 
-The server never holds a client's answer without a mask. It takes the seeds of those who answered
-and the masking keys of those who left, takes their masks away from the sum, and has the sum.
+The server never has a client's answer without a mask. It collects the seeds of the clients that
+answered and the masking keys of those that dropped out, and subtracts their masks from the sum.
 
 A client may lie in each of the four answers. What the server can see, and what it does:
 
@@ -98,7 +98,7 @@ class SecureSum:
             examples: number of examples of each client, which weighs it.
             run: the run's seed, the round and the number of the ask.
             reach: how far a model may be from the one that was sent.
-            uniform: count every client alike wherever its number of examples would weigh it.
+            uniform: weight clients uniformly instead of by their numbers of examples.
             least: fewest answers that the sum needs for other reasons.
         """
         self._masks, self._ask, self._up = masks, ask, declared.up
@@ -109,7 +109,7 @@ class SecureSum:
         self._keys: dict[ClientId, Tensor] = {}
         self._rows: dict[ClientId, Tensor] = {}  # sealed shares by sender
         self._digests: dict[ClientId, Tensor] = {}
-        self._told: dict[ClientId, Tensor] = {}  # revealed shares by who reveals
+        self._revealed: dict[ClientId, Tensor] = {}  # revealed shares by who reveals
         self._cuts: list[Shapes] = []  # those of the answers, each once
         self._sums: list[np.ndarray] = []  # of the answers that are cut so
         self._cut_as: dict[ClientId, int] = {}
@@ -136,7 +136,7 @@ class SecureSum:
         answered = yield masked, self._take_masked
         self._joined, self._counted = joined, self._alike(answered, least)
         down = {"counted": torch.tensor(self._counted)}
-        yield Ask("unmask", self._counted, down, least=0), self._take_told
+        yield Ask("unmask", self._counted, down, least=0), self._take_revealed
         self._unmask(self._secrets())
         return self._folded()
 
@@ -217,9 +217,9 @@ class SecureSum:
             shapes[name] = cut
         return shapes
 
-    def _take_told(self, client: ClientId, up: Mapping[str, Any]) -> str | None:
+    def _take_revealed(self, client: ClientId, up: Mapping[str, Any]) -> str | None:
         shape = (len(self._joined), shamir.WIDTH)
-        self._told[client] = tensor_of(up, "shares", torch.uint8, shape)
+        self._revealed[client] = tensor_of(up, "shares", torch.uint8, shape)
         return None
 
     # ---- the sum -----------------------------------------------------------------------------
@@ -237,9 +237,9 @@ class SecureSum:
                 secrets[owner] = secret
         if len(secrets) == len(self._joined):
             return secrets
-        if len(self._told) < needed:
+        if len(self._revealed) < needed:
             why = (
-                f"round {self._run[1]}, `unmask`: {len(self._told)} of {len(self._counted)} "
+                f"round {self._run[1]}, `unmask`: {len(self._revealed)} of {len(self._counted)} "
                 f"clients answered, fewer than the {needed} it needs"
             )
         else:
@@ -254,7 +254,7 @@ class SecureSum:
         """
         agreed: dict[ClientId, dict[int, bytes]] = {owner: {} for owner in self._joined}
         against: dict[ClientId, set[ClientId]] = {client: set() for client in self._joined}
-        for teller, rows in self._told.items():
+        for teller, rows in self._revealed.items():
             place = self._roster.place(teller)
             for owner, row in zip(self._joined, rows, strict=True):
                 kind = 0 if owner in self._counted else 1
@@ -289,7 +289,7 @@ class SecureSum:
         The last try also leaves out those who revealed nothing, if enough others are left.
         """
         honest = [client for client in self._ask.to if client not in self.liars]
-        silent = set(self._counted) - set(self._told) if last else set[ClientId]()
+        silent = set(self._counted) - set(self._revealed) if last else set[ClientId]()
         apart = silent | (set() if self.liars else set(self.doubts))
         trusted = [client for client in honest if client not in apart]
         return trusted if len(trusted) >= self._least else honest
@@ -299,7 +299,7 @@ class SecureSum:
         return f"round {self._run[1]}, `{self._ask.step}`"
 
     def _unmask(self, secrets: Mapping[ClientId, bytes]) -> None:
-        """Take away the masks of all who took part."""
+        """Subtract the masks of all participants from the sum."""
         for owner, secret in secrets.items():
             if owner in self._counted:
                 add_stream(self._total, secret, -1)
@@ -331,7 +331,7 @@ class SecureSum:
         return Folded(ids=list(self._counted), **result)
 
     def _means(self, sums: Mapping[tuple[str, str], Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Every field's sum or mean, provided that clients who keep to the rules can have it."""
+        """Every field's sum or mean; refused if honest clients could not have it."""
         weights = {name: float(value) for (name, key), value in sums.items() if key == ""}
         weighing = self._roster.weighing(self._examples, self._uniform)
         means: dict[str, dict[str, Tensor]] = {}
@@ -370,7 +370,7 @@ class SecureSum:
     def _refuse(self, why: str) -> NoReturn:
         raise NotEnoughReplies(
             f"{self._where}: the sum over clients {self._counted} is out of range: {why}. At least "
-            "one of them sent false numbers or masks; a sum cannot tell which"
+            "one of them sent false numbers or masks; which one cannot be seen from a sum"
         )
 
 

@@ -23,8 +23,8 @@ def split(secret: bytes, count: int, threshold: int, chance: bytes) -> list[byte
     """
     if len(chance) < WIDTH * (threshold - 1):
         raise ValueError(f"{len(chance)} random bytes are too few for a threshold of {threshold}")
-    drawn = [chance[WIDTH * k : WIDTH * (k + 1)] for k in range(threshold - 1)]
-    factors = [int.from_bytes(secret, "big"), *(int.from_bytes(one, "big") >> 7 for one in drawn)]
+    pieces = [chance[WIDTH * k : WIDTH * (k + 1)] for k in range(threshold - 1)]
+    factors = [int.from_bytes(secret, "big"), *(int.from_bytes(one, "big") >> 7 for one in pieces)]
     return [_value(factors, point).to_bytes(WIDTH, "big") for point in range(1, count + 1)]
 
 

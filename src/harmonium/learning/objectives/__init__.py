@@ -91,8 +91,8 @@ class Objective:
             wanted = f"{least} views" if least == most else f"{least} or more views"
             raise ConfigError(_miscounted(f"objective={self.name}", wanted, count))
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """New parts; `made` has the modules built so far, `dim` is the encoder's feature size."""
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+        """New parts; `modules` has those built so far, `dim` is the encoder's feature size."""
         raise undefined(self, "build")
 
     def alone(self) -> bool:

@@ -105,10 +105,10 @@ class Assignments(Rotation):
         Objective.check_views(self, views)
         super().check_views(views)
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector, the rotation head, and the target copy of encoder and projector."""
-        parts = super().build(made, dim, world)
-        followed = {**made, "projector": parts["projector"].module}
+        parts = super().build(modules, dim, world)
+        followed = {**modules, "projector": parts["projector"].module}
         return {**parts, "target": twin(followed, ("encoder", "projector"), self.target)}
 
     def prepare(self, parts: Parts, *, first: bool = False) -> None:

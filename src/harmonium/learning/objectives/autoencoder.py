@@ -43,7 +43,7 @@ class Autoencoder(Objective):
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda size: size >= 1, "width")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """The decoder, averaged like the encoder."""
         return {"decoder": Part(decoder(dim, world.channels, world.side, self.width))}
 

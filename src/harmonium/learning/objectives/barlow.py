@@ -48,7 +48,7 @@ class BarlowTwins(Objective):
         check(self, "0 or more", lambda weight: 0 <= weight < math.inf, "redundancy")
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "layers")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector without biases, for standardising takes them away; averaged."""
         inner = [self.hidden or dim] * (self.layers - 1)
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}

@@ -58,12 +58,12 @@ class BYOL(Objective):
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out")
         check(self, "within 0 and 1", lambda momentum: 0 <= momentum <= 1, "momentum")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """Projector and predictor, and the target of encoder and projector."""
         out, hidden = self.out or dim, self.hidden or dim
         projector = mlp(dim, hidden, out, norm=self.norm, bias=self.bias)
         predictor = mlp(out, hidden, out, norm=self.norm, bias=self.bias, out_bias=True)
-        followed = {**made, "projector": projector}
+        followed = {**modules, "projector": projector}
         return {
             "projector": Part(projector),
             "predictor": Part(predictor),

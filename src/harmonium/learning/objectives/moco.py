@@ -80,11 +80,11 @@ class MoCo(Objective):
         """The temperature as set, or the default of the version."""
         return TEMPERATURES[self.version] if self.temperature is None else self.temperature
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector, the slow copy of encoder and projector, and the queue."""
         inner = () if self.version == 1 else (self.hidden or dim,)
         projector = mlp(dim, *inner, self.out, norm=self.norm)
-        followed = {**made, "projector": projector}
+        followed = {**modules, "projector": projector}
         return {
             "projector": Part(projector),
             "target": twin(followed, ("encoder", "projector"), self.target),

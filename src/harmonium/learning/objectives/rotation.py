@@ -54,7 +54,7 @@ class Rotation(Objective):
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda size: size >= 1, "out")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A linear head, and the projector before it if there is one; all are averaged."""
         if self.head == "encoder":
             return {"rotation": Part(nn.Linear(dim, 4))}

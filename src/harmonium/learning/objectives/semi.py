@@ -50,9 +50,9 @@ class InsideClasses(Objective):
         """False: images of a class are compared with each other."""
         return False
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """The plain objective's parts and a linear classifier."""
-        return super().build(made, dim, world) | {"classifier": classifier(self, dim, world)}
+        return super().build(modules, dim, world) | {"classifier": classifier(self, dim, world)}
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The plain loss of the unlabelled and of every class, and the label loss of each view."""

@@ -48,7 +48,7 @@ class SimCLR(Objective):
         check(self, "positive", lambda temperature: temperature > 0, "temperature")
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, averaged like the encoder."""
         sizes, ends = (dim, self.hidden or dim, self.out), self.out_norm
         projector = mlp(*sizes, norm=self.norm, bias=self.bias, out_bias=True, out_norm=ends)

@@ -50,7 +50,7 @@ class SimSiam(Objective):
         sizes = ("hidden", "out", "layers", "predictor_hidden")
         check(self, "at least 1", lambda size: size >= 1, *sizes)
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """Projector and predictor, averaged like the encoder."""
         out = self.out or dim
         inner = [self.hidden or dim] * (self.layers - 1)

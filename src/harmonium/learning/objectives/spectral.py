@@ -74,7 +74,7 @@ class Spectral(Objective):
                 "choose other views, e.g. views=simclr"
             )
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A two-layer projector, and the centroids where the form has them."""
         sizes = (dim, self.hidden or dim, self.out)
         projector = mlp(*sizes, norm=self.norm, bias=self.bias, out_norm=self.out_norm)

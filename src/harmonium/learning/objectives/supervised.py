@@ -33,7 +33,7 @@ class Supervised(Objective):
     paper = "McMahan et al., 2017"
     uses_labels: ClassVar[bool] = True
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A linear classifier, averaged like the encoder."""
         return {"classifier": classifier(self, dim, world)}
 

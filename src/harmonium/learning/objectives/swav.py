@@ -67,7 +67,7 @@ class SwAV(Objective):
         """The queue takes in projections and adds nothing of its own to a view."""
         return True
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector and the prototypes, both averaged, and the queue, which is never sent."""
         parts = {
             "projector": Part(mlp(dim, self.hidden or dim, self.out, norm=self.norm)),

@@ -20,9 +20,9 @@ Owner = Literal["mean", "local", "fresh"]
 Buffers = Literal["own", "copy"]
 
 
-def twin(made: Mapping[str, nn.Module], names: tuple[str, ...], owner: Owner) -> Part:
+def twin(modules: Mapping[str, nn.Module], names: tuple[str, ...], owner: Owner) -> Part:
     """A copy of the named parts that no gradient reaches."""
-    copies = nn.ModuleDict({name: copy.deepcopy(made[name]) for name in names})
+    copies = nn.ModuleDict({name: copy.deepcopy(modules[name]) for name in names})
     return Part(copies.requires_grad_(False), owner)
 
 

@@ -52,7 +52,7 @@ class VICReg(Objective):
         check(self, "0 or more", lambda weight: 0 <= weight < math.inf, *weights)
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "layers")
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector without biases, for the loss sees only differences; averaged."""
         inner = [self.hidden or dim] * (self.layers - 1)
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}

@@ -36,7 +36,7 @@ class Term:
     def check(self, objective: Objective) -> None:
         """Raise an error for an objective that it cannot be added to."""
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """New parts; most terms have none."""
         return {}
 

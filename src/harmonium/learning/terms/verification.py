@@ -95,7 +95,7 @@ class Verification(Term):
                 "objective=semi-infonce"
             )
 
-    def build(self, made: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
+    def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
         """A projector that is averaged, and a table of which a client sends its own row."""
         projector = mlp(dim, self.hidden or dim, self.out)
         table = Part(Rows(world.clients, self.out), "row", lazy=self.rows == "lazy")

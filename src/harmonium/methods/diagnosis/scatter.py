@@ -121,8 +121,8 @@ def _axes(within: Tensor, most: int) -> tuple[Tensor, Tensor]:
     scale = torch.where(varies, deviations.reciprocal(), 0.0)
     values, vectors = torch.linalg.eigh(within * scale * scale[:, None])
     values, vectors = values.flip(0), vectors.flip(1)
-    kept = int((values > LEAST_VARIANCE * values[0].clamp(min=1e-300)).sum())
-    size = min(kept, most)
+    rank = int((values > LEAST_VARIANCE * values[0].clamp(min=1e-300)).sum())
+    size = min(rank, most)
     return scale[:, None] * vectors[:, :size] / values[:size].sqrt(), values[:size]
 
 

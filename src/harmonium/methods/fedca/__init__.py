@@ -228,12 +228,12 @@ class FedCA(Method):
         self, memory: Mapping[str, Any], cohort: Sequence[ClientId]
     ) -> Generator[Ask, Folded, list[ClientId]]:
         """Send the targets to those who lack them, and return all clients that have them now."""
-        told: list[ClientId] = memory["told"]
-        new = [client for client in cohort if client not in told]
+        reached: list[ClientId] = memory["told"]
+        new = [client for client in cohort if client not in reached]
         if not new:
-            return told
+            return reached
         got = yield Ask("align", new, {"h": memory["align_h"], "z": memory["align_z"]}, least=0)
-        return sorted([*told, *got.ids])
+        return sorted([*reached, *got.ids])
 
     def training_messages(
         self, server: Server, ready: Sequence[ClientId]

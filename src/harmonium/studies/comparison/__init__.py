@@ -1,1 +1,1 @@
-"""Methods under one budget, over seeds, beside the references that give their figures a meaning."""
+"""Comparisons of methods under one budget, over several seeds, with references."""

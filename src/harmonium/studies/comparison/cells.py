@@ -1,8 +1,8 @@
 """The runs of a comparison: every method and reference with every seed.
 
-References tell what a figure is worth: always naming the commonest class, an encoder at
-initialisation, the pixels themselves, raw and whitened, each client alone, all images in one place,
-and there with labels. Those before the clients alone need no run.
+References put the figures into perspective: always predicting the commonest class, an encoder at
+initialisation, raw and whitened pixels, each client alone, and centralised training without and
+with labels. All before each client alone need no run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Wanted = Literal["each", "first", "none"]
 
 @dataclass(frozen=True)
 class Settings(Device):
-    """How a comparison is made: `compare.*`."""
+    """Settings of a comparison: `compare.*`."""
 
     references: Wanted = "each"  # of every objective, the first's, none
     supervised: bool = True  # whether references include training with labels in one place
-    target: float | None = None  # kNN in percent to be reached; none: nine tenths of the best gain
+    target: float | None = None  # kNN in percent for costs; none: nine tenths of the best gain
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,31 +53,31 @@ class Settings(Device):
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """What a comparison will run."""
+    """The runs of a comparison."""
 
     methods: Mapping[str, Recipe]  # by label, with the first seed
     references: Mapping[str, Recipe]
     seeds: tuple[int, ...]
     settings: Settings
-    unfair: tuple[str, ...]  # in what budgets differ, where that was allowed
+    unfair: tuple[str, ...]  # differences between budgets, where these were allowed
     remarks: tuple[str, ...]
-    names: Mapping[str, str] = field(default_factory=dict)  # of rows that are called otherwise
+    names: Mapping[str, str] = field(default_factory=dict)  # display names of rows, by label
     words: Mapping[str, str] = field(default_factory=dict)  # that named the methods, by label
 
     @property
     def rows(self) -> dict[str, Recipe]:
-        """Methods between the references below and above them."""
+        """Methods, with the references before and after them."""
         below = {k: v for k, v in self.references.items() if v.method.name == "alone"}
         above = {k: v for k, v in self.references.items() if k not in below}
         return {**below, **self.methods, **above}
 
     def name(self, label: str) -> str:
-        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        """The display name of a row: set by `label.ROW`, or its own label."""
         return self.names.get(label, label)
 
     @property
-    def said(self) -> str:
-        """What will run, in a line."""
+    def headline(self) -> str:
+        """One line on the runs: how many, of which rows, with which seeds."""
         recipe = next(iter(self.methods.values()))
         count = len(self.rows) * len(self.seeds)
         rows, seeds = ", ".join(map(self.name, self.rows)), ", ".join(map(str, self.seeds))
@@ -85,7 +85,7 @@ class ComparisonPlan:
         return f"{each}: {rows}; seeds {seeds}"
 
     def cells(self) -> Iterator[tuple[str, int, Recipe]]:
-        """Every run, seed after seed, so that an early look has all methods."""
+        """Every run, seed after seed, so that partial results include all methods."""
         for seed in self.seeds:
             for label, recipe in self.rows.items():
                 yield label, seed, recipe.changed(seed=seed)
@@ -94,7 +94,7 @@ class ComparisonPlan:
 def plan(
     words: Sequence[str], settings: Mapping[str, Any] = {}, *, allow_unfair: bool = False
 ) -> ComparisonPlan:
-    """From the words of a command to its runs: names of methods or recipes, then settings.
+    """The runs that the words of a command ask for: names of methods or recipes, then settings.
 
     Settings of one method only follow its name after commas: `fedavg,transport.up=int8`. So do
     those of a reference: `centralised,local.lr=0.3`. From Python, settings of all may be given by
@@ -120,7 +120,7 @@ def plan(
     def named(rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
         return {names.get(label, label): recipe for label, recipe in rows.items()}
 
-    # An error names methods as the command does, a note on the result by the names of its rows.
+    # Errors name methods as in the command; notes on the result use the names of the rows.
     unfair = fairness.check(named(methods) if allow_unfair else methods, allow=allow_unfair)
     for label, recipe in tuned.items():
         row = names.get(label, label)
@@ -194,12 +194,12 @@ def name_and_settings(word: str) -> tuple[str, list[str]]:
 
 
 def reference_settings(words: Sequence[str]) -> dict[str, list[str]]:
-    """The settings that references are given of their own, by their names.
+    """The settings given to single references, by their names.
 
     >>> reference_settings(["fedavg", "centralised,local.lr=0.3", "rounds=5"])
     {'centralised': ['local.lr=0.3']}
     """
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for word in words:
         if not is_name(word) or is_method(word):
             continue
@@ -209,16 +209,16 @@ def reference_settings(words: Sequence[str]) -> dict[str, list[str]]:
                 f"{name} is in every comparison already: leave it out, or give it settings of its "
                 f"own, e.g. {name},local.lr=0.3"
             )
-        if name in found:
+        if name in settings:
             raise ConfigError(f"{name} is given settings twice: write {name},key=value,key=value")
-        found[name] = its
-    return found
+        settings[name] = its
+    return settings
 
 
 def _with_own_settings(
     references: Mapping[str, Recipe], own: Mapping[str, Sequence[str]], common: Sequence[Change]
 ) -> dict[str, Recipe]:
-    """The references that have settings of their own, with them; no setting is given twice."""
+    """The references that have settings of their own; no setting may be given twice."""
     tuned: dict[str, Recipe] = {}
     for name, its in own.items():
         changes_of([*common, *its])
@@ -233,7 +233,7 @@ def _with_own_settings(
 
 
 def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
-    """So many seeds from the first on, or the very seeds.
+    """A number of consecutive seeds from `first` on, or the listed seeds.
 
     >>> seeds_of(3, 10), seeds_of([4, 7], 0), seeds_of("4,7", 0)
     ((10, 11, 12), (4, 7), (4, 7))
@@ -251,9 +251,9 @@ def seeds_of(asked: Any, first: int) -> tuple[int, ...]:
 
 
 def label_of(name: str, names: Sequence[str]) -> str:
-    """What a row is called, which is also its folder's name.
+    """The label of a row, which is also its folder's name.
 
-    A row of a paper's table is called by its last word where all are of one setting.
+    A row of a paper's table is labelled by its last part if all rows are of one setting.
 
     >>> label_of("fedca/c10-iid-r50/fedae@cpu", ["fedca/c10-iid-r50/fedae@cpu"])
     'fedae'
@@ -276,10 +276,10 @@ def label_of(name: str, names: Sequence[str]) -> str:
 def references(
     methods: Mapping[str, Recipe], wanted: Wanted = "each", *, supervised: bool = True
 ) -> dict[str, Recipe]:
-    """Each client alone and all images in one place, for every objective, and there with labels.
+    """Each client alone and centralised training for every objective, and supervised training.
 
-    An objective that only its own method can train has none. Nothing leaves a client in any of
-    them, so there is nothing to protect.
+    An objective that only its own method can train has no references. None of them needs privacy
+    mechanisms, because nothing leaves a client.
     """
     if wanted == "none":
         return {}
@@ -288,26 +288,26 @@ def references(
         if recipe.objective.any_method and not recipe.objective.uses_labels:
             first.setdefault(repr(recipe.objective), label)
     whose = list(first.values()) if wanted == "each" else list(first.values())[:1]
-    found: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
     for name in BY_ITSELF:
         for label in whose:
             called = name if len(whose) == 1 else f"{name} ({label})"
-            found[called] = reference(methods[label], name)
+            recipes[called] = reference(methods[label], name)
     if not supervised:
-        return found
+        return recipes
     base = next(iter(methods.values()))
     called = f"{SUPERVISED}, centralised" if SUPERVISED in methods else SUPERVISED
     labelled = {**plain(base.split), "labels": 1.0}
     taught = {"objective": "supervised", "terms": {}, "split": labelled}
-    found[called] = reference(base, "centralised", **taught)
-    return found
+    recipes[called] = reference(base, "centralised", **taught)
+    return recipes
 
 
-def _more_seen(methods: Mapping[str, Recipe], found: Mapping[str, Recipe]) -> Iterator[str]:
-    """That references in one place see more batches than methods that ask some clients only."""
+def _more_seen(methods: Mapping[str, Recipe], references: Mapping[str, Recipe]) -> Iterator[str]:
+    """A note if centralised references see more batches because methods sample clients."""
     recipe = next(iter(methods.values()))
     asked, everyone = recipe.participation.size(recipe.training), recipe.training
-    whole = [label for label, one in found.items() if one.clients == 1]
+    whole = [label for label, one in references.items() if one.clients == 1]
     if whole and asked < everyone:
         yield (
             f"{', '.join(whole)}: trained on all images in every round, the methods on those of "
@@ -316,16 +316,16 @@ def _more_seen(methods: Mapping[str, Recipe], found: Mapping[str, Recipe]) -> It
 
 
 def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
-    """The same budget for another way of training, without a server's part, privacy and rounding.
+    """A reference with the budget of `recipe`, without server optimiser, privacy and rounding.
 
-    Noise in steps goes with privacy; `centralised` sends its model to itself, so it must not be
-    rounded on that way.
+    Noise in training steps is part of privacy. `centralised` sends its model to itself, so the
+    model must not be rounded.
     """
     local = {**plain(recipe.local), "dp_clip": None, "dp_noise": 0.0}
     evaluate = plain(recipe.evaluate)
-    if evaluate["objective"]:  # where it can be measured: a reference may have none
+    if evaluate["objective"]:  # only if it can be measured: a reference may have none
         evaluate["objective"] = None
-    if method == "alone":  # each client ends with an encoder, so there are no moments to add up
+    if method == "alone":  # each client has its own encoder, so there are no moments to sum
         evaluate["whiten"] = False
     bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
     bare["evaluate"] = evaluate

@@ -1,12 +1,12 @@
-"""What two runs must have in common for their figures to be compared, and whether they do.
+"""Fairness of comparisons: whether recipes have the same budget.
 
-A comparison is fair when methods had the same images, split among the same clients, the same
-views, encoder, rounds, batches and participation, and were judged alike. Everything else is the
-method's own: its loss, its optimiser and rates, its server, its privacy. What a method has beside
-the images of its clients (public images, labels) is no part of the budget either; it is said
-beside the table. So is how batches are made where that is a matter of a method's code: whether
-views share a BatchNorm pass, and whether an epoch's last short batch is left out. Views that one
-recipe was told to treat unlike its code are refused beside others that are not.
+A comparison is fair if methods have the same images, split among the same clients, the same views,
+encoder, rounds, batches and participation, and the same evaluation. Everything else belongs to the
+method: its loss, optimiser and learning rates, server and privacy. Further inputs of a method
+(public images, labels) are not part of the budget; notes on the table mention them. They also
+mention differences in batches that follow from the authors' code: whether views share a BatchNorm
+pass, and whether an epoch's last short batch is left out. A recipe whose `joint_views` departs from
+its code is refused beside recipes that follow theirs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MERGED = ("split", "participation", "clients")  # centralised has its own, from 
 
 
 def budget(recipe: Recipe) -> dict[str, Any]:
-    """What is given to a method, as the words of a recipe: key to value."""
-    found: dict[str, Any] = {}
+    """The budget of a recipe: key to value."""
+    settings: dict[str, Any] = {}
     for section in WHOLE:
         tree = plain(getattr(recipe, section))
         name = tree.pop("name", None)
-        found |= {section: name} if name is not None else {}
-        found |= {f"{section}.{key}": value for key, value in tree.items()}
-    found |= {key: getattr(recipe, key) for key in PLAIN}
-    found["init"] = recipe.init and recipe.init.digest  # where the weights lie does not matter
-    local = recipe.scaled_local()  # to these clients, where a recipe asks for that
-    found |= {f"local.{key}": getattr(local, key) for key in LOCAL}
+        settings |= {section: name} if name is not None else {}
+        settings |= {f"{section}.{key}": value for key, value in tree.items()}
+    settings |= {key: getattr(recipe, key) for key in PLAIN}
+    settings["init"] = recipe.init and recipe.init.digest  # their path does not matter
+    local = recipe.scaled_local()  # epochs may be scaled to the number of clients
+    settings |= {f"local.{key}": getattr(local, key) for key in LOCAL}
     pipelines = plain(recipe.views.build().pipelines)
-    return {**found, "views": {"name": recipe.views.name, "pipelines": pipelines}}
+    return {**settings, "views": {"name": recipe.views.name, "pipelines": pipelines}}
 
 
 def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -48,10 +48,10 @@ def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
     {'rounds': (20, 7)}
     """
     mine, theirs = budget(first), budget(second)
-    if first.joint_views != second.joint_views and _told(first, second):
+    if first.joint_views != second.joint_views and _departs_from_code(first, second):
         mine["local.joint_views"] = first.joint_views
         theirs["local.joint_views"] = second.joint_views
-    views = [found.pop("views") for found in (mine, theirs)]
+    views = [settings.pop("views") for settings in (mine, theirs)]
     either = Centralised in (first.method.cls, second.method.cls)
     apart: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys((*mine, *theirs)):
@@ -59,61 +59,63 @@ def obstacles(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
             continue
         if (one := mine.get(key)) != (other := theirs.get(key)):
             apart[key] = (one, other)
-    if views[0]["pipelines"] != views[1]["pipelines"]:  # a preset is only a name for these
+    if views[0]["pipelines"] != views[1]["pipelines"]:  # a preset only names pipelines
         apart["views"] = (views[0]["name"], views[1]["name"])
     return apart
 
 
 def check(recipes: Mapping[str, Recipe], *, allow: bool = False) -> list[str]:
-    """Refuse recipes that do not have one budget; with `allow`, say in what they differ instead."""
+    """Refuse recipes with different budgets; with `allow`, return the differences instead."""
     base, *others = recipes
-    found, keys = list[str](), dict[str, None]()
+    faults, keys = list[str](), dict[str, None]()
     for label in others:
         if apart := obstacles(recipes[base], recipes[label]):
             words = (f"{key} ({shown(one)}; {shown(two)})" for key, (one, two) in apart.items())
-            found.append(f"{base} and {label} differ in {', '.join(words)}")
+            faults.append(f"{base} and {label} differ in {', '.join(words)}")
             keys |= dict.fromkeys(apart)
-    if found and not allow:
-        held = budget(recipes[base]) | {"local.joint_views": recipes[base].joint_views}
-        right = [_word(recipes[base], key) for key in keys if key in held]  # its split may lack one
+    if faults and not allow:
+        settings = budget(recipes[base]) | {"local.joint_views": recipes[base].joint_views}
+        right = [
+            _word(recipes[base], key) for key in keys if key in settings
+        ]  # its split may lack one
         if "local.epochs" in keys and any(one.local.for_clients for one in recipes.values()):
             right.append("local.for_clients=none")  # else epochs are scaled to the clients
         common = " ".join(right)
         raise ConfigError(
-            f"{'; '.join(found)}: their figures could not be compared. Give all of them the same, "
-            f"e.g. {common}, or compare them nevertheless with --allow-unfair"
+            f"{'; '.join(faults)}: their figures cannot be compared. Give all of them the same, "
+            f"e.g. {common}, or compare them anyway with --allow-unfair"
         )
-    return found
+    return faults
 
 
 def remarks(recipes: Mapping[str, Recipe]) -> list[str]:
-    """What some methods have beside the images of their clients, and how much more they train."""
-    found = [*_differing(recipes)]
+    """Notes on methods with further inputs, more training or a privacy budget."""
+    notes = [*_differing(recipes)]
     for label, recipe in recipes.items():
         method = recipe.any_method()
         if method.needs_public and recipe.public is not None:
-            found.append(f"{label} also has public images ({recipe.public.name})")
+            notes.append(f"{label} also has public images ({recipe.public.name})")
         if method.reads_labels:
             share = recipe.split.labels
             some = "all labels" if share == 1 else f"labels (split.labels={share:g})"
-            found.append(f"{label} is trained with {some} of its clients' images")
+            notes.append(f"{label} is trained with {some} of its clients' images")
         if method.workload != 1:
-            found.append(f"{label} trains for {method.workload:g} passes where others have one")
+            notes.append(f"{label} trains for {method.workload:g} passes where others have one")
         if recipe.privacy.epsilon is not None:
-            found.append(f"{label} keeps to a budget of epsilon {recipe.privacy.epsilon:g}")
-    return found
+            notes.append(f"{label} keeps to a budget of epsilon {recipe.privacy.epsilon:g}")
+    return notes
 
 
 def _differing(recipes: Mapping[str, Recipe]) -> Iterator[str]:
-    """How methods differ in making batches, where they do."""
+    """Notes on methods that make batches differently."""
     if len({one.joint_views for one in recipes.values()}) > 1:
         normed = {label: one for label, one in recipes.items() if _has_batch_norm(one)}
         joint = [label for label, one in normed.items() if one.joint_views]
         single = [label for label, one in normed.items() if not one.joint_views]
-        if joint and single:  # without BatchNorm a pass is as good as several
+        if joint and single:  # without BatchNorm it makes no difference
             yield (
                 f"all views of a batch share a BatchNorm pass in {', '.join(joint)}, each has its "
-                f"own in {', '.join(single)}, as their codes have it; local.joint_views=false "
+                f"own in {', '.join(single)}, as in the authors' code; local.joint_views=false "
                 "makes them alike"
             )
     dropping = [label for label, one in recipes.items() if one.local.drop_last]
@@ -124,10 +126,10 @@ def _differing(recipes: Mapping[str, Recipe]) -> Iterator[str]:
         )
 
 
-def _told(first: Recipe, second: Recipe) -> bool:
-    """Whether one of two departs from its released code's `joint_views`, where BatchNorm notices.
+def _departs_from_code(first: Recipe, second: Recipe) -> bool:
+    """Whether one of two departs from its code's `joint_views`, where there is BatchNorm.
 
-    A difference between methods' own codes is no obstacle; `remarks` says it.
+    A difference between the methods' own code is allowed, and mentioned by `remarks`.
     """
     both = (first, second)
     unlike = any(one.joint_views != one.method.cls.joins_views(one.objective) for one in both)
@@ -140,13 +142,16 @@ def _has_batch_norm(recipe: Recipe) -> bool:
 
 
 def _word(recipe: Recipe, key: str) -> str:
-    found = budget(recipe) | {"views": recipe.views.name, "local.joint_views": recipe.joint_views}
-    value = found.get(key)
+    settings = budget(recipe) | {
+        "views": recipe.views.name,
+        "local.joint_views": recipe.joint_views,
+    }
+    value = settings.get(key)
     return f"{key}={shown(value)}"
 
 
 def shown(value: Any) -> str:
-    """A value as the words of a recipe have it.
+    """A value as written in a recipe.
 
     >>> shown(None), shown(True), shown([1, "a"])
     ('none', 'true', '[1,a]')

@@ -1,6 +1,7 @@
-"""What a comparison, a sweep or a study would do, and how much of it is done: `--dry-run`.
+"""Forecasts of comparisons and sweeps for `--dry-run`: their runs, and how much is done.
 
-Runs nothing; time is from the pace of runs that have begun, else from a few measured steps.
+Nothing is run. Time is estimated from the pace of runs that have begun, else from a few measured
+steps.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ PATIENCE = 15.0  # seconds after which no further recipe is measured
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison, as its folder has it now."""
+    """One run of a comparison, and its progress."""
 
     encoder: str
     seed: int
     folder: str | None  # none: a new one
     rounds: int
-    done: int = 0  # rounds that are behind it
-    pace: float | None = None  # seconds a round so far; none: it has none yet
+    done: int = 0  # completed rounds
+    pace: float | None = None  # seconds a round so far; none: no round is complete
     expected: float | None = None  # seconds a round by a few measured steps; none: not measured
     down: float | None = None  # bytes a round to clients by the same steps
     up: float | None = None  # and from them
-    unknown: str = ""  # why measuring told nothing
+    unknown: str = ""  # why nothing could be measured
     complete: bool = False
     refused: str = ""  # why the command refuses what the folder holds
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The runs of a comparison or a sweep, and what stands in their way."""
+    """The runs of a comparison or a sweep, their cost, and missing data."""
 
-    said: str
+    said: str  # the first line: how many runs, and of what
     cells: tuple[Cell, ...]
     unfair: tuple[str, ...]
     missing: tuple[str, ...]  # data sets that are not here, each with the command that gets it
@@ -59,10 +60,10 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """How long the rest will take; none where no run has begun and no step was measured.
+        """Seconds for the remaining rounds; none if no run has begun and no step was measured.
 
-        A run goes at its encoder's pace so far, else as expected from measured steps, else like
-        the others.
+        The pace of a run is that of its encoder so far, else the one from measured steps, else the
+        mean of the others.
         """
         paces = {one: one.pace for one in self.cells if one.pace is not None}
         known = [*paces.values(), *(e for one in self.cells if (e := one.expected) is not None)]
@@ -78,29 +79,29 @@ class Forecast:
 
     @property
     def sent(self) -> dict[str, float] | None:
-        """Bytes of the rest, down and up; none where no step was measured.
+        """Bytes of the remaining rounds, down and up; none if no step was measured.
 
-        A run that was not measured sends as much a round as the others.
+        A run that was not measured is taken to send the mean of the others.
         """
         each = [(one.down, one.up) for one in self.cells]
         known = [(down, up) for down, up in each if down is not None and up is not None]
         if not known:
             return None
         mean = {"down": fmean(down for down, _ in known), "up": fmean(up for _, up in known)}
-        found = dict.fromkeys(mean, 0.0)
+        total = dict.fromkeys(mean, 0.0)
         for one in self.cells:
             left = 0 if one.complete else one.rounds - one.done
             for way, usual in mean.items():
                 its = getattr(one, way)
-                found[way] += left * (usual if its is None else its)
-        return found
+                total[way] += left * (usual if its is None else its)
+        return total
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The forecast as plain values, for JSON."""
         return {**asdict(self), "seconds": self.seconds, "sent": self.sent}
 
     def lines(self) -> list[str]:
-        """What a reader of the command sees."""
+        """The lines that the command prints."""
         going = [one for one in self.cells if not one.complete]
         left = sum(one.rounds - one.done for one in going)
         begun = sum(one.done > 0 for one in going)
@@ -138,12 +139,12 @@ def forecast(
     allow_unfair: bool = False,
     measure: bool = False,
 ) -> Forecast:
-    """What `compare` would do with the same words; budgets that differ are refused alike.
+    """The runs of `compare` with the same words; different budgets are refused as there.
 
-    With `measure` a few steps of runs that have not begun are measured, for their time.
+    With `measure`, a few steps of runs that have not begun are timed.
     """
     comparison = plan(words, allow_unfair=allow_unfair)
-    return _forecast(comparison.said, [(comparison, folder)], measure)
+    return _forecast(comparison.headline, [(comparison, folder)], measure)
 
 
 def forecast_sweep(
@@ -156,19 +157,19 @@ def forecast_sweep(
     """The same for `sweep`: all values together."""
     sweep = read(words)
     plans = [sweep.at_value(value, allow_unfair=allow_unfair) for value in sweep.values]
-    said = f"{sweep.key} is {', '.join(sweep.values)}; at each {plans[0].said}"
+    headline = f"{sweep.key} is {', '.join(sweep.values)}; at each {plans[0].headline}"
     places = [folder and folder / f"{sweep.key}={value}" for value in sweep.values]
     if sweep.lines:
         once = sweep.at_every_value(allow_unfair=allow_unfair)
         plans, places = [*plans, once], [*places, folder and folder / LINES]
-        said += f"; and once {once.said}"
-    return _forecast(said, list(zip(plans, places, strict=True)), measure)
+        headline += f"; and once {once.headline}"
+    return _forecast(headline, list(zip(plans, places, strict=True)), measure)
 
 
 def _forecast(
-    said: str, plans: Sequence[tuple[ComparisonPlan, Path | None]], measure: bool
+    headline: str, plans: Sequence[tuple[ComparisonPlan, Path | None]], measure: bool
 ) -> Forecast:
-    """The runs of several comparisons, each with its folder; `said` is the first line."""
+    """The runs of several comparisons, each with its folder; `headline` is the first line."""
     for _, folder in plans:
         if folder is not None:
             COMPARISON.holds(folder)
@@ -182,7 +183,7 @@ def _forecast(
     ]
     cells, measured = expected(runs) if measure else ([run for run, _ in runs], "")
     return Forecast(
-        said,
+        headline,
         tuple(cells),
         _each_once(text for plan, _ in plans for text in plan.unfair),
         _each_once(text for recipe in recipes for text in missing(recipe)),
@@ -196,7 +197,7 @@ def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _label_note(plans: Sequence[tuple[ComparisonPlan, Path | None]]) -> Iterator[str]:
-    """That training with labels is left out, where it is not known whether there are labels."""
+    """A note that supervised training may be left out, if labels may be missing."""
     unsure = any(_maybe_unlabelled(recipe) for plan, _ in plans for recipe in plan.rows.values())
     if unsure and any(SUPERVISED in plan.references for plan, _ in plans):
         yield f"{SUPERVISED} is left out if the images turn out to have no labels"
@@ -206,36 +207,36 @@ def expected(
     runs: Sequence[tuple[Cell, Recipe]],
     estimate: Callable[[Recipe], Estimate | str] | None = None,
 ) -> tuple[list[Cell], str]:
-    """The cells with estimates by a few measured steps, while there is time; and what they assume.
+    """The cells with estimates from a few measured steps, and the assumptions behind them.
 
-    Runs that differ in their seed alone are measured once. Those whose encoder has run somewhere
-    already are not. `estimate` measures a recipe, in place of `estimated`.
+    Measuring stops after `PATIENCE` seconds. Runs that differ only in their seed are measured once,
+    and those of an encoder that has a pace already are not. `estimate` replaces `estimated`.
     """
     begun = {one.encoder for one, _ in runs if one.pace is not None}
     asked = {_apart_from_seed(r): r for one, r in runs if one.encoder not in begun}
-    found: dict[str, Estimate | str] = {}
+    estimates: dict[str, Estimate | str] = {}
     started = time.perf_counter()
     with work("measuring a few steps of each", len(asked), "recipes") as at:
         for key, recipe in asked.items():
-            if found and time.perf_counter() - started > PATIENCE:
+            if estimates and time.perf_counter() - started > PATIENCE:
                 break
-            found[key] = (estimate or estimated)(recipe)
-            at(len(found))
-    known = {key: one for key, one in found.items() if isinstance(one, Estimate)}
+            estimates[key] = (estimate or estimated)(recipe)
+            at(len(estimates))
+    known = {key: one for key, one in estimates.items() if isinstance(one, Estimate)}
     cells = [
-        one if one.encoder in begun else _filled(one, found.get(_apart_from_seed(recipe)))
+        one if one.encoder in begun else _filled(one, estimates.get(_apart_from_seed(recipe)))
         for one, recipe in runs
     ]
     if not asked:
         return cells, ""
     if not known:
-        return cells, f"not known: {next(iter(found.values()))}"
+        return cells, f"not known: {next(iter(estimates.values()))}"
     assumed = "; ".join(next(iter(known.values())).assumed)
     return cells, f"by a few steps of {len(known)} of {counted(len(asked), 'recipe')}: {assumed}"
 
 
 def _filled(one: Cell, its: Estimate | str | None) -> Cell:
-    """A cell with what was measured of its recipe."""
+    """A cell with the estimate of its recipe."""
     if its is None or isinstance(its, str):
         return replace(one, unknown=its or "")
     return replace(
@@ -255,14 +256,14 @@ def _maybe_unlabelled(recipe: Recipe) -> bool:
 
 
 def cell_of(label: str, seed: int, recipe: Recipe, folder: Path | None) -> Cell:
-    """A run as its folder has it now; none: a new one."""
+    """A run and its progress, from its folder; without a folder it is new."""
     if folder is None:
         return Cell(label, seed, None, recipe.rounds)
     try:
-        held = folder.exists() and holds(folder, recipe)
+        begun = folder.exists() and holds(folder, recipe)
     except HarmoniumError as error:
         return Cell(label, seed, str(folder), recipe.rounds, refused=str(error))
-    if not held:
+    if not begun:
         return Cell(label, seed, str(folder), recipe.rounds)
     taken = {row["round"]: row["seconds"] for row in RunFolder(folder).read_log("timings.jsonl")}
     return Cell(

@@ -1,7 +1,7 @@
-"""Names of the losses whose global objectives a comparison shows: the same name is the same loss.
+"""Names of losses in tables of global objectives: the same name means the same loss.
 
 Two settings of one objective, such as FedSC's form of the spectral contrast beside HaoChen's, are
-different losses, and so is one objective over other views: their values cannot be compared.
+different losses, and so is one objective with different views: their values cannot be compared.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ def _text(value: Any) -> str:
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    """What a loss depends on, flat, the objective's name first."""
+    """The settings that determine a loss, flat, the objective's name first."""
     objective = plain(recipe.objective)
     name = objective.pop("name", "") or "an objective of your own"
-    found = {"objective": name, **objective, "views": recipe.views.name}
-    found |= {f"views.{key}": value for key, value in plain(dict(recipe.views.changes)).items()}
+    settings = {"objective": name, **objective, "views": recipe.views.name}
+    settings |= {f"views.{key}": value for key, value in plain(dict(recipe.views.changes)).items()}
     if not recipe.objective.pooled:  # a bound by user verification depends on the term
         for term in map(plain, recipe.terms):
-            found |= {f"terms.{term['name']}.{key}": v for key, v in term.items() if key != "name"}
-    return found
+            settings |= {
+                f"terms.{term['name']}.{key}": v for key, v in term.items() if key != "name"
+            }
+    return settings

@@ -80,7 +80,7 @@ def names_of(words: Sequence[str], rows: Sequence[str]) -> dict[str, str]:
 
 
 def _form_and_name(word: str, forms: Collection[str], rows: Sequence[str]) -> tuple[str, str]:
-    """The row that a word names, in the form that it has there, and the name that it gives."""
+    """The row as a word refers to it, and the name that the word gives it."""
     text = word.removeprefix(PREFIX)
     fits = [form for form in forms if text.startswith(f"{form}=")]
     if not fits:

@@ -1,4 +1,4 @@
-"""What the runs of a comparison have to show, before it is put into tables."""
+"""Outcomes of a comparison's runs, before they are summarised in tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of a comparison: arms beside references, kNN over what it took, global objectives."""
+"""Plots of a comparison: accuracies with references, kNN over cost, global objectives."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def _arms(path: Path, comparison: Comparison, title: str) -> None:
         if label in WITHOUT_RUN:
             lines[comparison.name(label)] = {heading(key): times(100, row[key]) for key in keys}
             continue
-        held = comparison.details["rows"][label]["figures"]
-        arms[comparison.name(label)] = {heading(key): _estimate(held.get(key)) for key in keys}
-        seeds |= {held[key]["seeds"] for key in keys if key in held}
+        figures = comparison.details["rows"][label]["figures"]
+        arms[comparison.name(label)] = {heading(key): _estimate(figures.get(key)) for key in keys}
+        seeds |= {figures[key]["seeds"] for key in keys if key in figures}
     tested = {comparison.name(label) for label in comparison.details["methods"]}
     muted = [name for name in arms if name not in tested]
     interval = interval_words(seeds)
@@ -119,12 +119,12 @@ def _over_rounds(outcomes: Outcomes, label: str, key: str) -> list[tuple[float, 
         value = row["global_objective"].get(key)
         if value is not None:
             by_round.setdefault(row["round"], []).append(value)
-    drawn = []
+    points = []
     for number, values in sorted(by_round.items()):
         mean, error = estimate(values)
-        if len(values) == len(runs):  # else means would be of other seeds
-            drawn.append((float(number), mean, half_width(error, len(values)) or 0.0))
-    return drawn
+        if len(values) == len(runs):  # otherwise means would be over different seeds
+            points.append((float(number), mean, half_width(error, len(values)) or 0.0))
+    return points
 
 
 def _interval(seeds: Collection[int]) -> str:

@@ -1,4 +1,4 @@
-"""Published figures beside those of a run here, and why they cannot be the same."""
+"""Published figures, and how the recipe here differs from the paper's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harmonium.recipe.schema import Recipe
 
 SCALE = ("encoder", "data", "clients", "rounds", "views")
 LOCAL = ("epochs", "batch")
-FREE = ("seed", "engine", "evaluate")  # not in these: a paper's figure is of no one seed
-CLASSIFIERS = {  # how a paper's figures were judged, by its table
+FREE = ("seed", "engine", "evaluate")  # differences in these do not count
+CLASSIFIERS = {  # the protocol of a paper's figures, by its table
     "fedca": "lp_fedca",
     "fedema": "lp_easyfl",
     "fedsc": "lp_fedsc",
@@ -24,40 +24,40 @@ CLASSIFIERS = {  # how a paper's figures were judged, by its table
 
 
 class PublishedFigure(NamedTuple):
-    """A paper's figure, and in what this recipe is another one."""
+    """A paper's figure, and how this recipe differs from the paper's."""
 
     figure: float  # test accuracy of a linear classifier in percent
     gap: tuple[str, ...]  # e.g. `rounds=9, not 20`
-    probe: str = "linear"  # the figure of a run that it stands beside
-    deviation: float | None = None  # over seeds, as the paper has it
+    probe: str = "linear"  # the probe of a run that it is compared with
+    deviation: float | None = None  # over seeds, as published
 
 
 def published(name: str, recipe: Recipe) -> PublishedFigure | None:
-    """The figure of a row of a paper's table; none where a recipe is no such row, or has none."""
+    """The published figure of a recipe; none if it is not a row of a table or has no figure."""
     row = entry(name)
     if row is None or row.published is None:
         return None
     place = row.name.partition("/")[0]
     full = Recipe.of(row.name)
     gap = [*gaps(recipe, full), f"classifier=fast, not {CLASSIFIERS[place]}"]
-    # Where clients see a share of the labels, the paper's classifier sees no others either.
+    # Where clients see a share of the labels, the paper's classifier sees only these, too.
     probe = "linear" if full.split.labels == 1 else "linear_labelled"
     gap += [row.note] if row.note else []
     return PublishedFigure(row.published, tuple(gap), probe, row.deviation)
 
 
 def gaps(here: Recipe, full: Recipe) -> Iterator[str]:
-    """In what a recipe is smaller or other than the one of the paper."""
+    """The differences between a recipe and the paper's."""
     mine, theirs = (_scale(recipe) for recipe in (here, full))
     for key in dict.fromkeys((*theirs, *mine)):
         if mine.get(key) != theirs.get(key):
-            yield f"{key}={_said(mine.get(key))}, not {_said(theirs.get(key))}"
+            yield f"{key}={_text(mine.get(key))}, not {_text(theirs.get(key))}"
     if more := list(_others(here, full, {*mine, *theirs})):
-        yield f"also other: {', '.join(more)}"
+        yield f"also different: {', '.join(more)}"
 
 
-def _others(here: Recipe, full: Recipe, told: Collection[str]) -> Iterator[str]:
-    """Keys that differ beside those that are told already."""
+def _others(here: Recipe, full: Recipe, listed: Collection[str]) -> Iterator[str]:
+    """Further keys that differ, besides those `listed`."""
     mine, theirs = here.tree(), full.tree()
     for section, value in theirs.items():
         own, keys = mine[section], [section]
@@ -65,7 +65,7 @@ def _others(here: Recipe, full: Recipe, told: Collection[str]) -> Iterator[str]:
             continue
         if isinstance(value, dict) and isinstance(own, dict) and _named(own) == _named(value):
             keys = [f"{section}.{k}" for k in {**value, **own} if own.get(k) != value.get(k)]
-        yield from (key for key in keys if key not in told)
+        yield from (key for key in keys if key not in listed)
 
 
 def _named(section: Mapping[str, Any]) -> Any:
@@ -74,19 +74,19 @@ def _named(section: Mapping[str, Any]) -> Any:
 
 def _scale(recipe: Recipe) -> dict[str, Any]:
     tree = recipe.tree()
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key in SCALE:
         value = tree[key]
         if isinstance(value, dict):
-            found[key] = value["name"]
+            settings[key] = value["name"]
             if key == "data":  # settings of another set or network mean other things
-                found |= {f"{key}.{one}": value.get(one) for one in ("limit", "size")}
+                settings |= {f"{key}.{one}": value.get(one) for one in ("limit", "size")}
             elif key == "views":
-                found["views.size"] = value.get("size")
+                settings["views.size"] = value.get("size")
         else:
-            found[key] = value
-    return found | {f"local.{key}": tree["local"][key] for key in LOCAL}
+            settings[key] = value
+    return settings | {f"local.{key}": tree["local"][key] for key in LOCAL}
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "none" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What repeated runs of several methods amount to: intervals, paired tests, ranks.
+"""Statistics over seeds: intervals, paired tests, ranks.
 
 Runs with the same seed have the same images, split, first weights and cohorts, so methods are
 compared seed by seed. p values are of two-sided paired t-tests, corrected for their number by
@@ -15,10 +15,10 @@ import numpy as np
 from harmonium.report.tables import estimate
 
 CONFIDENCE = 0.95
-ALPHA = 0.05  # corrected p values above it do not tell two methods apart
+ALPHA = 0.05  # significance level of corrected p values
 TEST = "two-sided paired t-test over seeds"
 CORRECTION = "Holm"
-ROUNDING = 1e-9  # of the figures; differences that vary less are the same
+ROUNDING = 1e-9  # of the figures; differences that vary less count as constant
 
 Figures = Mapping[int, float]
 """A figure by seed; seeds whose run failed are not in it."""
@@ -37,7 +37,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How far a method is from another, over the seeds that both have."""
+    """The difference of a method from another, over their common seeds."""
 
     mean: float
     low: float | None
@@ -62,28 +62,28 @@ def summary(figures: Figures) -> Summary:
 
 
 def differences(rows: Mapping[str, Figures], base: str) -> dict[str, PairedDifference]:
-    """Every other row against one of them, p values corrected for their number.
+    """Paired differences of all other rows from `base`, p values corrected by Holm's rule.
 
     >>> found = differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 3.1}}, "a")["b"]
     >>> round(found.mean, 2), round(found.p, 3)
     (1.05, 0.03)
     """
     raw: dict[str, float] = {}
-    found: dict[str, PairedDifference] = {}
+    tested: dict[str, PairedDifference] = {}
     for label, figures in rows.items():
         shared = sorted(set(figures) & set(rows[base]))
         if label == base or not shared:
             continue
         apart = summary({seed: figures[seed] - rows[base][seed] for seed in shared})
-        found[label] = PairedDifference(apart.mean, None, None, None, apart.seeds)
+        tested[label] = PairedDifference(apart.mean, None, None, None, apart.seeds)
         size = max(abs(some[seed]) for some in (figures, rows[base]) for seed in shared)
         if apart.stderr is not None and apart.stderr > ROUNDING * size:
-            found[label] = PairedDifference(apart.mean, apart.low, apart.high, None, apart.seeds)
+            tested[label] = PairedDifference(apart.mean, apart.low, apart.high, None, apart.seeds)
             raw[label] = p_value(apart.mean, apart.stderr, apart.seeds)
     for label, p in holm(raw).items():
-        one = found[label]
-        found[label] = PairedDifference(one.mean, one.low, one.high, p, one.seeds)
-    return found
+        one = tested[label]
+        tested[label] = PairedDifference(one.mean, one.low, one.high, p, one.seeds)
+    return tested
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -102,16 +102,16 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Which rows are the best of a column, and which may be as good."""
+    """The best rows of a column, and those not significantly worse."""
 
-    best: tuple[str, ...]  # the greatest mean, and those that are shown as the same number
-    near: tuple[str, ...]  # others that the test does not tell apart from the best
+    best: tuple[str, ...]  # the largest mean, and means that are shown as the same number
+    near: tuple[str, ...]  # others that do not differ significantly from the best
 
 
 def standing(rows: Mapping[str, Figures], digits: int = 3) -> Standing:
-    """The best mean; those with the same digits; and those that the test cannot tell from it.
+    """The rows with the best mean as shown, and those that do not differ significantly from it.
 
-    Rows without two seeds in common with the best are said neither to differ nor to be as good.
+    Rows without two seeds in common with the best are not tested.
 
     >>> standing({"a": {0: 0.5, 1: 0.6, 2: 0.5}, "b": {0: 0.4, 1: 0.7, 2: 0.4}, "c": {0: 0.1}})
     Standing(best=('a',), near=('b',))
@@ -127,9 +127,9 @@ def standing(rows: Mapping[str, Figures], digits: int = 3) -> Standing:
 
 
 def half_width(stderr: float | None, seeds: int) -> float | None:
-    """Half of what plots draw around a mean: the 95 % interval, of two seeds their range.
+    """Half the width of the interval in plots: the 95 % interval, or the range of two seeds.
 
-    Student's interval of two values is 25 times as wide as they are apart, and says nothing.
+    Student's interval of two values is 25 times as wide as their distance, so it is not shown.
 
     >>> round(half_width(1.0, 3), 2), half_width(1.0, 2), half_width(None, 1)
     (4.3, 1.0, None)
@@ -140,7 +140,7 @@ def half_width(stderr: float | None, seeds: int) -> float | None:
 
 
 def interval_words(counts: Collection[int]) -> str:
-    """What plots draw around means of so many seeds each; empty where all have one.
+    """The caption of intervals in plots of means over these numbers of seeds; empty for one.
 
     >>> interval_words({5}), interval_words({2}), interval_words({1})
     ('95 % interval over 5 seeds', 'range of 2 seeds', '')
@@ -157,7 +157,7 @@ def interval_words(counts: Collection[int]) -> str:
 
 
 def mean_ranks(rows: Mapping[str, Figures]) -> dict[str, float]:
-    """The mean place of every row over the seeds that all rows have; 1 is the best, ties share.
+    """The mean rank of every row over the common seeds; 1 is the best, ties share their mean.
 
     >>> mean_ranks({"a": {0: 1.0, 1: 5.0}, "b": {0: 2.0, 1: 5.0}})
     {'a': 1.75, 'b': 1.25}
@@ -173,7 +173,7 @@ def mean_ranks(rows: Mapping[str, Figures]) -> dict[str, float]:
 
 
 def p_value(mean: float, stderr: float, seeds: int) -> float:
-    """The p value of a two-sided t-test that a mean of so many seeds is 0.
+    """The p value of a two-sided t-test that a mean over `seeds` seeds is 0.
 
     >>> round(p_value(2.0, 1.0, 5), 3), p_value(2.0, 0.0, 5), p_value(0.0, 0.0, 5)
     (0.116, 0.0, 1.0)

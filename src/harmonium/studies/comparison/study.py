@@ -1,9 +1,9 @@
-"""Several methods under one budget, over seeds: what `harmonium compare` does.
+"""Comparisons of several methods under one budget, over seeds: `harmonium compare`.
 
 Every cell (a method or a reference, with a seed) is an ordinary run in the comparison's folder.
-What is complete is not run again, what was killed goes on, and what fails is named and left out.
-Figures of the table are of the test part, read once at the end of a run; rounds, bytes and time to
-an accuracy are by validation images.
+Complete runs are not repeated, interrupted ones are resumed, and failed ones are reported and left
+out. The figures in the table are on the test part, which is used once at the end of a run; rounds,
+bytes and time to an accuracy are measured on validation images.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def compare(
         words: methods and recipes by name, and settings of all of them, as on the command line.
         out: the folder of all runs; if it holds some of them already, they are continued or simply
             read.
-        allow_unfair: compare although budgets differ; else that is refused, with the reason.
+        allow_unfair: compare although budgets differ; otherwise that is refused, with the reason.
         formats: of the plots, e.g. `"pdf"` or `["pdf", "svg"]`; PNG, PDF and SVG if left out.
         callbacks: one or several `Callback` objects for every run, or a function that makes one
             from a run's label.
@@ -87,7 +87,7 @@ def compare(
     results = _run_cells(folder, outcomes, callbacks)
     if not any(label in plan.methods for label, _ in results):
         why = next(why for (label, _), why in outcomes.failed.items() if label in plan.methods)
-        raise NoneFinished(f"no run of any method came to its end: {why}")
+        raise NoneFinished(f"no run of any method finished: {why}")
     outcomes.unfair += _differing_data(plan, results, allow=allow_unfair)
     for (label, seed), result in results.items():
         _read_result(outcomes, label, seed, result)
@@ -97,7 +97,7 @@ def compare(
 
 
 def _without_supervised(plan: ComparisonPlan) -> ComparisonPlan:
-    """The plan as it is; without the references that need labels if the images have none."""
+    """The plan, without the references that need labels if the images have none."""
     if next(iter(plan.methods.values())).data.load().train.labelled:
         return plan
     unlabelled = {k: v for k, v in plan.references.items() if not k.startswith(SUPERVISED)}
@@ -128,10 +128,10 @@ def _run_cells(folder: Path, outcomes: Outcomes, callbacks: Callbacks) -> dict[C
             except HarmoniumError as error:
                 outcomes.failed[label, seed] = str(error)
                 callback.note(f"it failed and is left out: {error}")
-            except Exception as error:  # a bug of ours: the other runs go on, and the end tells it
+            except Exception as error:  # a bug: the other runs continue, and it is reported last
                 outcomes.failed[label, seed] = f"{type(error).__name__}: {error}"
                 files.write_atomic(folder / "failed.txt", traceback.format_exc().encode())
-                callback.note(f"it broke and is left out; {folder / 'failed.txt'} says where")
+                callback.note(f"it crashed and is left out; see {folder / 'failed.txt'}")
             else:
                 results[label, seed] = result
     return results
@@ -145,7 +145,7 @@ def note_command(
     *,
     allow_unfair: bool,
 ) -> None:
-    """Write down the command that continues what a folder holds: all of it but --out."""
+    """Write the command that continues the runs of a folder, without --out."""
     flags = ["--allow-unfair"] if allow_unfair else []
     keys = {word.partition("=")[0] for word in words}
     more = [one for one in changes_of([], settings) if one.key not in keys]
@@ -154,7 +154,7 @@ def note_command(
 
 
 def cell(folder: Path, label: str, seed: int) -> Path:
-    """The folder of a cell's run, which has no blanks in its name.
+    """The folder of a cell's run; its name has no blanks.
 
     >>> cell(Path("c"), "alone (fedbyol)", 0).as_posix()
     'c/alone-fedbyol/seed-0'
@@ -171,7 +171,7 @@ def new_folder(labels: list[str]) -> Path:
 def _differing_data(
     plan: ComparisonPlan, results: Mapping[Cell, Result], *, allow: bool
 ) -> list[str]:
-    """Refuse runs on other images or another split: files and folders may change in between."""
+    """Refuse runs on different images or splits: files may have changed between runs."""
     about = {cell: read_about(result.folder) for cell, result in results.items()}
     centralised = {
         cell for cell, result in results.items() if result.recipe.method.cls is Centralised
@@ -192,14 +192,14 @@ def _differing_data(
         apart.append("some seeds ran on different images than others")
     if apart and not allow:
         raise DataError(
-            f"{apart[0]}, for those changed in between: compare again with another --out, or with "
+            f"{apart[0]}: they changed in between. Compare again with another --out, or with "
             "--allow-unfair"
         )
     return apart
 
 
 def _read_result(outcomes: Outcomes, label: str, seed: int, result: Result) -> None:
-    """Take over the figures of a run; of a method, its course and traffic as well."""
+    """Add the figures of a run to the outcomes; for a method, also its course and traffic."""
     outcomes.figures[label, seed] = result.figures
     if result.whitened:
         outcomes.figures[f"{label}{WHITENED}", seed] = result.whitened["figures"]
@@ -223,7 +223,7 @@ def _read_result(outcomes: Outcomes, label: str, seed: int, result: Result) -> N
 
 
 def _read_references(outcomes: Outcomes, results: Mapping[Cell, Result]) -> None:
-    """Take over the figures of references that need no run, from any run with the same seed."""
+    """Add the figures of references that need no run, from any run with the same seed."""
     for seed in outcomes.plan.seeds:
         base = next((result for (_, same), result in results.items() if same == seed), None)
         if base is None:

@@ -1,4 +1,4 @@
-"""From the outcomes of a comparison's runs to its figures over seeds, and to the files."""
+"""Summary of a comparison: figures over seeds from the outcomes of its runs, and its files."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from harmonium.studies.comparison.table import (
 from harmonium.studies.comparison.traffic import MEGA, WAYS, Point, mean_components, reached
 
 LABEL_FREE = ("spread", "uniformity", "effective_rank")
-TARGET_SHARE = 0.9  # of the best method's gain in kNN, to be reached where no target is given
-FEW_SEEDS = 5  # with fewer, a note says how little tests can tell
+TARGET_SHARE = 0.9  # of the best method's gain in kNN: the default target of costs
+FEW_SEEDS = 5  # with fewer, a note warns that tests have little power
 
 BySeed = Mapping[str, Mapping[int, float]]
 """Figure to seed to value, of one row."""
 
 
 def write_comparison(folder: Path, outcomes: Outcomes) -> Comparison:
-    """Sum up the outcomes, draw the plots, and write all of it into a folder."""
+    """Summarise the outcomes, draw the plots, and write everything into a folder."""
     by_seed = _by_seed(outcomes)
     keys = _columns(outcomes, by_seed)
     target = _target(outcomes)
@@ -50,7 +50,7 @@ def _summarise(
     keys: Sequence[str],
     target: float | None,
 ) -> Comparison:
-    """The rows with their means, and everything else that a comparison knows."""
+    """The comparison: rows with their means, and all details."""
     plan = outcomes.plan
     probe = "knn" if "knn" in keys else keys[0]
     details: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _summarise(
 
 
 def _draw(comparison: Comparison, outcomes: Outcomes) -> Comparison:
-    """Draw what there is to draw; returns the comparison with the files of its plots."""
+    """Draw the plots; returns the comparison with their files."""
     has_knn = comparison.details["probe"] == "knn"
     paths = list(plots.draw(comparison, outcomes)) if has_knn else []
     paths += plots.draw_objectives(comparison, outcomes) if outcomes.objectives else []
@@ -145,7 +145,7 @@ def _over_seeds(values: Mapping[int, float]) -> dict[str, Any]:
 def _row_details(
     outcomes: Outcomes, label: str, by_seed: BySeed, target: float | None
 ) -> dict[str, Any]:
-    """Everything that is known of one row."""
+    """The details of one row."""
     details: dict[str, Any] = {
         "figures": {key: _over_seeds(values) for key, values in by_seed.items() if values}
     }
@@ -181,7 +181,7 @@ def _global_objective(outcomes: Outcomes, label: str) -> dict[str, Any]:
 
 
 def _target(outcomes: Outcomes) -> float | None:
-    """The validation kNN to be reached; none where it is neither given nor known."""
+    """The validation kNN at which costs are compared; none if neither given nor known."""
     if outcomes.plan.settings.target is not None:
         return outcomes.plan.settings.target / 100
     courses = _method_courses(outcomes)
@@ -202,9 +202,9 @@ def _method_courses(outcomes: Outcomes) -> list[list[Point]]:
 def _tests(
     outcomes: Outcomes, by_seed: Mapping[str, BySeed], *, ranked: bool
 ) -> dict[str, dict[str, Any]]:
-    """Every figure's methods against the first: differences, ranks, and which are the best.
+    """Tests of every figure, methods against the first: differences, ranks, and the best.
 
-    Where there is no accuracy, no value is better than another, so none is the best.
+    Without accuracies, larger is not better, so no row is the best.
     """
     plan = outcomes.plan
     keys = dict.fromkeys(key for label in plan.methods for key in by_seed.get(label, {}))
@@ -296,7 +296,7 @@ def _paired(
 
 
 def _notes(outcomes: Outcomes, target: float | None) -> Iterator[str]:
-    """What a reader of the figures should know."""
+    """Notes for readers of the figures."""
     plan = outcomes.plan
     yield from (f"unfair: {text}" for text in outcomes.unfair)
     yield from _run_notes(outcomes, "left out", outcomes.failed)
@@ -312,8 +312,8 @@ def _notes(outcomes: Outcomes, target: float | None) -> Iterator[str]:
             yield f"the untrained encoder reaches {100 * target:.1f} % already, so costs are 0"
     if 1 < len(plan.seeds) < FEW_SEEDS and len(plan.methods) > 1:
         yield (
-            f"{len(plan.seeds)} seeds: intervals are wide and p values say little; "
-            "five or more tell more"
+            f"{len(plan.seeds)} seeds: intervals are wide and tests have little power; "
+            "use five or more"
         )
 
 
@@ -324,7 +324,7 @@ def _run_notes(outcomes: Outcomes, what: str, reasons: Mapping[Cell, str]) -> It
 
 
 def _missing_seeds(outcomes: Outcomes, by_seed: Mapping[str, BySeed], probe: str) -> Iterator[str]:
-    """Notes on rows whose means are not of all seeds: what failed or diverged is not in them."""
+    """Notes on rows whose means are over fewer seeds, because runs failed or diverged."""
     seeds = outcomes.plan.seeds
     for label, figures in by_seed.items():
         values = figures.get(probe, {})
@@ -337,15 +337,15 @@ def _missing_seeds(outcomes: Outcomes, by_seed: Mapping[str, BySeed], probe: str
             yield f"diverged: {row}, seed {', '.join(map(str, diverged))}: left out of its mean"
         if values:
             yield (
-                f"{row}: means are of {len(values)} of {len(seeds)} seeds, those of other rows "
-                "may be of others; differences and ranks are of seeds that both or all have"
+                f"{row}: means are over {len(values)} of {len(seeds)} seeds; other rows may have "
+                "others. Differences and ranks use common seeds only"
             )
 
 
 def _run_lines(
     outcomes: Outcomes, by_seed: Mapping[str, BySeed], target: float | None
 ) -> Iterator[dict[str, Any]]:
-    """A line for each run: its figures, and what a method cost; references have no cost."""
+    """A line for each run: its figures, and the cost of a method; references have no cost."""
     for label, figures in by_seed.items():
         for seed in sorted(seed for row, seed in outcomes.figures if row == label):
             line: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""One setting over several values, every method at each: what `harmonium sweep` does.
+"""Sweeps: methods compared at several values of one setting, `harmonium sweep`.
 
-Each value is a comparison in a folder of its own, so that nothing is run twice and a sweep that was
-killed goes on. Sweeps of the papers come along by name (`recipe/library/sweeps/`); any other is a
-comparison with one word more, `sweep.KEY=V1,V2`. Where a paper gives methods views of their own, as
-Orchestra does, budgets differ, and the result says so.
+Each value is a comparison in its own folder, so nothing is run twice and an interrupted sweep can
+be continued. Sweeps of papers are included by name (`recipe/library/sweeps/`); any other is a
+comparison with `sweep.KEY=V1,V2`. Where a paper gives methods their own views, as Orchestra does,
+budgets differ, and the result notes it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SWEEP = FolderKind("sweep", "sweeps")
 PREFIX = "sweep."
 REFERENCES = "compare.references"
 NONE = f"{REFERENCES}=none"  # a reference at every value would be most of the work
-LINES = "lines"  # the folder of what is run once
+LINES = "lines"  # the folder of rows that are run once
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep will run."""
+    """The runs of a sweep."""
 
     names: tuple[str, ...]  # methods or recipes
     key: str
@@ -61,12 +61,12 @@ class SweepPlan:
         )
 
     def at_every_value(self, *, allow_unfair: bool = False) -> ComparisonPlan:
-        """The comparison of what is run once."""
+        """The comparison of the rows that are run once."""
         unfair = allow_unfair or self.own_views
         return plan(self.words_once(), self.settings, allow_unfair=unfair)
 
     def words_once(self) -> list[str]:
-        """The words of what is run once; it has no references of its own."""
+        """The words of the comparison that is run once, without references."""
         words = [word for word in self.words if not word.startswith(f"{REFERENCES}=")]
         return [*self.lines, *words, *([] if REFERENCES in _keys([], self.settings) else [NONE])]
 
@@ -81,17 +81,17 @@ class SweepPlan:
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Tabular):
-    """What a sweep found."""
+    """The result of a sweep."""
 
     folder: Path
     key: str
     values: tuple[str, ...]
-    found: Mapping[str, Comparison]  # by value
+    comparisons: Mapping[str, Comparison]  # by value
     picture: Path | None  # the first of the plots
-    lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none came to its end
-    plots: tuple[Path, ...] = ()  # every file of them
-    lines: Comparison | None = None  # what is the same at every value
-    wanted: str = ""  # the figure to show first, where runs have it
+    lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none finished
+    plots: tuple[Path, ...] = ()  # all files of the plots
+    lines: Comparison | None = None  # rows that are the same at every value
+    wanted: str = ""  # the figure to show first, if runs have it
 
     def panels(self) -> list[tuple[str, list[dict[str, Any]], int | None]]:
         """A table for every figure, that of `probe` first."""
@@ -101,77 +101,79 @@ class Sweep(Tabular):
     @property
     def probes(self) -> list[str]:
         """The figures that tables have, one a table: that of `probe` first."""
-        known = [key for made in self.found.values() for key in made.rows[0] if key != "encoder"]
+        known = [
+            key for one in self.comparisons.values() for key in one.rows[0] if key != "encoder"
+        ]
         return list(dict.fromkeys([self.probe, *known]))
 
     @property
     def tabled(self) -> list[str]:
         """The figures with a table: those of `probes`, each followed by its balanced accuracy."""
-        rows = [its for made in self.found.values() for its in made.details["rows"].values()]
+        rows = [its for one in self.comparisons.values() for its in one.details["rows"].values()]
         known = {key for its in rows for key in its["figures"]}
         kinds = ("", *(f"{kind}_" for kind in BESIDE))
         each = [f"{kind}{probe}" for probe in self.probes for kind in kinds]
         return [key for key in each if key in known or key in self.probes]
 
     def name(self, label: str) -> str:
-        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        """The display name of a row: set by `label.ROW`, or its own label."""
         run_once = self.lines is not None and label in self._once
-        one = self.lines if run_once else next(iter(self.found.values()))
+        one = self.lines if run_once else next(iter(self.comparisons.values()))
         assert one is not None
         return one.name(label)
 
     @property
     def _once(self) -> dict[str, Mapping[str, Any]]:
-        """Rows that were run once, by label; references that every value has are none of them."""
-        swept = {label for made in self.found.values() for label in made.details["rows"]}
+        """Rows that were run once, by label, without references that every value has."""
+        swept = {label for one in self.comparisons.values() for label in one.details["rows"]}
         rows = self.lines.details["rows"] if self.lines else {}
         return {label: its for label, its in rows.items() if label not in swept}
 
     @property
     def probe(self) -> str:
-        """The figure that the table has."""
-        rows = [its for made in self.found.values() for its in made.details["rows"].values()]
+        """The figure that the first table shows."""
+        rows = [its for one in self.comparisons.values() for its in one.details["rows"].values()]
         if any(self.wanted in its["figures"] for its in rows):
             return self.wanted
-        return str(next(iter(self.found.values())).details["probe"])
+        return str(next(iter(self.comparisons.values())).details["probe"])
 
     @property
     def title(self) -> str:
-        """What the first table shows."""
+        """The title of the first table."""
         return self.title_of(self.probe)
 
     def title_of(self, probe: str) -> str:
-        """What the table of a figure shows."""
+        """The title of a figure's table."""
         unit = " in percent" if self.has_accuracy else ""
         return f"{heading(probe)}{unit} over {self.key}; encoders frozen"
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether anything could be judged by labels."""
+        """Whether there are labels to compute accuracies with."""
         return self.probe in PROBES
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the figures should know, each once."""
+        """Notes for readers of the figures, each once."""
         lost = dict.fromkeys((one[self.key], one["why"]) for one in self.lost)
-        told = [f"left out: {self.key}={value}: {why}" for value, why in lost]
+        left_out = [f"left out: {self.key}={value}: {why}" for value, why in lost]
         warned = [
-            f"(!) {made.name(label)} at {self.key}={value}: {text}"
-            for value, made in self.found.items()
-            for label, text in made.warnings.items()
+            f"(!) {one.name(label)} at {self.key}={value}: {text}"
+            for value, one in self.comparisons.items()
+            for label, text in one.warnings.items()
         ]
-        compared = [*self.found.values(), *([self.lines] if self.lines else [])]
-        notes = [note for made in compared for note in made.notes]
-        return list(dict.fromkeys([*warned, *notes, *told]))
+        compared = [*self.comparisons.values(), *([self.lines] if self.lines else [])]
+        notes = [note for one in compared for note in one.notes]
+        return list(dict.fromkeys([*warned, *notes, *left_out]))
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:
-        """Runs that did not come to their end."""
+        """Runs that did not finish."""
         return [
             *(
                 {self.key: value, **one}
-                for value, made in self.found.items()
-                for one in made.details["failed"]
+                for value, comparison in self.comparisons.items()
+                for one in comparison.details["failed"]
             ),
             *self.lost,
             *(self.lines.details["failed"] if self.lines else ()),
@@ -182,8 +184,8 @@ class Sweep(Tabular):
         probe = probe or self.probe
         scale = 100 if self.has_accuracy else 1
         rows: dict[str, dict[str, Any]] = {}
-        for value, made in self.found.items():
-            for label, its in made.details["rows"].items():
+        for value, comparison in self.comparisons.items():
+            for label, its in comparison.details["rows"].items():
                 if figure := its["figures"].get(probe):
                     stderr = figure["stderr"]
                     cell = scale * figure["mean"]
@@ -192,44 +194,46 @@ class Sweep(Tabular):
         for label, one in self.levels(probe).items():
             mean, error = scale * one["mean"], one["stderr"]
             same = mean if error is None else (mean, scale * error)
-            rows[label] = {"encoder": self.name(label), **dict.fromkeys(self.found, same)}
+            rows[label] = {"encoder": self.name(label), **dict.fromkeys(self.comparisons, same)}
         return list(rows.values())
 
     def levels(self, probe: str) -> dict[str, Mapping[str, Any]]:
-        """A figure of what was run once, by label."""
+        """A figure of the rows that were run once, by label."""
         return {
             k: its["figures"][probe] for k, its in self._once.items() if probe in its["figures"]
         }
 
     def labels(self, probe: str) -> list[str]:
         """The rows of `shown` by their own labels."""
-        found = (made.details["rows"].items() for made in self.found.values())
-        swept = [k for rows in found for k, its in rows if probe in its["figures"]]
+        by_value = (one.details["rows"].items() for one in self.comparisons.values())
+        swept = [k for rows in by_value for k, its in rows if probe in its["figures"]]
         return list(dict.fromkeys([*swept, *self.levels(probe)]))
 
     def marks(self, probe: str) -> Marks:
-        """The best method at every value, and those that a test does not tell from it."""
+        """The best method at every value, and those not significantly worse."""
         labels = self.labels(probe)
         return {
             (labels.index(label), value): mark
-            for value, made in self.found.items()
+            for value, comparison in self.comparisons.items()
             for mark in (BEST, NEAR)
-            for label in made.details["tests"].get(probe, {}).get(mark, ())
+            for label in comparison.details["tests"].get(probe, {}).get(mark, ())
         }
 
     def tested(self) -> list[dict[str, Any]]:
         """Methods against the first at every value, by every figure; empty for a single seed."""
         return [
-            {self.key: value, **row} for value, made in self.found.items() for row in made.tested()
+            {self.key: value, **row}
+            for value, comparison in self.comparisons.items()
+            for row in comparison.tested()
         ]
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The sweep as plain values, for JSON."""
         return {
             "folder": str(self.folder),
             "key": self.key,
             "values": list(self.values),
-            "found": {value: made.plain() for value, made in self.found.items()},
+            "found": {value: comparison.plain() for value, comparison in self.comparisons.items()},
             **({"lines": self.lines.plain()} if self.lines else {}),
             "notes": self.notes,
             "failed": self.failed,
@@ -250,7 +254,7 @@ def sweep(
     Args:
         words: a paper's sweep by name, such as `"heterogeneity@cpu"`, or methods and
             `"sweep.KEY=1,5"`; and settings of all, as on the command line.
-        out: the folder of all comparisons; what it holds already is continued or simply read.
+        out: the folder of all comparisons; those that exist are continued, or read if complete.
         allow_unfair: as for `compare`.
         formats: as for `compare`, also for the plots of every value.
         callbacks: as for `compare`.
@@ -264,14 +268,14 @@ def sweep(
     >>> small = {"data.limit": 60, "clients": 2, "rounds": 1, "encoder.width": 4}
     >>> small |= {"evaluate.labels_per_class": [], "engine.workers": 0}
     >>> found = harmonium.sweep("fedavg", "sweep.local.lr=0.1", "compare.references=none", **small)
-    >>> found.key, list(found.found)
+    >>> found.key, list(found.comparisons)
     ('local.lr', ['0.1'])
     """
     formats = None if formats is None else look.known_formats(formats)
     words, settings = _sweep_words(words, settings)
     plan = read(words, settings)
     allow = allow_unfair or plan.own_views
-    for value in plan.values:  # slips are refused before anything runs
+    for value in plan.values:  # invalid settings are refused before anything runs
         plan.at_value(value, allow_unfair=allow)
     if plan.lines:
         plan.at_every_value(allow_unfair=allow)
@@ -280,16 +284,16 @@ def sweep(
     note_command(folder, "sweep", words, settings, allow_unfair=allow_unfair)
     formats = look.study_formats(formats)
     shared: dict[str, Any] = {"allow_unfair": allow, "formats": formats, **plan.settings}
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     lost: list[dict[str, Any]] = []
     for value in plan.values:
         out = folder / f"{plan.key}={value}"
         label = labelled(callbacks, f"{plan.key}={value}, ")
         try:
-            found[value] = compare(*plan.words_at(value), out=out, callbacks=label, **shared)
+            comparisons[value] = compare(*plan.words_at(value), out=out, callbacks=label, **shared)
         except NoneFinished as error:  # at other values some may
             lost += _lost(plan, value, error, allow_unfair=allow)
-    if not found:
+    if not comparisons:
         raise NoneFinished(lost[0]["why"])
     lines = None
     if plan.lines:
@@ -299,7 +303,7 @@ def sweep(
         except NoneFinished as error:
             every = f"every {plan.key}"
             lost += [{plan.key: every, "encoder": one, "why": str(error)} for one in plan.lines]
-    whole = Sweep(folder, plan.key, plan.values, found, None, tuple(lost))
+    whole = Sweep(folder, plan.key, plan.values, comparisons, None, tuple(lost))
     with look.formats(formats):
         return write_sweep(replace(whole, lines=lines, wanted=plan.probe))
 
@@ -307,7 +311,7 @@ def sweep(
 def _lost(
     plan: SweepPlan, value: str, error: NoneFinished, *, allow_unfair: bool
 ) -> list[dict[str, Any]]:
-    """The runs of methods at a value where none came to its end."""
+    """The runs of methods at a value where none finished."""
     comparison = plan.at_value(value, allow_unfair=allow_unfair)
     return [
         {plan.key: value, "encoder": label, "seed": seed, "why": str(error)}
@@ -319,7 +323,7 @@ def _lost(
 def _sweep_words(
     words: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """`sweep.*` that is given by name as words; the other settings stay what they are.
+    """Keywords `sweep.*` as words; the other settings are unchanged.
 
     >>> _sweep_words(["fedavg"], {"sweep.local.lr": [0.05, 0.1], "seeds": 3})
     (('fedavg', 'sweep.local.lr=0.05,0.1'), {'seeds': 3})
@@ -430,14 +434,14 @@ def write_sweep(sweep: Sweep) -> Sweep:
 
 
 def _unfair(sweep: Sweep) -> str:
-    """In what budgets differ, at any value."""
-    texts = (text for one in sweep.found.values() for text in one.details["unfair"])
+    """The differences between budgets at any value."""
+    texts = (text for one in sweep.comparisons.values() for text in one.details["unfair"])
     return "; ".join(dict.fromkeys(texts))
 
 
 def _tables(sweep: Sweep) -> list[ResultTable]:
     """A table for every figure, and one of the tests."""
-    first = next(iter(sweep.found.values()))
+    first = next(iter(sweep.comparisons.values()))
     digits, unfair = 1 if sweep.has_accuracy else 3, _unfair(sweep)
     tables = [
         ResultTable(
@@ -511,7 +515,7 @@ def _swept_figures(sweep: Sweep, probe: str) -> dict[str, dict[str, Any]]:
     return {
         label: {
             value: comparison.details["rows"][label]["figures"][probe]
-            for value, comparison in sweep.found.items()
+            for value, comparison in sweep.comparisons.items()
             if probe in comparison.details["rows"].get(label, {}).get("figures", {})
         }
         for label in sweep.labels(probe)

@@ -32,9 +32,9 @@ class Comparison(Tabular):
     rows: tuple[Mapping[str, Any], ...]  # `encoder`, and the mean of each figure
     details: Mapping[str, Any]  # of every row: each seed, intervals, differences, cost
     picture: Path | None  # the first of the plots
-    warnings: Mapping[str, str]  # label -> what is wrong with the encoder; healthy ones have none
-    notes: tuple[str, ...] = ()  # what a reader should know: unfair, left out, public images
-    plots: tuple[Path, ...] = ()  # every file of them
+    warnings: Mapping[str, str]  # on collapsed or diverged encoders, by label
+    notes: tuple[str, ...] = ()  # on fairness, failed runs, public images
+    plots: tuple[Path, ...] = ()  # all files of the plots
 
     def panels(self) -> list[tuple[str, Rows, int | None]]:
         """The one table of a notebook."""
@@ -42,35 +42,35 @@ class Comparison(Tabular):
 
     @property
     def failed(self) -> list[Mapping[str, Any]]:
-        """Runs that did not come to their end."""
+        """Runs that did not finish."""
         return list(self.details["failed"])
 
     def name(self, label: str) -> str:
-        """What readers see of a row: its name by `label.ROW`, or its own label."""
+        """The display name of a row: set by `label.ROW`, or its own label."""
         return str(self.details.get("names", {}).get(label, label))
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether anything could be judged by labels."""
+        """Whether there are labels to compute accuracies with."""
         return any("knn" in row for row in self.rows)
 
     @property
     def title(self) -> str:
-        """What the figures are."""
+        """The title of the table."""
         if self.has_accuracy:
             return "Test accuracy in percent; encoders frozen"
         return "Label-free figures; encoders frozen"
 
     @property
     def headline(self) -> str:
-        """The title of a table that has no caption beside it: it says what follows a mean."""
+        """The title of a table without a caption: it also explains the number after a mean."""
         seeds = len(self.details["seeds"])
         return (
             f"{self.title}; mean ± standard error over {seeds} seeds" if seeds > 1 else self.title
         )
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The comparison as plain values, for JSON."""
         return {
             "folder": str(self.folder),
             "rows": [dict(row) for row in self.rows],
@@ -81,18 +81,18 @@ class Comparison(Tabular):
         }
 
     def shown(self) -> Rows:
-        """The rows under the names that people read, accuracies in percent; (!) is a warning."""
+        """The rows with display names, accuracies in percent; (!) marks a warning."""
         scale = 100 if self.has_accuracy else 1
         shown = []
         for row in self.rows:
             label = str(row["encoder"])
-            said = f"{self.name(label)} (!)" if label in self.warnings else self.name(label)
+            name = f"{self.name(label)} (!)" if label in self.warnings else self.name(label)
             figures = {
                 heading(key): self._estimate(label, key, value, scale)
                 for key, value in row.items()
                 if key != "encoder"
             }
-            shown.append({"encoder": said, **figures})
+            shown.append({"encoder": name, **figures})
         return shown
 
     def _estimate(self, label: str, key: str, mean: float | None, scale: float) -> Any:
@@ -111,33 +111,33 @@ class Comparison(Tabular):
         rows: Rows = []
         for row in self.rows:
             label = str(row["encoder"])
-            held = self.details["rows"].get(label, {}).get("figures", {})
-            keys = [key for key in row if f"{kind}_{key}" in held]
+            figures = self.details["rows"].get(label, {}).get("figures", {})
+            keys = [key for key in row if f"{kind}_{key}" in figures]
             values = {
                 heading(key): self._estimate(label, f"{kind}_{key}", its["mean"], 100)
                 for key in keys
-                for its in [held[f"{kind}_{key}"]]
+                for its in [figures[f"{kind}_{key}"]]
             }
             rows += [{"encoder": self.name(label), **values}] if values else []
         return rows
 
     def marks(self, kind: str = "") -> Marks:
-        """The best method of every column of `shown`, or of `shown_beside(kind)`, and its equals.
+        """The best methods of every column of `shown`, or of `shown_beside(kind)`.
 
-        Empty where there is one method, or nothing by which one is better than another.
+        Empty if there is one method only, or if larger figures are not better.
         """
-        found: dict[tuple[int, str], str] = {}
+        marks: dict[tuple[int, str], str] = {}
         before = f"{kind}_" if kind else ""
-        held = self.details["rows"]
+        details = self.details["rows"]
         labels = [str(row["encoder"]) for row in self.rows]
         if kind:  # rows without such figures are left out of that table
-            labels = [k for k in labels if any(f.startswith(before) for f in held[k]["figures"])]
+            labels = [k for k in labels if any(f.startswith(before) for f in details[k]["figures"])]
         for key in (key for key in self.rows[0] if key != "encoder"):
             stands = self.details.get("tests", {}).get(f"{before}{key}", {})
             for mark in (BEST, NEAR):
                 for label in stands.get(mark, ()):
-                    found[labels.index(label), heading(key)] = mark
-        return found
+                    marks[labels.index(label), heading(key)] = mark
+        return marks
 
     def rules(self) -> tuple[int, ...]:
         """Where methods begin among the rows, and where they end."""
@@ -172,7 +172,7 @@ class Comparison(Tabular):
         return shown if any("difference" in row for row in shown) else []
 
     def costs(self) -> Rows:
-        """What methods send, and what they take to be good enough."""
+        """Traffic of methods, and their cost until the target accuracy."""
         shown: Rows = []
         for label, its in self.details["rows"].items():
             if "traffic" not in its:
@@ -199,19 +199,19 @@ class Comparison(Tabular):
         """Global objectives at the end; only rows with the same loss can be compared."""
         shown: Rows = []
         for label, its in self.details["rows"].items():
-            if found := its.get("global_objective"):
-                row: dict[str, Any] = {"method": self.name(label), "loss": found["loss"]}
+            if objective := its.get("global_objective"):
+                row: dict[str, Any] = {"method": self.name(label), "loss": objective["loss"]}
                 for key, name in OBJECTIVE.items():
-                    if key in found:
-                        one = found[key]
+                    if key in objective:
+                        one = objective[key]
                         error = one["stderr"]
                         row[name] = one["mean"] if error is None else (one["mean"], error)
                 shown.append(row)
         return shown
 
     def papers(self) -> Rows:
-        """Published figures beside those here, and why they differ."""
-        found = {k: its for k, its in self.details["rows"].items() if "published" in its}
+        """Published figures with those of this comparison, and why they differ."""
+        published = {k: its for k, its in self.details["rows"].items() if "published" in its}
         return [
             {
                 "method": self.name(label),
@@ -220,12 +220,12 @@ class Comparison(Tabular):
                 "by": heading(its["published"]["probe"]),
                 "because": "; ".join(its["published"]["gap"]),
             }
-            for label, its in found.items()
+            for label, its in published.items()
         ]
 
 
 def _with_deviation(published: Mapping[str, Any]) -> Any:
-    """A paper's figure, beside its deviation over seeds where it has one."""
+    """A paper's figure, with its deviation over seeds if published."""
     figure, deviation = published["figure"], published.get("deviation")
     return figure if deviation is None else (figure, deviation)
 
@@ -252,7 +252,7 @@ def lines_of_tests(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def tables(comparison: Comparison) -> list[ResultTable]:
-    """Every table that has something in it, the one of the probes first."""
+    """All non-empty tables, the one of the probes first."""
     details = comparison.details
     accuracy, rules = comparison.has_accuracy, comparison.rules()
     unfair = "; ".join(details["unfair"])
@@ -271,7 +271,7 @@ def tables(comparison: Comparison) -> list[ResultTable]:
         "for the methods of each figure"
     )
     sent = "Megabytes per client and round by component, down / up"
-    published = "Published, and why it is another figure here"
+    published = "Published figures, and why those here differ"
     others: dict[str, ResultTable] = {
         kind: ResultTable(title, comparison.shown_beside(kind), 1, comparison.marks(kind), rules)
         for kind, title in BESIDE.items()
@@ -297,7 +297,7 @@ def _cost_title(target: float | None) -> str:
 
 
 def objectives_title(comparison: Comparison) -> str:
-    """What the table of global objectives shows, and what it does not where losses differ."""
+    """The title of the table of global objectives, with a caution where losses differ."""
     several = len({row["loss"] for row in comparison.objectives()}) > 1
     return "Global objective of the final model" + (
         "; only values of the same loss can be compared" if several else ""
@@ -311,7 +311,7 @@ TEST_LEGEND = (
 
 
 def marks_legend(details: Mapping[str, Any]) -> str:
-    """What a caption says about the marks and the numbers behind the means."""
+    """The part of a caption that explains marks and standard errors."""
     count = len(details["seeds"])
     legend = f"Mean and standard error over {count} seeds" if count > 1 else "A single seed"
     tests = details["tests"].values()
@@ -320,6 +320,6 @@ def marks_legend(details: Mapping[str, Any]) -> str:
         if count > 1:
             legend += (
                 "; underlined: methods that a paired t-test over seeds with Holm's correction "
-                f"does not tell from it (p > {statistics.ALPHA:g})"
+                f"does not distinguish from it (p > {statistics.ALPHA:g})"
             )
     return f"{legend}."

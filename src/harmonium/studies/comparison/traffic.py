@@ -1,8 +1,8 @@
-"""What a run's accuracy cost on the way: rounds, bytes as the ledger has them, and modelled time.
+"""The cost of a run's accuracy: rounds, bytes according to the ledger, and modelled time.
 
-Time is modelled, so that it is the same on every machine and says something of devices that are not
-here: a round takes as long as its slowest client, who receives, passes its images through its
-networks, and sends. Passes beside training are forward only and count a third.
+Time is modelled, so that it does not depend on this machine and can stand for other devices: a
+round takes as long as its slowest client, which receives, passes its images through its networks,
+and sends. Passes other than training are forward only and count a third.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAYS = ("down", "up")
 
 @dataclass(frozen=True)
 class Device:
-    """A client's line and speed, for modelled time."""
+    """A client's bandwidth and speed, for modelled time."""
 
     down: float = 50.0  # megabits a second from the server
     up: float = 10.0  # megabits a second to it
@@ -40,7 +40,7 @@ class Device:
                 raise ConfigError(f"compare.{name} is {getattr(self, name)}; it must be above 0")
 
     def seconds(self, down: float, up: float, images: float) -> float:
-        """How long a client takes for so many bytes and images.
+        """Seconds that a client takes for these bytes and images.
 
         >>> Device(down=8, up=4, speed=10).seconds(down=1e6, up=1e6, images=20)
         5.0
@@ -50,16 +50,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Point:
-    """A run when it was looked at: what it had cost until then."""
+    """A round of a run: its accuracy, and the cost until then."""
 
     round: int
-    knn: float | None  # on validation images; none: not judged, or diverged
+    knn: float | None  # on validation images; none: not evaluated, or diverged
     bytes: int  # sent and received by all clients
     seconds: float  # modelled
 
 
 def course(folder: Path, method: Method, examples: Sequence[int], device: Device) -> list[Point]:
-    """A run from its start to its end, a point a round."""
+    """The course of a run, one point a round."""
     rows = {row["round"]: row for row in RunFolder(folder).lines("metrics.jsonl")}
     loads: dict[int, dict[int, list[float]]] = {}
     for line in _of_method(folder):
@@ -67,22 +67,22 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
         load[0] += sum(line["down"].values())
         load[1] += sum(line["up"].values())
         load[2] += passes(method, line["step"]) * examples[line["client"]]
-    found, total, time = [], 0, 0.0
+    points, total, time = [], 0, 0.0
     for number in sorted(rows):
         clients = loads.get(number, {}).values()
         total += int(sum(down + up for down, up, _ in clients))
         time += max((device.seconds(*load) for load in clients), default=0.0)
-        found.append(Point(number, rows[number].get("knn"), total, time))
-    return found
+        points.append(Point(number, rows[number].get("knn"), total, time))
+    return points
 
 
 def passes(method: Method, step: str) -> float:
-    """How often a client passes its images through networks in one ask, in passes of training."""
+    """Passes over a client's images in one ask, in units of a training pass."""
     return method.workload * method.local.epochs if step == "train" else FORWARD
 
 
 def reached(points: Sequence[Point], knn: float) -> Point | None:
-    """The first point at which a run is as good as that; none: it never is.
+    """The first point with at least this kNN accuracy; none: it is never reached.
 
     >>> reached([Point(1, 0.2, 10, 1.0), Point(2, None, 20, 2.0), Point(3, 0.6, 30, 3.0)], 0.5)
     Point(round=3, knn=0.6, bytes=30, seconds=3.0)
@@ -111,7 +111,7 @@ def components(folder: Path) -> dict[str, dict[str, float]]:
 def mean_components(
     several: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> dict[str, dict[str, float]]:
-    """The mean over seeds of what `components` finds; what a seed never sent counts 0.
+    """The mean of `components` over seeds; a component that a seed never sent counts 0.
 
     >>> mean_components([{"down": {"a": 4}, "up": {}}, {"down": {"a": 2}, "up": {"b": 1}}])
     {'down': {'a': 3.0}, 'up': {'b': 0.5}}
@@ -126,10 +126,10 @@ def mean_components(
 
 
 def by_component(sent: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, str]]:
-    """A row a method and a column a component, the largest first: megabytes down / up.
+    """One row per method and one column per component, the largest first: megabytes down / up.
 
-    What is nowhere a hundredth of a method's bytes has no column. Empty where no method sends two
-    components: then its sums say it all.
+    A component below a hundredth of every method's bytes has no column. Empty if no method sends
+    two components.
 
     >>> by_component({"a": {"down": {"encoder": 3e6, "centroids": 1e5}, "up": {"encoder": 3e6}}})
     [{'method': 'a', 'encoder': '3 / 3', 'centroids': '0.1 / 0'}]
@@ -152,7 +152,7 @@ def by_component(sent: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[
 
 
 def named(line: Mapping[str, Any], way: str) -> Iterator[tuple[str, int]]:
-    """The bytes of one line of the ledger, a model's by its parts, as those of further weights.
+    """The bytes of one line of the ledger by component; models are listed by part.
 
     >>> parts = {"up": {name: {"encoder": 3, "head": 1} for name in ("model", "control")}}
     >>> line = {"up": {"model": 4, "control": 4, "loss": 8}, "parts": parts}
@@ -169,14 +169,14 @@ def named(line: Mapping[str, Any], way: str) -> Iterator[tuple[str, int]]:
 
 
 def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean over seeds, at rounds that all of them looked at."""
+    """The mean over seeds, at rounds that all of them evaluated."""
     shared = set.intersection(*({one.round for one in some} for some in courses))
     by_round = [{one.round: one for one in some} for some in courses]
-    found = []
+    means = []
     for number in sorted(shared):
         here = [some[number] for some in by_round]
         known = [one.knn for one in here if one.knn is not None]
-        found.append(
+        means.append(
             Point(
                 number,
                 sum(known) / len(known) if len(known) == len(here) else None,
@@ -184,11 +184,11 @@ def mean_course(courses: Sequence[Sequence[Point]]) -> list[Point]:
                 sum(one.seconds for one in here) / len(here),
             )
         )
-    return found
+    return means
 
 
 def _of_method(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's ledger that are the method's own, not measurements for the log."""
+    """The lines of a run's ledger that belong to the method, without evaluation."""
     for line in RunFolder(folder).lines("ledger.jsonl"):
         if not is_measuring(line.get("of", line["step"]), line["round"]):
             yield line

@@ -1,1 +1,1 @@
-"""Choosing settings without labels: the grid, the runs, and what came out."""
+"""Tuning without labels: the grid, its runs, and the result."""

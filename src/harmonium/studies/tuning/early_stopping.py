@@ -57,7 +57,7 @@ class Stopping:
 
 
 class _Reached(Exception):
-    """A run has come to the round where it pauses."""
+    """A run has reached the round where it pauses."""
 
 
 class _Until(Callback):
@@ -83,7 +83,7 @@ class _Until(Callback):
 
 @dataclass
 class StudyRuns:
-    """The runs of a study: which go on, how far each has come, and which failed and why."""
+    """The runs of a study: which continue, their last rounds, and which failed and why."""
 
     folder: Path
     points: Sequence[Setting]
@@ -100,7 +100,7 @@ class StudyRuns:
 
     @property
     def alive(self) -> list[int]:
-        """Settings that go on, in the order of the grid."""
+        """Settings that continue, in the order of the grid."""
         out = {*self.stopped, *self.failed}
         return [n for n, point in enumerate(self.points) if point.recipe and n not in out]
 
@@ -130,7 +130,7 @@ class StudyRuns:
         return json.dumps({"settings": digests}, indent=1).encode()
 
     def advance(self, until: int) -> bool:
-        """Run all settings that go on up to a round; whether any is left."""
+        """Run all remaining settings up to a round; returns whether any is left."""
         for number in self.alive:
             self._advance_one(number, until)
         return bool(self.alive)
@@ -179,7 +179,7 @@ class StudyRuns:
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         except ValueError:
-            raise StoreError(f"{path} is damaged: remove it and go on") from None
+            raise StoreError(f"{path} is damaged: remove it and continue") from None
 
     def figures(self, number: int) -> list[dict[str, Any]]:
         """A setting's scores so far, one for each evaluated round."""
@@ -210,7 +210,7 @@ class StudyRuns:
         self.stopped |= {number for number in order if scores[number] < least}
         best = self.points[order[0]].label
         self.note(
-            f"after round {after} {len(self.alive)} of {len(order)} settings go on; the best "
+            f"after round {after} {len(self.alive)} of {len(order)} settings continue; the best "
             f"score is {scores[order[0]]:.3f}, of {best}"
         )
 

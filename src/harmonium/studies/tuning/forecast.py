@@ -1,4 +1,4 @@
-"""What a study would do, and how much of it is done: `harmonium tune --dry-run`.
+"""Forecast of a study, and how much of it is done: `harmonium tune --dry-run`.
 
 Nothing is run. How many settings stop early is not known in advance: a study takes least if only
 the share `keep` continues at every check, and most if none stops.
@@ -27,15 +27,15 @@ from harmonium.studies.tuning.study import grid_of
 
 @dataclass(frozen=True)
 class PlannedSetting:
-    """A setting of a grid, and what its run has come to."""
+    """A setting of a grid, and the progress of its run."""
 
     setting: Mapping[str, str]
     run: Cell | None = None  # none: it does not run
     state: Literal["setting", "refused", "failed"] = "setting"
-    why: str = ""  # it does not run
+    why: str = ""  # why it does not run
 
     def line(self) -> str:
-        """What a reader of the command sees."""
+        """What the command prints."""
         words = " ".join(f"{key}={value}" for key, value in self.setting.items())
         if self.run is None:
             return f"{words}: {self.why}"
@@ -79,7 +79,7 @@ class StudyForecast:
         return {**asdict(self), **more, "least": self.share}
 
     def lines(self) -> list[str]:
-        """What a reader of the command sees."""
+        """What the command prints."""
         runs, share = self.most, self.share
         rounds = counted(self.rounds, "round")
         summary = f"{counted(len(runs.cells), 'run')} of {rounds} on {self.data}"

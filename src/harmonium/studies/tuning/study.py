@@ -75,7 +75,7 @@ class Study(Tabular):
         }
 
     def shown(self) -> list[dict[str, Any]]:
-        """The rows under the names that people read, accuracies in percent; (!) is a warning."""
+        """The rows with display names, accuracies in percent; (!) marks a warning."""
         labelled = any(row["knn"] is not None for row in self.rows)
         keys = list(self.rows[0]["setting"])
         ends = [key.rpartition(".")[2] for key in keys]
@@ -113,9 +113,9 @@ def tune(
         grid: the same as `{"local.lr": [0.03, 0.01]}`.
         out: the study's folder; if it holds this very study already, that is continued.
         keep_all: run every setting to its end.
-        keep: the share of the settings that goes on after each round of `check`.
-        margin: settings that are less than this below the last of them go on, too; as a share of
-            the distance between the best and the worst score.
+        keep: the share of the settings that continues after each round of `check`.
+        margin: settings that score less than this below the last of them continue, too; as a share
+            of the distance between the best and the worst score.
         check: rounds after which settings may be stopped.
         formats: of the plot, as for `compare`.
         callbacks: as for `compare`.
@@ -229,7 +229,7 @@ def _command(what: str, changes: Sequence[Change], best: Setting) -> str:
 
 
 def _rank_correlation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """How score and kNN rank the complete settings alike, and how many those are."""
+    """The rank correlation of score and kNN over complete settings, and their number."""
     pairs = [(row["score"], row["knn"]) for row in rows if row["state"] == "complete"]
     pairs = [pair for pair in pairs if None not in pair]
     rho = spearman(pairs)
@@ -248,7 +248,7 @@ def _place(row: Mapping[str, Any]) -> tuple[int, int, float]:
 
 
 def _notes(runs: StudyRuns, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a reader of the table should know."""
+    """Notes for readers of the table."""
     for key in runs.points[0].values:
         if why := UNEQUAL.get(key.partition(".")[0]):
             yield f"{key}: scores are hard to compare: {why}"
