@@ -492,7 +492,7 @@ def test_a_client_reveals_one_kind_of_share_of_each_peer_and_only_once(tmp_path:
         assert row.numpy().tobytes() == pairs[peer][kind]
     assert torch.equal(clients.reveal(0, 0, 1, 3), rows)  # the answer was lost: once more
     for others in ([0, 1, 2, 3], [0, 1, 2], [0, 2, 3]):
-        with pytest.raises(Decline, match="revealed .*already"):
+        with pytest.raises(Decline, match="already revealed"):
             clients.reveal(0, *others)
 
 
