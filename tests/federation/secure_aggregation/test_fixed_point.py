@@ -264,8 +264,8 @@ def test_words_of_secure_aggregation_are_taken(name: str) -> None:
         return {}
 
     handler.__name__ = name
-    with pytest.raises(WireError, match=f"`{name}` is a word"):
+    with pytest.raises(WireError, match=f"`{name}`"):
         exchange()(handler)
     handler.__name__ = "look"
-    with pytest.raises(WireError, match="`masks` is a word"):
+    with pytest.raises(WireError, match="`masks`"):
         exchange(down={"masks": statistic()})(handler)
