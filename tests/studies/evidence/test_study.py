@@ -213,3 +213,17 @@ def test_runs_in_processes_of_their_own_have_the_same_figures(
 def test_the_studies_are_listed() -> None:
     done = CliRunner().invoke(app, ["study", "--json"])
     assert set(json.loads(done.output)) == set(studies())
+
+
+def test_settings_can_be_chosen_by_the_global_objective_of_which_less_is_better(
+    tmp_path: Path, undrawn: None
+) -> None:
+    text = SMALL.replace("rule: [{better: FedProx, than: FedAvg, by: knn}]", "rule: []")
+    text = text.replace("references: [centralised]", "references: []\ntuning: {by: objective}")
+    text = text.replace("headroom: {by: knn, flat: 100}\n", "").replace("headroom: [1, 2], ", "")
+    text = text.replace("rounds=4", "rounds=1 objective=spectral objective.form=fedsc")
+    text = text.replace("  FedProx: fedprox method.mu=0.1\n", "")
+    found = study(written(tmp_path / "s.yaml", text), out=tmp_path / "out")
+    scores = found.scores["", "FedAvg"]
+    assert len(set(scores.values())) == 2
+    assert scores[found.chosen["", "FedAvg"]] == min(scores.values())

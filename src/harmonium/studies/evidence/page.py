@@ -179,7 +179,9 @@ def _tuning_tables(found: StudyResult) -> Iterator[ResultTable]:
                 marks[len(rows), " ".join(found.chosen[condition, row])] = BEST
                 rows.append({"encoder": row, **cells})
         title = f"Tuning: {source}" if source else "Tuning"
-        yield ResultTable(title, rows, 3 if found.study.tuned_by == "score" else 1, marks)
+        yield ResultTable(
+            title, rows, 3 if found.study.tuned_by in ("score", OBJECTIVE) else 1, marks
+        )
 
 
 def _rule_words(found: StudyResult) -> str:
@@ -214,7 +216,11 @@ def _figures_words(found: StudyResult) -> str:
 
 def _tuning_words(found: StudyResult) -> str:
     study = found.study
-    named = {"knn": "validation kNN", "score": "the label-free score"}
+    named = {
+        "knn": "validation kNN",
+        "score": "the label-free score",
+        OBJECTIVE: "global objective of the training images",
+    }
     by = named.get(study.tuned_by) or f"{figure_heading(found, study.tuned_by)} (validation images)"
     seeds = counted(len(found.study.seeds.get("tuning", ())), "seed")
     return f"Mean {by} over {seeds} for every point of the grid; the best of each row was taken."

@@ -351,7 +351,8 @@ class _Stages:
                 scores = self._scores(source, row)
                 if scores:
                     found.scores[condition, row] = scores
-                best = max(scores, key=lambda one: scores[one]) if scores else file.settings[0]
+                pick = min if file.tuned_by == OBJECTIVE else max
+                best = pick(scores, key=lambda one: scores[one]) if scores else file.settings[0]
                 found.chosen[condition, row] = best
 
     def _scores(self, condition: str, row: str) -> dict[tuple[str, ...], float]:
@@ -497,6 +498,8 @@ def _last_change(result: Result) -> float | None:
 
 def _tuning_figure(result: Result, by: str) -> float | None:
     """The figure by which settings are chosen, of the last round that has it."""
+    if by == OBJECTIVE:
+        return result.global_objective["value"] if result.global_objective else None
     for row in reversed(result.rounds):
         if by == "knn" and row.get("knn") is not None:
             return PERCENT * float(row["knn"])

@@ -93,7 +93,7 @@ class StudyFile:
     vary: tuple[str, ...]  # keys whose combinations are the conditions; empty: they have names
     grid: Mapping[str, tuple[str, ...]]
     seeds: Mapping[str, tuple[int, ...]]  # by stage
-    tuned_by: str  # `knn` of validation images, or the label-free `score`
+    tuned_by: str  # `knn` of validation images, or label-free: `score`, `objective`
     tuned_in: str  # the condition in which all settings are chosen; empty: in each its own
     headroom: HeadroomRule | None
     measures: Mapping[str, tuple[str, ...]]  # words of `harmonium eval` for every row
@@ -273,7 +273,7 @@ def _check_parts(study: StudyFile) -> None:
 
 def _check_tuning(study: StudyFile) -> None:
     """Refuse a figure that cannot be had on validation images for every row, and unknown names."""
-    choices = ["knn", "score", *study.headlines]
+    choices = ["knn", "score", OBJECTIVE, *study.headlines]
     if study.tuned_by not in choices:
         close = suggest(study.tuned_by, choices)
         raise ConfigError(f"study {study.name}: tuning.by is {study.tuned_by}: {close}")
